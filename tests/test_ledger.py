@@ -1,7 +1,8 @@
-"""The ledger of papers: whole, true of the files that there are, and its page current."""
+"""The papers: derived from the files of methods and runs, and the ledger of those without a file."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,74 +10,97 @@ import pytest
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
+from mmgrpo.config.loading import shipped
 from mmgrpo.docgen.methods import method_index
 from mmgrpo.docgen.papers import (
     Paper,
+    PaperRow,
     counts,
     ledger,
     paper_index,
     paper_section,
     papers_page,
     summary,
-    unlisted,
 )
 from mmgrpo.errors import ConfigError, UnknownNameError
 
 METHODS = [row for row in method_index() if row.include.startswith("methods/")]
-PAPERS = {paper.row.id: paper for paper in paper_index(METHODS)}
+PAPERS = {paper.id: paper for paper in paper_index(METHODS)}
 ROWS = ledger()
 
 
-def test_ledger_is_complete() -> None:
-    """189 core papers, 130 recipes and 70 extensions were looked at."""
-    assert len({row.id for row in ROWS}) == len(ROWS) == 389
-    assert len({row.title for row in ROWS}) == 389
-    assert [sum(row.tier == tier for row in ROWS) for tier in ("core", "recipe", "extension")] == [189, 130, 70]
+def test_every_method_and_run_of_a_paper_is_the_file_of_one_paper() -> None:
+    files = [file for paper in PAPERS.values() for file in paper.files]
+    assert sorted(files) == sorted([*(row.include for row in METHODS), *shipped("papers")])
+    numbers = [paper.arxiv for paper in PAPERS.values() if paper.arxiv]
+    assert len(set(numbers)) == len(numbers) > 250
+
+
+def test_ledger_has_the_papers_without_a_file() -> None:
+    states = [paper.state for paper in PAPERS.values()]
+    assert [states.count(state) for state in ("setting", "open")] == [34, 110]
+    assert {row.id for row in ROWS} == {paper.id for paper in PAPERS.values() if paper.state != "file"}
+    assert len({row.title for row in ROWS}) == len(ROWS)
 
 
 def test_states_add_up() -> None:
-    *groups, whole = [tuple(map(int, row[1:])) for row in counts(PAPERS.values())]
-    assert whole == tuple(map(sum, zip(*groups, strict=True)))
-    assert [sum(row[:3]) for row in groups] == [sum(row[3:]) for row in groups]
-    assert whole[:3] == (189, 130, 70)
-    assert whole[3:] == tuple(sum(p.state == state for p in PAPERS.values()) for state in ("file", "setting", "open"))
+    *groups, total = [tuple(map(int, row[1:])) for row in counts(PAPERS.values())]
+    assert total == tuple(map(sum, zip(*groups, strict=True)))
+    assert sum(total) == len(PAPERS)
 
 
 @pytest.mark.parametrize(
-    ("name", "files", "arxiv"),
+    ("name", "title", "files", "group", "arxiv"),
     [
-        ("dr-grpo", ("methods/dr-grpo",), "2503.20783"),  # by its name
-        ("branchgrpo", ("methods/branch-grpo",), "2509.06040"),  # by its number
-        ("grpo--deepseekmath-pushing", ("methods/grpo", "methods/process-supervision"), "2402.03300"),
-        ("gui-r1", ("recipes/qwen2.5-vl-gui",), ""),  # as its row says
+        (
+            "dr-grpo",
+            "Understanding R1-Zero-Like Training: A Critical Perspective",
+            ("methods/dr-grpo",),
+            "advantages",
+            "2503.20783",
+        ),
+        ("grpo", "DeepSeekMath: ", ("methods/grpo", "methods/process-supervision"), "advantages", "2402.03300"),
+        ("dapo", "DAPO", ("methods/dapo", "methods/token-mean-grpo"), "surrogates", "2503.14476"),
     ],
 )
-def test_files_of_a_paper(name: str, files: tuple[str, ...], arxiv: str) -> None:
+def test_methods_with_a_number_are_the_files_of_its_paper(
+    name: str, title: str, files: tuple[str, ...], group: str, arxiv: str
+) -> None:
     paper = PAPERS[name]
-    assert (paper.state, set(files) <= set(paper.files), paper.arxiv) == ("file", True, arxiv)
+    assert (paper.state, paper.files, paper.arxiv, paper.group) == ("file", files, arxiv, f"methods/{group}")
+    assert paper.title.startswith(title)
 
 
-def with_file(name: str, number: str) -> Paper:
-    """The paper of that id once there is such a file, and no other."""
-    said = {"name": name, "paper": number, "applies_to": "tokens", "evidence": ("X",)}
-    method = replace(METHODS[0], method=METHODS[0].method.model_copy(update=said), include="methods/new")
-    return {paper.row.id: paper for paper in paper_index([method])}[name]
+def test_run_of_a_paper_has_its_title_number_and_deviations() -> None:
+    paper = PAPERS["med-r1"]
+    assert paper.title.startswith("Med-R1: Reinforcement Learning for Generalizable Medical Reasoning")
+    assert (paper.files, paper.arxiv, paper.group) == (("papers/med-r1",), "2503.13939", "papers/images")
+    assert (paper.num_deviations, paper.applies_to) == (4, "for tokens")
+    assert PAPERS["soar"].applies_to == "for denoising policies"
 
 
-def test_file_closes_its_row() -> None:
+def papers_with(name: str, number: str | None) -> dict[str, Paper]:
+    """The papers once there is such a file of a method, and no other."""
+    values = {"name": name, "title": "New", "paper": number, "applies_to": "tokens", "evidence": ("X",)}
+    method = replace(METHODS[0], method=METHODS[0].method.model_copy(update=values), include="methods/new")
+    return {paper.id: paper for paper in paper_index([method])}
+
+
+def test_file_replaces_the_row_of_its_paper() -> None:
     assert PAPERS["cropi"].state == "open"
-    paper = with_file("cropi", "2601.00001")
-    assert (paper.state, paper.files, paper.arxiv) == ("file", ("methods/new",), "2601.00001")
+    paper = papers_with("cropi", "2601.00001")["cropi"]
+    assert (paper.state, paper.files, paper.arxiv, paper.row) == ("file", ("methods/new",), "2601.00001", None)
     assert (paper.applies_to, paper.evidence) == ("for tokens", ("X",))
 
 
 def test_number_of_a_row_decides_over_a_name() -> None:
-    """A file that is called as the paper is, but is of another."""
-    assert with_file("dcpo", "2601.00001").state == "open"
-    assert with_file("dcpo", "2509.02333").state == "file"
+    """A file may have the name of another paper."""
+    row = PaperRow(id="dppo", title="A", tier="core", group="none", studied_on="text", adds="x", arxiv="2409.00588")
+    method = replace(METHODS[0], method=METHODS[0].method.model_copy(update={"name": "dppo", "paper": "2601.00001"}))
+    assert [paper.state for paper in paper_index([method], rows=[row]) if paper.id == "dppo"] == ["file", "open"]
 
 
-def test_open_papers_state_their_requirements() -> None:
+def test_open_paper_has_its_contribution_and_its_needs() -> None:
     paper = PAPERS["hi-grpo"]
     assert paper.lacks == ("policy_other",)
     counted = summary([paper, PAPERS["mpo"], PAPERS["dr-grpo"]])
@@ -84,9 +108,19 @@ def test_open_papers_state_their_requirements() -> None:
     assert "Not supported yet: policy_other." in paper_section("hi-grpo")
     section = paper_section("dppo")
     assert "Not supported yet" not in section
-    assert "- needs `decision_numbers`: Bounds and weights of single decisions; set in objective.modulations" in section
+    assert (
+        "- needs `decision_numbers`: Without a file: bounds and weights of single decisions; set in objective.m"
+        in section
+    )
     assert "Its formula has not been read yet." in paper_section("cropi")
-    assert paper_section("2503.20783") == paper_section("dr-grpo")
+
+
+def test_paper_is_found_by_number_and_by_each_of_its_files() -> None:
+    section = paper_section("2503.14476")
+    assert section.startswith(
+        "## DAPO\n\n`dapo`, for tokens and denoising policies.\narXiv:2503.14476.\n\n- methods/dapo, "
+    )
+    assert section == paper_section("DAPO") == paper_section("token-mean-grpo")
 
 
 @pytest.mark.parametrize(
@@ -108,15 +142,12 @@ def test_wrong_line_raises(tmp_path: Path, line: str, said: str) -> None:
 
 
 def test_unknown_paper_names_those_that_hold_the_name() -> None:
-    with pytest.raises(UnknownNameError, match=r"no paper 'spo'; there are .*spo--single-stream"):
-        paper_section("spo")
-    with pytest.raises(UnknownNameError, match="methods --papers lists them"):
-        paper_section("nothing-like-it")
-
-
-def test_method_outside_of_the_ledger_is_found_by_any_of_its_names() -> None:
-    for name in ("dapo", "DAPO", "2503.14476"):
-        assert paper_section(name) == ("## DAPO\n\n`methods/dapo`: DAPO, arXiv:2503.14476, is not in the survey.\n")
+    with pytest.raises(UnknownNameError, match=r"no paper 'grpo-'; there are .*grpo-guard"):
+        paper_section("grpo-")
+    with pytest.raises(
+        UnknownNameError, match=r"no paper 'branchgrpo'; did you mean branch-grpo.*; mmgrpo methods --papers lists all"
+    ):
+        paper_section("branchgrpo")
 
 
 def shown(*words: str) -> str:
@@ -128,16 +159,16 @@ def shown(*words: str) -> str:
 
 def test_papers_on_the_command_line() -> None:
     lines = shown("--papers").splitlines()
-    assert lines[0].split() == ["group", "core", "recipe", "extension", "file", "setting", "open"]
+    assert lines[0].split() == ["group", "file", "setting", "open"]
     total = next(line.split() for line in lines if line.startswith("all "))
-    assert total[1:4] == ["189", "130", "70"]
+    assert sum(map(int, total[1:])) == len(paper_index())
     one = shown("--papers", "--kind", "policy_robotics")
     assert "rl-100" in one
     assert "dr-grpo" not in one
     assert "Diffusion Policy Policy Optimization" in shown("--paper", "dppo")
-    drawn = shown("--papers", "--applies-to", "denoising", "--kind", "none")
-    assert "flow-grpo" in drawn
-    assert "brorl" not in drawn
+    denoising = shown("--papers", "--applies-to", "denoising", "--kind", "methods/sampling")
+    assert "flow-grpo" in denoising
+    assert "s-grpo" not in denoising
 
 
 def test_methods_are_narrowed_on_the_command_line() -> None:
@@ -151,13 +182,11 @@ def test_methods_are_narrowed_on_the_command_line() -> None:
     assert "--kind 'sampler' is unknown; use one of advantages, credit" in wrong.output
 
 
-def test_page_has_a_row_per_paper_and_the_files_of_other_papers() -> None:
-    papers = paper_index(METHODS)
-    page = papers_page(papers, unlisted(papers, METHODS))
+def test_page_has_a_row_per_paper() -> None:
+    page = papers_page(paper_index(METHODS))
     rows = [line for line in page.splitlines() if line.startswith("| `")]
-    assert len(rows) == 389
-    assert (
-        "| `gspo` | [Group Sequence Policy Optimization](https://arxiv.org/abs/2507.18071) | core | methods/gspo |"
-        in rows
-    )
-    assert "- `methods/cispo`: CISPO, arXiv:2506.13585" in page.partition("## Other papers")[2]
+    assert len(rows) == len(PAPERS)
+    (row,) = [row for row in rows if row.startswith("| `gspo` |")]
+    assert row.startswith("| `gspo` | [Group Sequence Policy Optimization](https://arxiv.org/abs/2507.18071) | ")
+    assert re.search(r"\| \[methods/gspo\]\(methods/ratios.md#gspo\); deviations: \d+ \|$", row)
+    assert "## Without a file: policies in robot environments; set in policy.name\n\n`policy_robotics`" in page

@@ -14,7 +14,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import CONFIGS, find_config, load_config, read_layers, shipped
 from mmgrpo.config.registry import REWARDS
 from mmgrpo.docgen.methods import MethodRow, method_index
-from mmgrpo.docgen.papers import GROUPS, LEDGER, Paper, PaperRow, ledger, paper_index
+from mmgrpo.docgen.papers import GROUPS, LEDGER, PaperRow, ledger
 from mmgrpo.errors import MmgrpoError
 from mmgrpo.system.folders import TOP
 from mmgrpo.system.yamls import YamlError, parse_yaml_1_1
@@ -105,11 +105,6 @@ class DataFiles:
     def method_rows(self) -> list[MethodRow]:
         """The shipped methods."""
         return [row for row in method_index() if row.include in shipped("methods")]
-
-    @cached_property
-    def papers(self) -> dict[str, Paper]:
-        """Id -> paper of the ledger, with its files."""
-        return {paper.row.id: paper for paper in paper_index(self.method_rows, rows=list(self.ledger_rows.values()))}
 
     def exceptions(self, rule: str) -> Mapping[str, Any]:
         """What a rule permits, by item."""

@@ -12,7 +12,6 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import shipped
 from mmgrpo.config.registry import POLICIES, REWARDS, settings_type
 from mmgrpo.config.sections import unknown_keys
-from mmgrpo.docgen.papers import unlisted
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.surrogates import SURROGATES
 
@@ -30,14 +29,12 @@ def ledger_unique(data: DataFiles, line: str) -> Iterator[Finding]:
 
 
 def ledger_state(data: DataFiles, line: str) -> Iterator[Finding]:
-    """A paper without a file has a setting or what it adds, not both; its files exist; its group is needed."""
+    """A row has a setting or a contribution, not both; its group is needed."""
     row = data.ledger_rows[line]
-    if bool(row.setting) + bool(row.adds) != 1 and not data.papers[row.id].files:
-        yield "setting", f"{row.id} has no file; state setting or adds, one of them"
+    if bool(row.setting) + bool(row.adds) != 1:
+        yield "setting", f"{row.id}: state setting or adds, one of them"
     if row.leaves_out and not row.setting:
         yield "leaves_out", f"is of a setting, and {row.id} has none"
-    for name in set(row.files) - set(shipped()):
-        yield "files", f"there is no configuration {name}"
     if row.group not in (*row.needs, "none"):
         yield "group", f"{row.group!r} is not among needs"
 
@@ -62,16 +59,6 @@ def ledger_group(data: DataFiles, group: str) -> Iterator[Finding]:
             yield key, "is no key of a run"
 
 
-def ledger_methods(data: DataFiles, name: str) -> Iterator[Finding]:
-    """A method is that of a paper of the ledger, or one of the exceptions."""
-    methods = {row.method.name: row for row in unlisted(data.papers.values(), data.method_rows)}
-    label, permitted = name.rpartition("/")[2], data.exceptions("ledger-methods")
-    if label in methods and label not in permitted:
-        yield "method.paper", "is not in papers.jsonl: add a row with its name or number, or an exception"
-    if label in permitted and label not in methods:
-        yield "method.paper", "is in papers.jsonl, and an exception in exceptions.json"
-
-
 def _is_key(key: str) -> bool:
     """Whether a dotted name is a key of a run or of a policy, or no key at all, as the name of a file."""
     section, _, rest = key.partition(".")
@@ -94,5 +81,4 @@ LEDGER_RULES: tuple[Rule, ...] = (
     rule_of(ledger_state, items=_lines),
     rule_of(ledger_setting, items=_lines),
     rule_of(ledger_group, items=lambda data: data.groups),
-    rule_of(ledger_methods, "methods"),
 )

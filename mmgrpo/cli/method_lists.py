@@ -10,7 +10,6 @@ from rich.text import Text
 from mmgrpo.config import POLICIES
 from mmgrpo.docgen.methods import KINDS, MethodRow, by_kind, method_index, method_section, search_methods
 from mmgrpo.docgen.papers import (
-    GROUPS,
     HEAD,
     Paper,
     by_group,
@@ -95,13 +94,14 @@ def paper_lines(applies_to: str | None, group: str | None) -> Iterator[Table | s
     Raises:
         ConfigError: the group is unknown.
     """
+    papers = paper_index()
     if group is not None:
-        _require_kind(group, tuple(GROUPS))
-    papers = [p for p in paper_index() if _is_for(p.applies_to, applies_to) and group in (None, p.row.group)]
+        _require_kind(group, tuple(by_group(papers)))
+    papers = [p for p in papers if _is_for(p.applies_to, applies_to) and group in (None, p.group)]
     yield _counted(papers)
     yield f"\n{summary(papers)}\n"
     for name, members in by_group(papers).items():
-        yield from _table(f"{name}: {group_text(name)}", ((p.row.id, _paper(p)) for p in members), 0)
+        yield from _table(f"{name}: {group_text(name)}", ((p.id, _paper(p)) for p in members), 0)
     yield "mmgrpo methods --paper ID describes a paper and its requirements."
 
 
@@ -132,7 +132,7 @@ def _method_table(heading: str, rows: Iterable[MethodRow], width: int) -> Iterat
 
 
 def _paper(paper: Paper) -> str:
-    return f"{paper.row.tier}, {state_text(paper)}"
+    return state_text(paper) if paper.row else f"{paper.title}: {state_text(paper)}"
 
 
 def _table(title: str, rows: Iterable[tuple[str, str]], width: int) -> Iterator[Table | str]:

@@ -76,6 +76,7 @@ class MethodConfig(Section):
     use_when: str | None = Field(
         default=None, description="when to use it, in one sentence; mmgrpo methods --for searches it"
     )
+    paper_title: str | None = Field(default=None, description="title of the paper; null: as title")
     paper: str | None = Field(default=None, description="its number on arXiv; null: it is not published")
     kind: MethodKind | None = Field(
         default=None, description="part of the algorithm that it changes; of a shipped method the folder of its file"

@@ -1,12 +1,13 @@
-"""The surveyed papers and their state.
+"""The papers and their state: those with a file, read from the files, and the rows of ``configs/papers.jsonl``.
 
-``configs/papers.jsonl`` has a line per paper. A paper has a file if a file has its name or its arXiv number.
+A paper has a file if a method or a run of ``configs/papers/`` has its arXiv number or its name. A row of the ledger is
+for a paper without a file, and is ignored once there is a file.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,16 +19,11 @@ from mmgrpo.config.loading import CONFIGS, find_config, shipped
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import Section
 from mmgrpo.config.validating import explain_validation
-from mmgrpo.docgen.methods import MethodRow, method_index
+from mmgrpo.docgen.methods import KINDS, OTHERS, MethodRow, method_index
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.system.yamls import parse_yaml
 
 LEDGER = CONFIGS / "papers.jsonl"
-
-RUNS = ("recipes", "papers")
-"""Folders of complete runs."""
-
-TIERS = ("core", "recipe", "extension")
 
 State = Literal["file", "setting", "open"]
 STATES: tuple[State, ...] = ("file", "setting", "open")
@@ -77,34 +73,37 @@ GROUPS: Mapping[str, tuple[str, str | None]] = {
     "data_pipeline": ("Data generated outside a run", None),
     "scale": ("Engines for sampling at scale", None),
 }
-"""Contribution of papers -> heading, and the configuration key of its functions; None: not supported yet."""
+"""Contribution of papers without a file -> heading, and the key of its functions; None: not supported yet."""
+
+RUNS = "papers"
+"""Folder of complete runs of papers, with a folder per modality."""
+
+GENERATORS = ("image_generation", "video_generation")
+"""Modalities of denoising policies."""
 
 PREAMBLE = """# Papers
 
 `mmgrpo methods --papers` prints this list, `mmgrpo methods --paper ID` a paper of it.
 
-A paper with a *file* is implemented by that file; [methods](methods/index.md) has the source of each value and the
-deviations. A *setting* needs no file: the row has the settings, and the parts that they do not cover. The row of an
-*open* paper has its contribution: if every group that it needs has a configuration key, the paper needs a function
-and a YAML ([extending](../how-to/extending.md)); otherwise the engine does not support it yet. Core papers are
-objectives and rollouts, recipes are data, rewards and stages, extensions are further from GRPO.
-
-A new file completes the row of its paper if it has its name, or its arXiv number if the row has one. The state in the
-row is then ignored.
+A paper with a *file* is implemented by that file: a method ([methods](methods/index.md) has the source of each value
+and the deviations), or a complete run. A *setting* needs no file: its row has the settings, and the parts that they do
+not cover. The row of an *open* paper has its contribution: if every group that it needs has a configuration key, the
+paper needs a function and a YAML ([extending](../how-to/extending.md)); otherwise the engine does not support it yet.
+Of the open papers, core ones are objectives and rollouts, recipes are data, rewards and stages, extensions are further
+from GRPO.
 """
 
 
 class PaperRow(Section):
-    """A line of the ledger."""
+    """A line of the ledger: a paper without a file."""
 
     id: str
     title: str
     tier: Literal["core", "recipe", "extension"]
-    arxiv: str | None = Field(default=None, description="arXiv number, if no file of that name has it")
+    arxiv: str | None = Field(default=None, description="arXiv number")
     group: str = Field(description="main contribution, a key of GROUPS")
     studied_on: str = Field(description="kind of model in its experiments")
     needs: tuple[str, ...] = Field(default=(), description="required groups, keys of GROUPS")
-    files: tuple[str, ...] = Field(default=(), description="files without its name and number")
     setting: str | None = Field(default=None, description="settings that implement it, if it needs no file")
     leaves_out: str | None = Field(default=None, description="parts that the setting does not cover")
     adds: str | None = Field(default=None, description="contribution that no setting covers")
@@ -114,33 +113,41 @@ class PaperRow(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
-    """A paper and its files.
+    """A paper with its files, or its row.
 
     Attributes:
-        row: its line in the ledger.
-        files: names of its files.
+        id: name of its first file, or id of its row.
+        title: its title.
         arxiv: arXiv number; empty if it is not recorded.
+        group: folder of its first file, such as ``methods/ratios``; without a file, the group of its row.
         applies_to: the policies that its files are for, in words; without a file, those of its experiments.
+        files: names of its files.
+        num_deviations: number of deviations that its files state.
         evidence: checks of its files.
+        row: its line in the ledger; None: it has a file.
     """
 
-    row: PaperRow
-    files: tuple[str, ...]
+    id: str
+    title: str
     arxiv: str
+    group: str
     applies_to: str
-    evidence: tuple[str, ...]
+    files: tuple[str, ...] = ()
+    num_deviations: int = 0
+    evidence: tuple[str, ...] = ()
+    row: PaperRow | None = None
 
     @property
     def state(self) -> State:
         """The state of the paper."""
-        if self.files:
+        if self.row is None:
             return "file"
         return "setting" if self.row.setting else "open"
 
     @property
     def lacks(self) -> tuple[str, ...]:
         """The groups that it needs and that the engine does not support."""
-        return tuple(name for name in self.row.needs if GROUPS[name][1] is None)
+        return tuple(name for name in (self.row.needs if self.row else ()) if GROUPS[name][1] is None)
 
 
 def ledger(path: Path = LEDGER) -> list[PaperRow]:
@@ -164,37 +171,36 @@ def ledger(path: Path = LEDGER) -> list[PaperRow]:
 
 
 def paper_index(methods: Iterable[MethodRow] | None = None, *, rows: Iterable[PaperRow] | None = None) -> list[Paper]:
-    """The papers of the ledger with their files.
+    """The papers with a file, then those of the ledger without one.
 
     Args:
         methods: rows of the method index; None: all methods.
         rows: rows of a ledger; None: of the shipped one.
 
     Returns:
-        A paper per row of the ledger.
+        A paper per arXiv number, or name where a file has none, and a paper per row.
     """
     method_rows = method_index() if methods is None else methods
-    files = [_file(row) for row in method_rows]
-    files += [_run_file(name) for folder in RUNS for name in shipped(folder)]
-    return [_paper(row, files) for row in (ledger() if rows is None else rows)]
-
-
-def unlisted(papers: Iterable[Paper], methods: Iterable[MethodRow]) -> list[MethodRow]:
-    """Methods whose paper is not in the ledger."""
-    includes = {include for paper in papers for include in paper.files}
-    return [method for method in methods if method.include not in includes]
+    files = [*map(_method_file, method_rows), *map(_run_file, shipped(RUNS))]
+    files_of: dict[str, list[_File]] = {}
+    for file in files:
+        files_of.setdefault(file.arxiv or file.name, []).append(file)
+    without_file = [row for row in (ledger() if rows is None else rows) if not any(_is_of(row, file) for file in files)]
+    return [*map(_paper_of_files, files_of.values()), *map(_paper_of_row, without_file)]
 
 
 def by_group(papers: Iterable[Paper]) -> dict[str, list[Paper]]:
-    """The papers by the group of their main contribution, without empty groups."""
-    members_by_group: dict[str, list[Paper]] = {name: [] for name in GROUPS}
-    for paper in papers:
-        members_by_group[paper.row.group].append(paper)
-    return {name: members for name, members in members_by_group.items() if members}
+    """The papers by group, without empty groups: kinds of methods, folders of runs, then the groups of the ledger."""
+    papers = list(papers)
+    folders = {paper.group for paper in papers} - set(GROUPS)
+    kinds = [f"methods/{kind}" for kind in KINDS]
+    order = [*kinds, *sorted(folders - set(kinds)), *GROUPS]
+    members = {name: [paper for paper in papers if paper.group == name] for name in order}
+    return {name: group for name, group in members.items() if group}
 
 
 def counts(papers: Iterable[Paper]) -> list[tuple[str, ...]]:
-    """Rows of a table: group, number of papers per tier, number per state; the last row has the totals."""
+    """Rows of a table: group, number of papers per state; the last row has the totals."""
     groups = by_group(papers)
     rows = [_count_row(name, members) for name, members in groups.items()]
     return [*rows, _count_row("all", [paper for members in groups.values() for paper in members])]
@@ -211,27 +217,27 @@ def summary(papers: Iterable[Paper]) -> str:
     )
 
 
-HEAD = ("group", *TIERS, *STATES)
+HEAD = ("group", *STATES)
 """Columns of ``counts``."""
 
 
 def state_text(paper: Paper) -> str:
     """The state of a paper, in one line."""
     row = paper.row
-    if paper.files:
+    if row is None:
         return ", ".join(paper.files)
     if row.setting:
         return f"setting: {row.setting}" + (f"; leaves out: {row.leaves_out}" if row.leaves_out else "")
     unread = " Its formula has not been read yet." if row.unread else ""
     lacks = f" Not supported yet: {', '.join(paper.lacks)}." if paper.lacks else ""
-    return f"open: {row.adds}.{lacks}{unread}"
+    return f"{row.tier}, open: {row.adds}.{lacks}{unread}"
 
 
 def paper_section(name: str) -> str:
     """The section of a paper.
 
     Args:
-        name: id or arXiv number of the paper, or those of a method whose paper is not in the ledger.
+        name: id or arXiv number of the paper, or name of one of its files.
 
     Returns:
         Markdown.
@@ -239,49 +245,53 @@ def paper_section(name: str) -> str:
     Raises:
         UnknownNameError: there is no such paper; the message lists ids that contain the name.
     """
-    methods = method_index()
-    papers, query = paper_index(methods), name.lower()
+    papers, query = paper_index(), name.lower()
     for paper in papers:
-        if query in (paper.row.id.lower(), paper.arxiv):
+        if query in (paper.id.lower(), paper.arxiv, *(file.rpartition("/")[2] for file in paper.files)):
             return "\n".join(_section(paper)) + "\n"
-    for row in unlisted(papers, methods):
-        if query in (row.method.name.lower(), row.method.paper):
-            return f"## {row.method.title}\n\n{_unlisted(row)}, is not in the survey.\n"
-    near = ", ".join(paper.row.id for paper in papers if query in paper.row.id.lower())
-    hint = f"there are {near}" if near else "mmgrpo methods --papers lists them"
-    raise UnknownNameError(f"no paper {name!r}; {hint}")
+    near = ", ".join(paper.id for paper in papers if query in paper.id.lower())
+    if near:
+        raise UnknownNameError(f"no paper {name!r}; there are {near}")
+    hint = suggestion(name, [paper.id for paper in papers])
+    raise UnknownNameError(f"no paper {name!r}{hint}; mmgrpo methods --papers lists all")
 
 
-def papers_page(papers: Iterable[Paper], others: Iterable[MethodRow]) -> str:
-    """The ledger as a Markdown page.
+def papers_page(papers: Iterable[Paper]) -> str:
+    """The papers as a Markdown page.
 
     Args:
-        papers: papers of the ledger.
-        others: methods whose paper is not in the ledger.
+        papers: the papers.
 
     Returns:
-        Counts, a table per group, and the others.
+        Counts, and a table per group.
     """
     papers = list(papers)
-    lines = [PREAMBLE, "## How many", "", summary(papers), "", f"| {' | '.join(HEAD)} |", f"|{' --- |' * len(HEAD)}"]
+    lines = [PREAMBLE, "## Counts", "", summary(papers), "", f"| {' | '.join(HEAD)} |", f"|{' --- |' * len(HEAD)}"]
     lines += [f"| {' | '.join(row)} |" for row in counts(papers)]
     for name, members in by_group(papers).items():
-        lines += ["", f"## {name}", "", f"{group_text(name)}.", "", "| id | paper | tier | state |", "|" + " --- |" * 4]
-        lines += [f"| `{p.row.id}` | {_title_link(p)} | {p.row.tier} | {_cell(state_text(p))} |" for p in members]
-    lines += ["", "## Other papers", "", "Files of papers outside of the survey.", ""]
-    lines += [f"- {_unlisted(method)}" for method in others]
+        lines += ["", f"## {group_text(name)}", "", f"`{name}`", "", "| id | paper | state |", "|" + " --- |" * 3]
+        lines += [f"| `{paper.id}` | {_title_link(paper)} | {_state_cell(paper)} |" for paper in members]
     return "\n".join(lines) + "\n"
 
 
-def _unlisted(row: MethodRow) -> str:
-    where = f"arXiv:{row.method.paper}" if row.method.paper else "not published"
-    return f"`{row.include}`: {row.method.title}, {where}"
+def _state_cell(paper: Paper) -> str:
+    """The state of a paper in a table: its methods as links, or its row."""
+    if paper.row is not None:
+        return _cell(state_text(paper))
+    kind = paper.group.partition("/")[2]
+    page = f"methods/{kind}.md" if kind in KINDS else ""
+    names = [f"[{file}]({page}#{file.partition('/')[2]})" if page else file for file in paper.files]
+    return f"{', '.join(names)}; deviations: {paper.num_deviations}"
 
 
 def group_text(group: str) -> str:
-    """The contribution of a group of papers, and its configuration key."""
+    """The heading of a group: the kind of its methods, or the contribution of its papers with the configuration key."""
+    folder, _, name = group.partition("/")
+    if name:
+        kinds: Mapping[str, str] = KINDS
+        return kinds.get(name, OTHERS) if folder == "methods" else f"Runs of papers: {name.replace('_', ' ')}"
     heading, key = GROUPS[group]
-    return f"{heading}; {'not supported yet' if key is None else f'set in {key}'}"
+    return f"Without a file: {heading.lower()}; {'not supported yet' if key is None else f'set in {key}'}"
 
 
 def _parse_row(where: str, line: str) -> PaperRow:
@@ -291,75 +301,104 @@ def _parse_row(where: str, line: str) -> PaperRow:
         raise ConfigError(f"{where}: {explain_validation(error, PaperRow)}") from None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    """A file of a paper: its include name, name, arXiv number, kinds of policies and evidence."""
+    """A file of a paper."""
 
     include: str
     name: str
-    number: str
+    title: str
+    arxiv: str
+    group: str
     applies_to: str
+    num_deviations: int
     evidence: tuple[str, ...]
 
 
-def _file(row: MethodRow) -> _File:
+def _method_file(row: MethodRow) -> _File:
     method = row.method
-    return _File(row.include, method.name, method.paper or "", POLICIES[method.applies_to], method.evidence)
+    return _File(
+        include=row.include,
+        name=method.name,
+        title=method.paper_title or method.title,
+        arxiv=method.paper or "",
+        group=f"methods/{method.kind or OTHERS.lower()}",
+        applies_to=POLICIES[method.applies_to],
+        num_deviations=len(method.deviations),
+        evidence=method.evidence,
+    )
 
 
 def _run_file(include: str) -> _File:
-    """The file of a complete run, without the values that it includes."""
-    values = parse_yaml(find_config(include).read_text(encoding="utf-8"))
-    section = values.get("recipe") or values.get("method") or {}
+    """The file of a run of a paper, without the values that it includes."""
+    path = find_config(include)
+    section = parse_yaml(path.read_text(encoding="utf-8")).get("recipe") or {}
     return _File(
-        include, include.rpartition("/")[2], section.get("paper") or "", "", tuple(section.get("evidence", ()))
+        include=include,
+        name=path.stem,
+        title=section.get("title") or path.stem,
+        arxiv=section.get("paper") or "",
+        group=f"{RUNS}/{path.parent.name}",
+        applies_to=POLICIES["denoising" if path.parent.name in GENERATORS else "tokens"],
+        num_deviations=len(section.get("deviations", ())),
+        evidence=tuple(section.get("evidence", ())),
     )
 
 
-def _is_of(row: PaperRow, arxiv: str, file: _File) -> bool:
-    """Whether a file is of a paper: by number if both have one, because papers share names, else by name."""
-    return file.number == arxiv if file.number and arxiv else file.name == row.id
+def _is_of(row: PaperRow, file: _File) -> bool:
+    """Whether a file is of the paper of a row: by number if both have one, because papers share names, else by name."""
+    return file.arxiv == row.arxiv if file.arxiv and row.arxiv else file.name == row.id
 
 
-def _paper(row: PaperRow, files: list[_File]) -> Paper:
-    arxiv = row.arxiv or next((file.number for file in files if file.name == row.id), "")
-    paper_files = [file for file in files if _is_of(row, arxiv, file)]
-    policies = {file.applies_to for file in paper_files if file.applies_to}
+def _paper_of_files(files: Sequence[_File]) -> Paper:
+    first, policies = files[0], {file.applies_to for file in files}
     return Paper(
-        row=row,
-        files=(*(file.include for file in paper_files), *row.files),
-        arxiv=arxiv,
-        applies_to=POLICIES["both"] if len(policies) > 1 else next(iter(policies), _studied_policy(row)),
-        evidence=tuple(item for file in paper_files for item in file.evidence),
+        id=first.name,
+        title=first.title,
+        arxiv=first.arxiv,
+        group=first.group,
+        applies_to=POLICIES["both"] if len(policies) > 1 else first.applies_to,
+        files=tuple(file.include for file in files),
+        num_deviations=sum(file.num_deviations for file in files),
+        evidence=tuple(item for file in files for item in file.evidence),
     )
 
 
-def _studied_policy(row: PaperRow) -> str:
+def _paper_of_row(row: PaperRow) -> Paper:
     is_generator = row.studied_on in ("image-gen", "video-gen") and not row.group.startswith("policy_")
-    return POLICIES["denoising" if is_generator else "tokens"]
+    return Paper(
+        id=row.id,
+        title=row.title,
+        arxiv=row.arxiv or "",
+        group=row.group,
+        applies_to=POLICIES["denoising" if is_generator else "tokens"],
+        row=row,
+    )
 
 
 def _count_row(name: str, papers: list[Paper]) -> tuple[str, ...]:
-    tiers, states = Counter(paper.row.tier for paper in papers), Counter(paper.state for paper in papers)
-    return (name, *(str(tiers[tier]) for tier in TIERS), *(str(states[state]) for state in STATES))
+    states = Counter(paper.state for paper in papers)
+    return (name, *(str(states[state]) for state in STATES))
 
 
 def _section(paper: Paper) -> Iterator[str]:
     row = paper.row
-    yield from (f"## {row.title}", "", f"`{row.id}`, {row.tier}, {paper.applies_to}, studied on {row.studied_on}.")
+    studied = f", {row.tier}, studied on {row.studied_on}" if row else ""
+    yield from (f"## {paper.title}", "", f"`{paper.id}`, {paper.applies_to}{studied}.")
     if paper.arxiv:
         yield f"arXiv:{paper.arxiv}."
     yield from ("", f"- {state_text(paper)}")
-    yield from (f"- needs `{name}`: {group_text(name)}" for name in row.needs)
-    if row.code:
-        yield f"- source of its formula: {row.code}"
+    if row is not None:
+        yield from (f"- needs `{name}`: {group_text(name)}" for name in row.needs)
+        if row.code:
+            yield f"- source of its formula: {row.code}"
     yield from (f"- checked: {evidence}" for evidence in paper.evidence)
 
 
 def _title_link(paper: Paper) -> str:
-    title = _cell(paper.row.title)
+    title = _cell(paper.title)
     return f"[{title}](https://arxiv.org/abs/{paper.arxiv})" if paper.arxiv else title
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return text.replace("|", "\\|").replace("<", "&lt;")

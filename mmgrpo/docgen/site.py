@@ -15,7 +15,7 @@ from mmgrpo.docgen.commands import commands_page
 from mmgrpo.docgen.configuration import configuration_page
 from mmgrpo.docgen.methods import MethodRow, method_index, method_pages
 from mmgrpo.docgen.methods import by_kind as methods_by_kind
-from mmgrpo.docgen.papers import paper_index, papers_page, unlisted
+from mmgrpo.docgen.papers import paper_index, papers_page
 
 FOLDER = "reference"
 """Folder of the pages below ``docs/``; nothing in it is committed."""
@@ -32,11 +32,10 @@ def reference_pages(app: typer.Typer, exports: Mapping[str, str]) -> dict[str, s
         Path below ``docs/`` -> Markdown: configuration keys, commands, API, methods, papers and rewards.
     """
     methods = _methods()
-    papers = paper_index(methods)
     pages = {
         "configuration.md": configuration_page(),
         "commands.md": commands_page(app),
-        "papers.md": papers_page(papers, unlisted(papers, methods)),
+        "papers.md": papers_page(paper_index(methods)),
         **{f"methods/{name}": page for name, page in method_pages(methods).items()},
         **{f"rewards/{name}": page for name, page in reward_pages().items()},
         **{f"api/{name}": page for name, page in api_pages(exports).items()},

@@ -109,13 +109,12 @@ def test_broken_file_has_a_fault(broken: Broken, tmp_path: Path) -> None:
 
 LEDGER_ROW = {"id": "dppo", "title": "A", "tier": "core", "group": "none", "studied_on": "text", "adds": "a term"}
 LEDGER_FAULTS = {
-    "ledger-unique": ({"id": "dr-grpo", "adds": None}, "id", "'dr-grpo' is that of 2 rows"),
+    "ledger-unique": ({"id": "other"}, "id", "'other' is that of 2 rows"),
     "ledger-state": ({"setting": "kl_beta 0"}, "setting", "state setting or adds, one of them"),
     "ledger-setting": ({"adds": None, "setting": "objective.kl_betta: 0"}, "setting", "no key objective.kl_betta"),
 }
 OTHER_LEDGER_FAULTS = [
     ("ledger-state", {"leaves_out": "a term"}, "leaves_out", "is of a setting, and dppo has none"),
-    ("ledger-state", {"files": ["methods/none"]}, "files", "there is no configuration methods/none"),
     ("ledger-state", {"group": "critic"}, "group", "'critic' is not among needs"),
     ("ledger-setting", {"adds": None, "setting": "name: exact_mach"}, "setting", "is called exact_mach"),
     ("ledger-setting", {"adds": None, "setting": "as methods/none"}, "setting", "no configuration methods/none"),
@@ -124,9 +123,9 @@ OTHER_LEDGER_FAULTS = [
 
 
 def ledger_of(folder: Path, *rows: Mapping[str, object]) -> DataFiles:
-    """A ledger of the row of a shipped method and some changed rows."""
+    """A ledger of a row and some changed rows."""
     path = folder / "papers.jsonl"
-    first = LEDGER_ROW | {"id": "dr-grpo", "title": "B", "adds": None}
+    first = LEDGER_ROW | {"id": "other", "title": "B"}
     path.write_text("\n".join(json.dumps(row) for row in (first, *(LEDGER_ROW | row for row in rows))))  # pyright: ignore[reportOperatorIssue]
     return DataFiles({}, ledger_path=path)
 
@@ -147,16 +146,6 @@ def test_broken_row_of_the_ledger_has_a_fault(
 def test_line_that_is_no_row_is_a_fault_of_every_rule_of_the_ledger(tmp_path: Path) -> None:
     data = ledger_of(tmp_path, {"tier": "other"})
     assert "line 2: tier" in faults("ledger-state", data)[0][2]
-
-
-def test_method_outside_of_the_ledger_has_a_fault(tmp_path: Path) -> None:
-    data = DataFiles(
-        {name: find_config(name) for name in ("methods/dr-grpo", METHOD, "methods/cispo")},
-        ledger_path=ledger_of(tmp_path).ledger_path,
-    )
-    ((file, key, message),) = faults("ledger-methods", data)
-    assert (file, key) == ("configs/methods/selection/gfpo.yaml", "method.paper")
-    assert message.startswith("is not in papers.jsonl")
 
 
 def test_group_of_a_key_that_does_not_exist_has_a_fault() -> None:
@@ -197,7 +186,7 @@ def test_two_files_of_one_name_have_a_fault(tmp_path: Path) -> None:
 
 
 def test_every_rule_has_a_broken_file() -> None:
-    others = ("unique-name", "ledger-methods", "ledger-group", "reward-docstring", "reward-example", "reward-settings")
+    others = ("unique-name", "ledger-group", "reward-docstring", "reward-example", "reward-settings")
     assert {broken.rule for broken in BROKEN} | {*LEDGER_FAULTS, *others} == set(RULES)
 
 
