@@ -12,7 +12,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
@@ -74,11 +73,8 @@ def at_decisions(*, at: Sequence[int]) -> Places:
     """
     if not at or list(at) != sorted(set(at)) or at[0] < 1:
         raise ConfigError(f"branches part after increasing numbers of decisions, from 1 on; got {list(at)}")
-    return Places(find=partial(_fixed_positions, at=tuple(at)))
-
-
-def _fixed_positions(row: Row, *, at: Sequence[int]) -> Sequence[int]:
-    return at
+    positions = tuple(at)
+    return Places(find=lambda row: positions)
 
 
 def evenly(*, every: int) -> Places:
@@ -88,11 +84,7 @@ def evenly(*, every: int) -> Places:
     """
     if every < 1:
         raise ConfigError(f"branches part after every 1 decision or more, got {every}")
-    return Places(find=partial(_multiples, every=every))
-
-
-def _multiples(row: Row, *, every: int) -> Sequence[int]:
-    return range(every, row.num_decisions, every)
+    return Places(find=lambda row: range(every, row.num_decisions, every))
 
 
 def uncertain(*, apart: int = 1) -> Places:
@@ -106,7 +98,7 @@ def uncertain(*, apart: int = 1) -> Places:
     """
     if apart < 1:
         raise ConfigError(f"branch points must be 1 decision apart or more, got {apart}")
-    return Places(find=partial(_highest_positions, apart=apart), values=(ENTROPY,))
+    return Places(find=lambda row: _highest_positions(row, apart), values=(ENTROPY,))
 
 
 def meanings_part() -> Places:
@@ -114,10 +106,10 @@ def meanings_part() -> Places:
 
     Units: those of ``semantic_entropies``.   Source: ROSE, arXiv:2601.05053.
     """
-    return Places(find=partial(_highest_positions, apart=1), values=(SEMANTIC_ENTROPY,))
+    return Places(find=lambda row: _highest_positions(row, 1), values=(SEMANTIC_ENTROPY,))
 
 
-def _highest_positions(row: Row, *, apart: int) -> Sequence[int]:
+def _highest_positions(row: Row, apart: int) -> Sequence[int]:
     if row.value_T is None:
         raise ConfigError("branches at uncertain decisions need their entropies, which this policy does not give")
     chosen: list[int] = []
@@ -142,11 +134,11 @@ def at_text(*, pattern: str) -> Places:
             f"the branches' pattern {pattern!r} matches an empty text: write a pattern that matches at least one "
             f"character"
         )
-    return Places(find=partial(_after_matches, pattern=compiled), text=True)
 
+    def after_matches(row: Row) -> Sequence[int]:
+        return [bisect_left(row.ends_T, match.end()) + 1 for match in compiled.finditer(row.text)]
 
-def _after_matches(row: Row, *, pattern: re.Pattern[str]) -> Sequence[int]:
-    return [bisect_left(row.ends_T, match.end()) + 1 for match in pattern.finditer(row.text)]
+    return Places(find=after_matches, text=True)
 
 
 def before_text(*, pattern: str, room: int = 0) -> Places:
@@ -158,11 +150,12 @@ def before_text(*, pattern: str, room: int = 0) -> Places:
     """
     if room < 0:
         raise ConfigError(f"room, decisions before the end of a row, must be 0 or more, got {room}")
-    return Places(find=partial(_before_match, find_match=at_text(pattern=pattern).find, room=room), text=True)
+    matches = at_text(pattern=pattern)
 
+    def before_match(row: Row) -> Sequence[int]:
+        return range(1, min(next(iter(matches.find(row)), row.num_decisions), row.num_decisions - room + 1))
 
-def _before_match(row: Row, *, find_match: Callable[[Row], Sequence[int]], room: int) -> Sequence[int]:
-    return range(1, min(next(iter(find_match(row)), row.num_decisions), row.num_decisions - room + 1))
+    return Places(find=before_match, text=True)
 
 
 def budgets(*, at: Sequence[int], pattern: str, room: int = 0) -> Places:
@@ -175,15 +168,9 @@ def budgets(*, at: Sequence[int], pattern: str, room: int = 0) -> Places:
     """
     before, after = before_text(pattern=pattern, room=room), at_text(pattern=pattern)
     at_budgets = at_decisions(at=at)
-    return Places(find=partial(_budgets, at_budgets=at_budgets.find, before=before.find, after=after.find), text=True)
 
+    def find(row: Row) -> Sequence[int]:
+        within = before.find(row)
+        return [*(position for position in at_budgets.find(row) if position in within), *after.find(row)[:1]]
 
-def _budgets(
-    row: Row,
-    *,
-    at_budgets: Callable[[Row], Sequence[int]],
-    before: Callable[[Row], Sequence[int]],
-    after: Callable[[Row], Sequence[int]],
-) -> Sequence[int]:
-    within = before(row)
-    return [*(position for position in at_budgets(row) if position in within), *after(row)[:1]]
+    return Places(find=find, text=True)
