@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -10,8 +11,8 @@ import os
 import subprocess
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError, MissingPackageError
@@ -169,49 +170,60 @@ def _reference(value: Any) -> list[str] | None:
 
 @final
 class _Worker:
-    """A process of ``math_worker.py``, started on first use and restarted after it was killed."""
+    """Sends one request at a time to a process of ``math_worker.py``, which other rewards use after it."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._end: Callable[[], object] = _nothing
         self._lock = threading.Lock()
 
     def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Return the response of the process; empty if it was killed or died."""
         with self._lock:
-            process = self._process
-            if process is None or process.poll() is not None:
-                self._end()
-                process = self._process = self._started()
+            process = _idle_process() or _started()
             answer = _exchange(process, json.dumps(request), limit_s)
-            if not answer:
-                self._end()
-                self._process = None
+            if answer:
+                _IDLE[os.getpid()].append(process)
+            else:
+                _ended(process)
                 logger.warning("math-verify was stopped after %.1f s on %.80r", limit_s, request["answer"][-80:])
             return answer
 
-    def _started(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "mmgrpo.rewards.text.math_worker"], env=_environment(),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
-        )  # fmt: skip
-        self._end = weakref.finalize(self, _ended, process)
-        if not _exchange(process, None, START_S):
-            self._end()
-            raise MissingPackageError(
-                "math-verify could not be started: python -c 'import math_verify' prints the reason"
-            )
-        return process
+
+_IDLE: defaultdict[int, list[subprocess.Popen[str]]] = defaultdict(list)
+"""Id of this process, which may be forked -> started processes without a request."""
+
+
+def _idle_process() -> subprocess.Popen[str] | None:
+    """Take a running process from the idle ones; None if there is none."""
+    idle = _IDLE[os.getpid()]
+    with contextlib.suppress(IndexError):  # another thread may take the last
+        while process := idle.pop():
+            if process.poll() is None:
+                return process
+            _ended(process)
+    return None
+
+
+def _started() -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "mmgrpo.rewards.text.math_worker"], env=_environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
+    )  # fmt: skip
+    if not _exchange(process, None, START_S):
+        _ended(process)
+        raise MissingPackageError("math-verify could not be started: python -c 'import math_verify' prints the reason")
+    return process
+
+
+@atexit.register
+def _end_idle() -> None:
+    for process in _IDLE.pop(os.getpid(), []):
+        _ended(process)
 
 
 def _environment() -> dict[str, str]:
     """The environment of this process, with this package on the PYTHONPATH."""
     root = str(PACKAGE.parent)
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
-
-
-def _nothing() -> None:
-    """Does nothing, for a worker without a process."""
 
 
 def _ended(process: subprocess.Popen[str]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 import torch
+from mmgrpo.rewards.text import mathematics
 from mmgrpo.rewards.text.mathematics import MathForm, MathVerify
 
 from mmgrpo.errors import ConfigError
@@ -88,7 +90,7 @@ def test_on_another_thread_and_in_parallel(reward: MathVerify):
 
 
 def test_timeouts_fail_on_every_thread_without_side_effects():
-    reward = MathVerify(time_limit_s=3.0)
+    reward = MathVerify(time_limit_s=2.0)
     found: list[float | None] = []
     samples = samples_of((r"\boxed{9^{9^{9^{9}}}}", "5"), (r"\boxed{2}", "2"))
     started = time.monotonic()
@@ -101,11 +103,19 @@ def test_timeouts_fail_on_every_thread_without_side_effects():
 
 def test_a_process_that_does_not_stop_is_killed_and_another_started(monkeypatch: pytest.MonkeyPatch):
     """The worker's own alarm is not heard within one long operation of an extension: here it sets itself none."""
-    monkeypatch.setattr("mmgrpo.rewards.text.mathematics.GRACE_S", -36.0)
-    reward = MathVerify(time_limit_s=40.0)  # killed 4 s after it is asked, long before its own limit
+    monkeypatch.setattr("mmgrpo.rewards.text.mathematics.GRACE_S", -37.0)
+    reward = MathVerify(time_limit_s=40.0)  # killed 3 s after it is asked, long before its own limit
     assert scores_of(reward, samples_of((r"\boxed{2}", "2"))) == [1]
     assert scores_of(reward, samples_of((r"\boxed{9^{9^{9^{9}}}}", "5"))) == pytest.approx([math.nan], nan_ok=True)
     assert scores_of(reward, samples_of((r"\boxed{2}", "2"))) == [1]
+
+
+def test_rewards_use_one_process_after_each_other():
+    assert scores_of(MathVerify(time_limit_s=20.0), samples_of((r"\boxed{2}", "2"))) == [1]
+    idle = {process.pid for process in mathematics._IDLE[os.getpid()]}
+    assert idle
+    assert scores_of(MathVerify(time_limit_s=20.0), samples_of((r"\boxed{3}", "2"))) == [0]
+    assert {process.pid for process in mathematics._IDLE[os.getpid()]} == idle
 
 
 def test_plain_answers_are_parsed_if_configured():
