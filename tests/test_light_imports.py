@@ -13,6 +13,7 @@ import torch
 from mmgrpo.cli.launch import launch
 from mmgrpo.cli.run_inputs import print_importing
 from mmgrpo.config.registry import POLICIES, resolve
+from mmgrpo.data.arrow_values import require_limit
 from mmgrpo.docgen.reward_signatures import summary_line
 
 CODE = """
@@ -65,3 +66,9 @@ def test_the_list_of_policies_has_the_first_lines_of_their_docstrings() -> None:
         assert summary_line(target) == (resolve("policies", name).__doc__ or "").strip().split("\n")[0]
     assert summary_line("no_such_module:Thing") is None
     assert summary_line("mmgrpo.errors:Nothing") is None
+
+
+def test_rows_of_a_file_are_limited_without_importing_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "datasets", raising=False)
+    require_limit("rows.jsonl", None)
+    assert "datasets" not in sys.modules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -52,9 +53,10 @@ def is_transformed(dataset: Any) -> bool:
 
 def require_limit(source: Any, limit: int | None) -> None:
     """Raises DataError for a streamed dataset without a limit of rows."""
-    from datasets import IterableDataset, IterableDatasetDict
-
-    if isinstance(source, IterableDataset | IterableDatasetDict) and limit is None:
+    datasets = sys.modules.get("datasets")  # a dataset exists only after this import, which is slow
+    if datasets is None or limit is not None:
+        return
+    if isinstance(source, datasets.IterableDataset | datasets.IterableDatasetDict):
         raise DataError(
             "a streamed dataset may have no end, and prompts stay in memory: set limit, the number of rows to read "
             "(prompts.limit in a configuration)"
