@@ -104,9 +104,7 @@ def ours(options: dict[str, Any]) -> ObjectiveConfig:
             "ratio_level": {"vespo": "trajectory", "rloo": "trajectory", "gmpo": "sequence"}.get(loss_type, level),
             "bound": {"name": "pessimistic", "low": low, "high": high} if loss_type == "gmpo" else None,
             "selections": selections,
-            "divergence": "k3" if beta else None,
-            "kl_beta": beta,
-            "kl_ratio_level": level if beta and corrected else None,
+            "kl": {"divergence": "k3", "beta": beta, "ratio_level": level if corrected else None} if beta else {},
             "entropy_bonus": options.get("entropy_coef", 0.0),
         }
     )
