@@ -122,9 +122,9 @@ def test_a_trainer_trains_one_run(tmp_path: Path) -> None:
 
 
 def test_later_runs_note_that_the_start_is_of_the_first(tmp_path: Path) -> None:
-    first, later = runs_of(load_config(written(tmp_path, note="The warm-up forgets the carry.")))
-    assert first.note == "The warm-up forgets the carry."
-    assert later.note == (
+    first, later = runs_of(load_config(written(tmp_path, about={"note": "The warm-up forgets the carry."})))
+    assert first.about.note == "The warm-up forgets the carry."
+    assert later.about.note == (
         "It continues from the weights of the previous run. About the first run of the series: The warm-up forgets the "
         "carry."
     )

@@ -20,7 +20,7 @@ RUNS = ("quickstart", "recipes", "papers")
 """Folders of complete runs."""
 
 TEST_FILE = re.compile(r"\btests/[\w./-]+\.py")
-PAPER_NUMBERS = ("method.paper", "recipe.paper")
+PAPER_NUMBERS = ("method.paper", "about.paper")
 """Keys of arXiv numbers, which are texts."""
 
 
@@ -57,7 +57,7 @@ def numbers(data: DataFiles, name: str) -> Iterator[Finding]:
 
 def evidence_files(data: DataFiles, name: str) -> Iterator[Finding]:
     """The tests that the evidence of a method or a run names exist."""
-    for section in ("method", "recipe"):
+    for section in ("method", "about"):
         for text in (data.stated(name).get(section) or {}).get("evidence", ()):
             for file in TEST_FILE.findall(text):
                 if not (TOP / file).is_file():

@@ -20,7 +20,7 @@ from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.policy import SupportsWindows
 from mmgrpo.system.yamls import parse_yaml_1_1
 
-DESCRIPTION = ("include", "method", "paper_hparams", "use_paper_hparams", "rewards")
+DESCRIPTION = ("include", "method", "use_paper_hparams", "rewards")
 """Keys of a file that are no settings of its run, or are merged with others."""
 
 SCALE = ("steps", "policy.call", "policy.model", "rollout.prompts_per_step", "rollout.group_size", "update")
@@ -53,7 +53,8 @@ NUM_STEPS = 60
 def method_sources(data: DataFiles, name: str) -> Iterator[Finding]:
     """Every key of a method has a source, and every source a key."""
     values = dict(data.merged(name))
-    method, published = values.pop("method"), values.pop("paper_hparams", {})
+    method = values.pop("method")
+    published = method.get("paper_hparams", {})
     sources = method.get("sources", {})
     for key in (key for part in (values, published) for key, _ in leaves(part)):
         if not is_under(key, sources):
@@ -95,7 +96,7 @@ def method_scale(data: DataFiles, name: str) -> Iterator[Finding]:
     scale_keys = [key for key, _ in stated_settings(data, name) if is_under(key, SCALE) and not is_under(key, NO_SCALE)]
     for key in scale_keys:
         if key not in permitted:
-            yield key, "is the scale of a run; move it to paper_hparams"
+            yield key, "is the scale of a run; move it to method.paper_hparams"
     for key in permitted:
         if key not in scale_keys:
             yield key, "is an exception in exceptions.json, and the method does not set it"
@@ -185,7 +186,7 @@ def paper_hparams(data: DataFiles, name: str) -> Iterator[Finding]:
     """The hyperparameters of the paper's run can be applied, and then all of them are in force."""
     text = dict(method_rows(with_paper_hparams(data, name))).get("paper_hparams", "")
     if "published run" in text and "is in force" not in text:
-        yield "paper_hparams", f"not all values apply: {text}"
+        yield "method.paper_hparams", f"not all values apply: {text}"
 
 
 def with_paper_hparams(data: DataFiles, name: str, **values: Any) -> RunConfig:
@@ -194,7 +195,7 @@ def with_paper_hparams(data: DataFiles, name: str, **values: Any) -> RunConfig:
     model = MODELS_OF.get(merged["method"].get("applies_to", "both"))
     own = values if model else {"policy": {"name": "masked", "model": "some/model"}, **values}
     names = [model, name] if model else [name]
-    return data.combined(*names, use_paper_hparams=bool(merged.get("paper_hparams")), **own)
+    return data.combined(*names, use_paper_hparams=bool(merged["method"].get("paper_hparams")), **own)
 
 
 def stated_settings(data: DataFiles, name: str) -> list[tuple[str, Any]]:
@@ -267,7 +268,7 @@ def _lost_values(values: Mapping[str, Any], config: RunConfig) -> Iterator[Findi
 def _function_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted key and value; a function with its numbers is one value."""
     for key, value in values.items():
-        if prefix or key not in ("method", "paper_hparams"):
+        if prefix or key != "method":
             if isinstance(value, dict) and "name" not in value:
                 yield from _function_values(value, f"{prefix}{key}.")
             else:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.check_data.data_files import DataFiles, Finding, is_under, leaves, rule_of
 from mmgrpo.check_data.method_rules import differences, stated_settings
+from mmgrpo.config import AboutConfig
 from mmgrpo.config.sections import has
 from mmgrpo.runs.alerts import watchdog_inputs
 from mmgrpo.training.build import build_rewards
@@ -17,7 +17,7 @@ PIXEL_REWARDS = {"jpeg_size", "brightness"}
 """Rewards that any picture can be made to have."""
 
 TASK_SECTIONS = {"prompts", "rewards", "evaluation"}
-WITHOUT_SOURCE = ("include", "recipe", "name", "note", "policy.name", "prompts.source")
+WITHOUT_SOURCE = ("include", "about", "name", "policy.name", "prompts.source")
 """Keys of a paper's run that have no source in the paper."""
 
 ONE_GPU = "-one-gpu"
@@ -30,7 +30,7 @@ def recipe_values(data: DataFiles, name: str) -> Iterator[Finding]:
         return
     model, method, *tasks = data.stated(name)["include"]
     own, of_method = data.stated(name), data.stated(method)
-    published = list(leaves(of_method.get("paper_hparams", {}))) if own.get("use_paper_hparams") else []
+    published = list(leaves(of_method["method"].get("paper_hparams", {}))) if own.get("use_paper_hparams") else []
     layers = [stated_settings(data, layer) for layer in (model, method)]
     layers += [published, *(stated_settings(data, task) for task in tasks), stated_settings(data, name)]
     expected = {key: value for layer in layers for key, value in layer if key != "evaluation.rewards"}
@@ -78,17 +78,17 @@ def task_sections(data: DataFiles, name: str) -> Iterator[Finding]:
 def paper_sources(data: DataFiles, name: str) -> Iterator[Finding]:
     """Every value of a paper's run has a source, and every source a value; the paper and its data are named."""
     own, config = data.stated(name), data.config(name)
-    recipe = config.recipe
-    if recipe is None:
-        yield "recipe", "a run of a paper has the section recipe"
+    about = config.about
+    if about.title is None:
+        yield "about.title", "is missing; a run of a paper has its title"
         return
     for key, _ in leaves(own):
-        if not is_under(key, (*WITHOUT_SOURCE, *recipe.sources)):
-            yield key, "has no source; add it to recipe.sources"
-    for key in recipe.sources:
+        if not is_under(key, (*WITHOUT_SOURCE, *about.sources)):
+            yield key, "has no source; add it to about.sources"
+    for key in about.sources:
         if not has(data.merged(name), key):
-            yield f"recipe.sources.{key}", "is the source of a key that the run does not set"
-    yield from _missing_descriptions(recipe, config.note)
+            yield f"about.sources.{key}", "is the source of a key that the run does not set"
+    yield from _missing_descriptions(about)
 
 
 def paper_name(data: DataFiles, name: str) -> Iterator[Finding]:
@@ -99,14 +99,14 @@ def paper_name(data: DataFiles, name: str) -> Iterator[Finding]:
         yield "name", f"is {config.name!r}; the file is {name}"
 
 
-def _missing_descriptions(recipe: Any, note: str | None) -> Iterator[Finding]:
-    if not re.fullmatch(r"\d{4}\.\d{5}", recipe.paper or ""):
-        yield "recipe.paper", f"is {recipe.paper!r}; state the arXiv number, such as '2402.03300'"
+def _missing_descriptions(about: AboutConfig) -> Iterator[Finding]:
+    if not re.fullmatch(r"\d{4}\.\d{5}", about.paper or ""):
+        yield "about.paper", f"is {about.paper!r}; state the arXiv number, such as '2402.03300'"
     for key in ("deviations", "evidence"):
-        if not getattr(recipe, key):
-            yield f"recipe.{key}", "is empty"
-    if not re.search(r"\b[Rr]ows?\b", note or ""):
-        yield "note", "describes no rows; state the columns of the data"
+        if not getattr(about, key):
+            yield f"about.{key}", "is empty"
+    if not re.search(r"\b[Rr]ows?\b", about.note or ""):
+        yield "about.note", "describes no rows; state the columns of the data"
 
 
 RUN_RULES = (

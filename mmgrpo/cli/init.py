@@ -101,6 +101,6 @@ def recipe_notes(text: str = "") -> dict[str, str]:
 
 
 def _note(values: Mapping[str, Any]) -> str:
-    recipe = values.get("recipe")
-    paper = f" (arXiv:{recipe['paper']})" if recipe else ""
-    return " ".join(str(values.get("note", "")).split()) + paper
+    about = values.get("about", {})
+    paper = f" (arXiv:{about['paper']})" if about.get("paper") else ""
+    return " ".join(str(about.get("note", "")).split()) + paper

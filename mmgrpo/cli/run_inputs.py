@@ -196,8 +196,8 @@ def prompts_of(settings: RunConfig) -> list[Prompt]:
     if settings.prompts is None:
         raise ConfigError("the configuration has no prompts: section; set prompts.source to a file or dataset")
     if settings.evaluation is not None and settings.evaluation.prompts is not None:
-        require_source(settings.evaluation.prompts, key="evaluation.prompts", note=settings.note)
-    return load_prompts_of(settings.prompts, note=settings.note)
+        require_source(settings.evaluation.prompts, key="evaluation.prompts", note=settings.about.note)
+    return load_prompts_of(settings.prompts, note=settings.about.note)
 
 
 def resumed_settings(resume: Path, config: str | None, overrides: list[str], *, computes: bool = True) -> RunConfig:
@@ -243,7 +243,7 @@ def evaluation_of(settings: RunConfig, checkpoint: Path | None, *, trust: bool =
     assert config is not None
     assert config.prompts is not None
     scorer = Scorer(build_rewards(config.rewards or settings.rewards), max_failure_frac=1.0)
-    prompts = load_prompts_of(config.prompts, key="evaluation.prompts", note=settings.note)
+    prompts = load_prompts_of(config.prompts, key="evaluation.prompts", note=settings.about.note)
     job = Job(make_accelerator(settings.model_copy(update={"tracking": TrackingConfig()})))  # first: selects the GPU
     policy, plan = policy_of(settings, checkpoint), exchange_plan(settings)
     show = _prompts_from_leader(settings, checkpoint, trust=trust)

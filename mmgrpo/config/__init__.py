@@ -10,7 +10,7 @@ from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.critic import CriticConfig
 from mmgrpo.config.kl import KLConfig
 from mmgrpo.config.method_rewards import with_method_rewards
-from mmgrpo.config.methods import POLICIES, MethodConfig, MethodKind, RecipeConfig, takes
+from mmgrpo.config.methods import POLICIES, AboutConfig, MethodConfig, MethodKind, takes
 from mmgrpo.config.objective import ObjectiveConfig, OffPolicyConfig, TermConfig
 from mmgrpo.config.phases import PhaseConfig, faults, moving_keys
 from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
@@ -30,6 +30,7 @@ from mmgrpo.maths.advantages import COMBINING
 
 __all__ = [
     "POLICIES",
+    "AboutConfig",
     "AlertKind",
     "AuxiliaryConfig",
     "CriticConfig",
@@ -45,7 +46,6 @@ __all__ = [
     "Otherwise",
     "PromptsConfig",
     "ReadingConfig",
-    "RecipeConfig",
     "ReferenceConfig",
     "RewardConfig",
     "RunConfig",
@@ -263,18 +263,11 @@ class RunConfig(Section):
     """The configuration of a run."""
 
     name: str = Field(default="run", description="of the run folder")
-    note: str | None = Field(default=None, description="note for readers of the report")
+    about: AboutConfig = Field(default_factory=AboutConfig)
     seed: int = Field(default=0, description="of the order of prompts, samples, windows and the warm-up")
     output: str = Field(default="runs", description="folder of the run folders")
     steps: int = Field(default=100, ge=0, description="rollouts, each with its updates; 0: warm-up and evaluation")
     method: MethodConfig | None = None
-    recipe: RecipeConfig | None = Field(default=None, description="of a file in papers/: the paper that it reproduces")
-    paper_hparams: dict[str, Any] = Field(
-        default_factory=dict,
-        description="of a method's file: the hyperparameters of the paper's run, not applied by default; "
-        "use_paper_hparams: true in a file that includes the method, or use_paper_hparams=true as an "
-        "override, applies them on top of the method, below the file",
-    )
     policy: Named | None = Field(
         default=None, description="a registered adapter with its settings; not needed for a live policy"
     )
@@ -341,10 +334,11 @@ class RunConfig(Section):
         labels = [reward.known_as for reward in self.rewards]
         if len(set(labels)) < len(labels):
             raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")
-        if unknown := list(unknown_keys(RunConfig, self.paper_hparams)):
+        published = {} if self.method is None else self.method.paper_hparams
+        if unknown := list(unknown_keys(RunConfig, published)):
             named = [key if (new := renamed_key(key)) is None else f"{key} (now {new})" for key in unknown]
-            raise ValueError(f"paper_hparams: no key of the configuration is {', '.join(named)}")
-        sources = [source for method in (*methods, self.recipe) if method is not None for source in method.sources]
+            raise ValueError(f"method.paper_hparams: no key of the configuration is {', '.join(named)}")
+        sources = [source for section in (*methods, self.about) for source in section.sources]
         if renamed := [f"{key} (now {new})" for key in sources if (new := renamed_key(key)) is not None]:
             raise ValueError(f"sources of the values of renamed keys: {', '.join(renamed)}")
         if self.rollout.group_size == 1 and self.advantage.scale.name != "raw":

@@ -133,7 +133,7 @@ def _sections(layer: Values, merged: Values) -> Iterator[dict[str, Any]]:
         keys = [key for key in sources if not key.startswith("method.")]
         replaced = {key: at(layer, key) for key in keys if _is_other(key, layer, merged)} | method.get("replaced", {})
         yield {
-            **{key: source for key, source in method.items() if key != "over"},
+            **{key: source for key, source in method.items() if key not in ("over", "paper_hparams")},
             "sources": sources,
             "replaced": replaced,
         }
@@ -215,7 +215,7 @@ def _identity(function: Any) -> tuple[Any, Any]:
 
 
 def _without_names(values: Values) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in ("method", "paper_hparams")}
+    return {key: value for key, value in values.items() if key != "method"}
 
 
 def _name(values: Values) -> str | None:

@@ -67,7 +67,7 @@ def load_config(
     ``[]``. Rewards of methods are added to ``rewards``.
 
     ``use_paper_hparams: true`` in a file, or ``use_paper_hparams=true`` as an override, applies the values under
-    ``paper_hparams:`` of each included method on top of that method's file.
+    ``method.paper_hparams`` of each included method on top of that method's file.
 
     Args:
         path: a file or a shipped name, with or without ``.yaml``.
@@ -92,7 +92,7 @@ def load_config(
     is_compared = any(at(values, "method.name", None) is not None for values in upper)
     merged = read_layers(find_config(path), published=published, with_methods=not is_compared)
     for values in upper:
-        merged = _over(merged, values)
+        merged = merge(merged, values)
     method_first = sorted(values_by_key.items(), key=lambda item: item[0] != "method")  # method: null affects the rest
     for key, value in method_first:
         _require_task(merged, key)
@@ -222,11 +222,11 @@ def read_layers(path: Path, *, published: bool | None = None, with_methods: bool
 
     Args:
         path: the file.
-        published: whether the values under ``paper_hparams:`` apply; None: as the files state.
+        published: whether the values under ``method.paper_hparams`` apply; None: as the files state.
         with_methods: False leaves out the methods that it includes, except for published values that apply.
 
     Returns:
-        Its values; ``paper_hparams`` is that of the uppermost method.
+        Its values; ``method.paper_hparams`` is that of the uppermost method.
 
     Raises:
         ConfigError: a file is missing or malformed, published values are requested and there are none, or methods
@@ -251,7 +251,7 @@ def _without_methods(path: Path, published: bool | None) -> dict[str, Any]:
             f"{path} sets numbers of {', '.join(unnamed)} without the name, which an included method sets, so the file "
             "cannot be merged with other methods: add the name next to the numbers, or leave the numbers to the method"
         )
-    return {key: value for key, value in merged.items() if key not in ("method", "paper_hparams")}
+    return {key: value for key, value in merged.items() if key != "method"}
 
 
 def _require_method_alone(path: Path, values: Mapping[str, Any], *, is_included: bool) -> None:
@@ -286,12 +286,12 @@ def _layers(
         inner = use_published if published is None else published  # the outermost file that sets it decides
         if not with_methods and at(values, "method.name", None) is not None:
             _require_method_alone(path, values, is_included=bool(above))
-            return dict(values["paper_hparams"]) if inner and _publishes(values) else {}
+            return dict(_published(values)) if inner else {}
 
         def below(names: Sequence[str]) -> dict[str, Any]:
             files = [find_config(name, path.parent).resolve() for name in names]
             layers = [_layers(file, (*above, path), cache, inner, with_methods=with_methods) for file in files]
-            return composed(layers, _over)
+            return composed(layers, merge)
 
         merged = below(_includes(values, path))
         if isinstance(values.get("tasks"), dict):
@@ -299,24 +299,19 @@ def _layers(
         if use_published and with_methods:
             _require_published(merged, f"{path}: use_paper_hparams: true")
         require_functions(merged, values, str(path))
-        merged = _over(merged, values)
-        cache[path, published] = merge(merged, values["paper_hparams"]) if inner and _publishes(values) else merged
+        merged = merge(merged, values)
+        cache[path, published] = merge(merged, _published(values)) if inner else merged
     return cache[path, published]
 
 
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merged values; the ``paper_hparams`` of a lower method are dropped if another method replaces it."""
-    names = [method.get("name") for values in (below, above) if isinstance(method := values.get("method"), Mapping)]
-    replaced = len(names) == 2 and None not in names and names[0] != names[1]
-    return merge({key: value for key, value in below.items() if not (replaced and key == "paper_hparams")}, above)
-
-
-def _publishes(values: Mapping[str, Any]) -> bool:
-    return isinstance(values.get("paper_hparams"), Mapping)
+def _published(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values under ``method.paper_hparams``."""
+    published = at(values, "method.paper_hparams", None)
+    return published if isinstance(published, Mapping) else {}
 
 
 def _require_published(merged: Mapping[str, Any], source: str) -> None:
-    if not merged.get("paper_hparams"):
+    if not _published(merged):
         raise ConfigError(
             f"{source} asks for the published values of a method, but no included file has any; leave it out, or "
             "include a method that has them (mmgrpo methods NAME shows them)"
@@ -359,7 +354,7 @@ def _task(values: Any, path: Path, below: Callable[[Sequence[str]], dict[str, An
             included.pop(section, None)
         elif isinstance(included.get(section), dict):
             included[section] = {name: value for name, value in included[section].items() if name != inner}
-    return _over(included, values)
+    return merge(included, values)
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The sections ``method`` and ``recipe``: method, paper and sources of a configuration."""
+"""The sections ``method`` and ``about``: method, paper, note and sources of a configuration."""
 
 from __future__ import annotations
 
@@ -101,6 +101,12 @@ class MethodConfig(Section):
     trl: dict[str, Any] = Field(
         default_factory=dict, description="options of TRL's GRPOConfig with the same loss; trainer, if not GRPO's"
     )
+    paper_hparams: dict[str, Any] = Field(
+        default_factory=dict,
+        description="the hyperparameters of the paper's run, as keys of a configuration, not applied by default; "
+        "use_paper_hparams: true in a file that includes the method, or use_paper_hparams=true as an override, applies "
+        "them on top of the method, below the file",
+    )
     over: tuple[MethodConfig, ...] = Field(
         default=(), description="methods that it is merged on top of; written by the loader"
     )
@@ -109,10 +115,12 @@ class MethodConfig(Section):
     )
 
 
-class RecipeConfig(Section):
-    """A published run over its own data: sources of its values, in addition to those of the method's file."""
+class AboutConfig(Section):
+    """A note for readers; for a published run over its own data also the paper and the sources of the run's values, in
+    addition to those of the method's file."""
 
-    title: str
+    note: str | None = Field(default=None, description="note for readers of the report")
+    title: str | None = Field(default=None, description="title of the paper that the run reproduces; null: none")
     paper: str | None = Field(default=None, description="its number on arXiv; null: it is not published")
     sources: dict[str, str] = Field(
         default_factory=dict, description="config key -> section, table or file that its value comes from"

@@ -16,7 +16,7 @@ from mmgrpo.errors import ConfigError
 LATER = "It continues from the weights of the previous run. About the first run of the series:"
 """Prefix to the note of a series for its later runs, since the note may describe the start of the first run."""
 
-BESIDE_TASKS = (*OF_RUN, "note", "recipe", "paper_hparams")
+BESIDE_TASKS = (*OF_RUN, "about")
 """Sections that a mixed run has itself."""
 
 
@@ -38,7 +38,8 @@ def runs_of(config: RunConfig) -> list[RunConfig]:
     for number, run in enumerate(config.runs):
         values = config.model_dump(mode="json") | {"runs": (), "name": f"{number + 1}-{run.name}"}
         if number:
-            values |= {"warmup": None, "note": config.note and f"{LATER} {config.note}"}
+            note = config.about.note and f"{LATER} {config.about.note}"
+            values |= {"warmup": None, "about": values["about"] | {"note": note}}
         for key, value in run.set.items():
             set_value(values, key.split("."), value)
         try:

@@ -222,16 +222,15 @@ def _row(include: str) -> MethodRow:
         method=method,
         composition="; ".join(composition(values.get("policy") or {}, config)),
         formulas=tuple(formulas(config)),
-        sources=tuple(_sources({key: value for key, value in values.items() if key != "paper_hparams"}, method)),
-        published=tuple(_sources(config.paper_hparams, method)),
+        sources=tuple(_sources(values, method)),
+        published=tuple(_sources(method.paper_hparams, method)),
     )
 
 
 def _require_config_keys(method: MethodConfig, values: Mapping[str, Any]) -> None:
     """Raises ConfigError for a source of a key that is not set."""
-    published = values.get("paper_hparams") or {}
     for key in method.sources:
-        if not has(published, key):
+        if not has(method.paper_hparams, key):
             at(values, key)
 
 

@@ -332,7 +332,7 @@ def _method_file(row: MethodRow) -> _File:
 def _run_file(include: str) -> _File:
     """The file of a run of a paper, without the values that it includes."""
     path = find_config(include)
-    section = parse_yaml(path.read_text(encoding="utf-8")).get("recipe") or {}
+    section = parse_yaml(path.read_text(encoding="utf-8")).get("about") or {}
     return _File(
         include=include,
         name=path.stem,

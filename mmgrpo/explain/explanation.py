@@ -87,8 +87,8 @@ def explanation(config: RunConfig, width: int = WIDTH) -> str:
 def _run_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     config = algorithm.config
     yield "run", f"{config.name}, seed {config.seed}"
-    if config.note:
-        yield "note", " ".join(config.note.split())
+    if config.about.note:
+        yield "note", " ".join(config.about.note.split())
     yield from task_rows(config.task)
     if config.prompts is not None:
         held_out_prompts = config.evaluation and config.evaluation.prompts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mmgrpo.config import POLICIES, MethodConfig, RecipeConfig, RunConfig
+from mmgrpo.config import POLICIES, AboutConfig, MethodConfig, RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.config.sections import at, has
 
@@ -20,9 +20,9 @@ PLAIN = "plain"
 
 def recipe_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Rows on the paper that the recipe reproduces, and its deviations; none without a recipe."""
-    if config.recipe is not None:
-        yield "recipe", _cited(config.recipe)
-        yield from _notes(config.recipe)
+    if config.about.title is not None:
+        yield "recipe", _cited(config.about)
+        yield from _notes(config.about)
 
 
 def method_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -31,7 +31,7 @@ def method_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "method", "none named"
         return
     values = config.model_dump(mode="json")
-    yield from _rows("method", config.method, config.paper_hparams, values)
+    yield from _rows("method", config.method, config.method.paper_hparams, values)
     for lower in reversed(config.method.over):
         yield from _rows("merged below", lower, {}, values)
 
@@ -72,11 +72,11 @@ def _rows(label: str, method: MethodConfig, published: Values, values: Values) -
     yield from _notes(method)
 
 
-def _cited(paper: MethodConfig | RecipeConfig) -> str:
+def _cited(paper: MethodConfig | AboutConfig) -> str:
     return f"{paper.title} ({paper.paper or 'not published'})"
 
 
-def _notes(paper: MethodConfig | RecipeConfig) -> Iterator[tuple[str, str]]:
+def _notes(paper: MethodConfig | AboutConfig) -> Iterator[tuple[str, str]]:
     yield from (("deviation", deviation) for deviation in paper.deviations)
     yield from (("evidence", evidence) for evidence in paper.evidence)
 

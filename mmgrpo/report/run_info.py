@@ -18,7 +18,8 @@ MAX_ROWS = 30
 
 def parse_note(config_text: str | None) -> str | None:
     """The note of the configuration, if any."""
-    note = _config_value(config_text, "note")
+    about = _config_value(config_text, "about")
+    note = about.get("note") if isinstance(about, dict) else None
     return note.strip() if isinstance(note, str) and note.strip() else None
 
 

@@ -32,7 +32,7 @@ START = RunPosition(step=0, warmup_step=0)
 LOCATION_KEYS = ("name", "output")
 """Keys that set the run folder, which exists already."""
 
-UNRECORDED_KEYS = ("note", "method", "recipe", "paper_hparams")
+UNRECORDED_KEYS = ("about", "method")
 """Keys without effect on the run; their changes are not recorded."""
 
 FIXED = {

@@ -192,7 +192,7 @@ def _every(task: RunConfig) -> int:
 def _prompts_of(name: str, task: RunConfig) -> Any:
     if task.prompts is None:
         raise ConfigError(f"tasks.{name} has no prompts: section; set prompts.source to a file or dataset")
-    return load_prompts_of(task.prompts, note=task.note)
+    return load_prompts_of(task.prompts, note=task.about.note)
 
 
 @final

@@ -128,7 +128,7 @@ class Trainer:
         names = self.scoring.scorer.names, self.judges.names
         subject = watchdog_inputs(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
-        load_held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
+        load_held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.about.note)
         self.held_out = load_held_out(prompts_section) if prompts_section else []
         if prompts_section and prompts_section.on_error == "skip":
             self.held_out = usable_prompts(self.held_out, "evaluation.prompts", prompt_check(policy))

@@ -114,7 +114,7 @@ def nightly(of: str, names: Iterable[str]) -> list[Any]:
 def settings(name: str) -> set[str]:
     """What a method's file sets: each key, with a choice that is no name of a function; of functions the keys alone."""
     values = read_layers(find_config(name))
-    sections = {section: value for section, value in values.items() if section not in ("method", "paper_hparams")}
+    sections = {section: value for section, value in values.items() if section != "method"}
     return {found for section, value in sections.items() for found in _set(section, value)}
 
 

@@ -23,20 +23,25 @@ from mmgrpo.runs.resuming import config_changes
 Write = Callable[[str, dict[str, Any]], Path]
 
 METHOD = {
-    "method": {"name": "ours", "title": "Ours", "paper": "2601.00001", "published_on": "a large model"},
+    "method": {
+        "name": "ours",
+        "title": "Ours",
+        "paper": "2601.00001",
+        "published_on": "a large model",
+        "paper_hparams": {
+            "steps": 7,
+            "rollout": {"prompts_per_step": 48, "window": {"size": 6}},
+            "update": {"optimizer": {"lr": 0.5}, "minibatches": 3},
+        },
+    },
     "objective": {"kl": {"beta": 0.0}},
     "rollout": {"window": {"name": "random_subset", "size": 0.5}},
-    "paper_hparams": {
-        "steps": 7,
-        "rollout": {"prompts_per_step": 48, "window": {"size": 6}},
-        "update": {"optimizer": {"lr": 0.5}, "minibatches": 3},
-    },
 }
 MODEL = {"update": {"optimizer": {"lr": 0.25, "weight_decay": 0.125}}}
 
 RESOLVED = {
     "recipes/flux-dance-grpo-one-gpu": "f900738baaa300b3",
-    "recipes/flux-mix-grpo-one-gpu": "d81b473397cd33f2",
+    "recipes/flux-mix-grpo-one-gpu": "6961b0ced2de31b9",
     "recipes/sd3.5-flow-grpo-fast-one-gpu": "adad9067ff32c1ee",
     "recipes/sd3.5-flow-grpo-geneval-one-gpu": "5b284ef162a0223c",
     "recipes/sd3.5-flow-grpo-ocr-one-gpu": "5b284ef162a0223c",
@@ -45,7 +50,7 @@ RESOLVED = {
     "quickstart/digits-image": "db0b6e68c4eece79",
     "quickstart/digits-vlm": "e36fce61dc71b4b8",
     "recipes/flux-dance-grpo": "16b0931c8c1578e8",
-    "recipes/flux-mix-grpo": "d0a5939fb029c090",
+    "recipes/flux-mix-grpo": "8eeb5426cbae8feb",
     "recipes/qwen2.5-vl-clevr-count": "ccde52af550648dd",
     "recipes/qwen2.5-vl-geometry3k": "db05d8a86774d3f1",
     "recipes/qwen2.5-vl-gui": "20267cdfd65fd803",
@@ -113,7 +118,8 @@ def test_a_method_leaves_the_scale_to_the_run(write: Write) -> None:
     assert scale(config) == (100, 8, 0.25, 1, 0.125)  # the model's lr and decay, else the defaults
     assert config.rollout.window is not None
     assert config.rollout.window.numbers == {"size": 0.5}
-    assert config.paper_hparams == METHOD["paper_hparams"]
+    assert config.method is not None
+    assert config.method.paper_hparams == METHOD["method"]["paper_hparams"]
 
 
 def test_a_file_puts_it_in_force_between_the_model_and_itself(write: Write) -> None:
@@ -143,14 +149,16 @@ def test_including_a_run_overrides_its_paper_hparams(write: Write) -> None:
 
 
 def test_paper_hparams_of_another_method_apply_with_it(write: Write) -> None:
-    write(
-        "theirs",
-        {"method": {**METHOD["method"], "name": "theirs"}, "paper_hparams": {"update": {"optimizer": {"lr": 0.0625}}}},
-    )
+    published = {"update": {"optimizer": {"lr": 0.0625}}}
+    write("theirs", {"method": {**METHOD["method"], "name": "theirs", "paper_hparams": published}})
     config = load_config(write("run", {"include": ["ours", "theirs"]}))
-    assert config.paper_hparams == {"update": {"optimizer": {"lr": 0.0625}}}
+    assert config.method is not None
+    assert config.method.paper_hparams == published
+    assert config.method.over[0].paper_hparams == {}
     task = write("task", {"include": ["ours"], "method": {"sources": {"rewards": "own"}}})  # names no other method
-    assert load_config(task).paper_hparams == METHOD["paper_hparams"]
+    method = load_config(task).method
+    assert method is not None
+    assert method.paper_hparams == METHOD["method"]["paper_hparams"]
 
 
 def test_the_resolved_file_reads_back_to_the_same(write: Write, tmp_path: Path) -> None:
@@ -162,7 +170,7 @@ def test_the_resolved_file_reads_back_to_the_same(write: Write, tmp_path: Path) 
 
 def test_paper_hparams_are_no_change_of_a_resumed_run(write: Write) -> None:
     before = load_config(write("run", {"include": ["model", "ours"]}))
-    assert list(config_changes(before, before.model_copy(update={"paper_hparams": {}}))) == []
+    assert list(config_changes(before, before.model_copy(update={"method": None}))) == []
 
 
 @pytest.mark.parametrize("values", [{"include": ["model"], "use_paper_hparams": True}, {"use_paper_hparams": True}])
@@ -185,7 +193,7 @@ def test_requesting_missing_paper_hparams_raises(values: dict[str, Any], write: 
 )
 def test_published_values_are_those_of_keys_that_exist(paper_hparams: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        validated({"paper_hparams": paper_hparams})
+        validated({"method": {"name": "ours", "title": "Ours", "paper_hparams": paper_hparams}})
 
 
 def test_a_live_configuration_has_no_paper_hparams(write: Write) -> None:

@@ -47,7 +47,9 @@ def write_run(run: Path) -> None:
         rewards = [before_and_after] * MEMBERS + [0.5] * MEMBERS
         records = [sample(f"{r:04d}.png", r, reward) for r, reward in enumerate(rewards)]
         write_lines(folder / "samples.jsonl", records)
-    (run / "config.yaml").write_text("note: the low start is <b>made</b> on purpose\npolicy:\n  path: http://hub/x\n")
+    (run / "config.yaml").write_text(
+        "about: {note: the low start is <b>made</b> on purpose}\npolicy:\n  path: http://hub/x\n"
+    )
     about = {
         "name": "digits",
         "command": "mmgrpo train digits.yaml",

@@ -28,7 +28,7 @@ def runs(tmp_path: Path) -> list[Path]:
         write_lines(folder / "evaluation.jsonl", [{"step": s, "eval/accuracy/mean": 0.2 + s / 100} for s in (0, 20)])
     write_lines(folders[1] / "evaluation.jsonl", [{"step": s, "eval/accuracy/mean": 0.2 + s / 200} for s in (0, 20)])
     (folders[0] / "config.yaml").write_text("seed: 1\nupdate: {lr: 0.1, clip: 1}\n")
-    (folders[1] / "config.yaml").write_text(f"seed: 1\nupdate: {{lr: 0.2, clip: 1}}\nnote: {HOSTILE}\n")
+    (folders[1] / "config.yaml").write_text(f"seed: 1\nupdate: {{lr: 0.2, clip: 1}}\nabout: {{note: {HOSTILE}}}\n")
     return folders
 
 
@@ -44,7 +44,7 @@ def test_differences_of_configurations_and_results(runs: list[Path]) -> None:
     rows = page.texts("tr")
     assert "accuracy0.200 → 0.400 step 200.200 → 0.300 step 20" in rows
     assert "update.lr0.10.2" in rows
-    assert f"note\u2013{HOSTILE}" in rows
+    assert f"about.note\u2013{HOSTILE}" in rows
     assert not [row for row in rows if row.startswith(("update.clip", "seed"))]
     # both runs in one chart, on an axis of 0..1
     assert page.plot("accuracy") == ["M0.0 80.0L100.0 60.0", "M0.0 80.0L100.0 70.0"]

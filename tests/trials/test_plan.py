@@ -84,10 +84,9 @@ def test_a_method_of_the_task_is_left_out(tmp_path: Path) -> None:
     assert grpo.objective.surrogate is not None
     assert grpo.objective.surrogate.numbers == {"low": 0.2, "high": 0.2}
     assert grpo.method is not None
-    assert (grpo.method.name, grpo.method.over, grpo.paper_hparams) == (
+    assert (grpo.method.name, grpo.method.over) == (
         "grpo",
         (),
-        load_config("methods/grpo").paper_hparams,
     )
     own = load_config(recipe)
     for key in ("policy", "rewards", "rollout", "advantage", "objective", "update"):
