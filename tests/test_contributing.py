@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -114,3 +119,102 @@ def test_issue_forms_have_labels_and_unique_ids(page: str) -> None:
     fields = [field for field in form["body"] if field["type"] != "markdown"]
     assert len({field["id"] for field in fields}) == len(fields)
     assert all(field["attributes"]["label"] for field in fields)
+
+
+NEW_METHOD = {
+    "configs/methods/advantages/cubed.yaml": """
+method:
+  name: cubed
+  title: Cubed
+  paper_title: Cubed Advantages for Sparse Rewards
+  use_when: Use it when rewards are sparse and the few best samples should count more.
+  paper: "2612.00001"
+  applies_to: both
+  sources:
+    advantage.scale: Cubed, eq. 1
+    advantage.estimators: Cubed, eq. 2
+    objective.kl.beta: Cubed, sec. 3, none
+  deviations: ["The paper clips the cube at 8; this file does not."]
+  evidence: ["By hand; tests/methods/advantages/test_cubed.py."]
+advantage:
+  scale: group
+  estimators: [{name: cubed}]
+objective: {kl: {beta: 0.0}}
+""",
+    "mmgrpo/methods/advantages/cubed.py": '''
+"""Cubed, arXiv:2612.00001."""
+
+from mmgrpo.maths.estimators import ESTIMATORS, estimator
+
+
+@ESTIMATORS.register
+@estimator()
+def cubed(feedback, advantage_BT):
+    """The cube of the advantage.
+
+    A <- A^3
+
+    Source: Cubed, eq. 2.
+    """
+    return advantage_BT**3
+''',
+    "tests/methods/advantages/test_cubed.py": """
+import torch
+
+from mmgrpo.methods.advantages.cubed import cubed
+
+
+def test_advantages_are_cubed() -> None:
+    assert cubed().assign(None, torch.tensor([[-2.0], [0.5]])).tolist() == [[-8.0], [0.125]]
+""",
+}
+"""The three files of CONTRIBUTING.md."""
+
+SHOW_METHOD = """
+import json, runpy, sys
+from pathlib import Path
+from typer.testing import CliRunner
+from mmgrpo.check_data import RULES, DataFiles, apply_rules
+from mmgrpo.cli import app
+from mmgrpo.config.loading import find_config
+from mmgrpo.docgen.methods import method_index, method_pages
+from mmgrpo.docgen.papers import paper_index, papers_page
+
+runpy.run_path("tests/methods/advantages/test_cubed.py")["test_advantages_are_cubed"]()
+file, methods = find_config("methods/cubed"), method_index()
+report = apply_rules(list(RULES.values()), DataFiles({"methods/cubed": file}, rewards={}))
+pages, papers = method_pages(methods), papers_page(paper_index(methods))
+values = {
+    "file": str(file),
+    "command": CliRunner().invoke(app, ["methods", "cubed"], env={"COLUMNS": "200"}).output,
+    "search": CliRunner().invoke(app, ["methods", "--for", "sparse best samples"], env={"COLUMNS": "200"}).output,
+    "page": pages["advantages.md"],
+    "index": pages["index.md"],
+    "papers": papers,
+    "faults": [str(fault) for fault in report.faults],
+}
+Path(sys.argv[1]).write_text(json.dumps(values))
+"""
+
+
+def test_new_method_is_three_files(tmp_path: Path) -> None:
+    """In a copy of the package, a method with three files is listed, checked, on its page and among the papers."""
+    for folder in ("mmgrpo", "configs", "policies", "rewards", "examples"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in NEW_METHOD.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text.lstrip())
+    command = [sys.executable, "-c", SHOW_METHOD, str(tmp_path / "shown.json")]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    shown = json.loads((tmp_path / "shown.json").read_text())
+    assert shown["file"] == str(tmp_path / "configs/methods/advantages/cubed.yaml")
+    assert "A <- A^3" in shown["command"]
+    assert re.search(r"advantage\.estimators +\[cubed\] +Cubed, eq\. 2", shown["command"])
+    assert re.search(r"^ *cubed +Use it when rewards are sparse", shown["search"], re.MULTILINE)
+    assert "\n## Cubed {#cubed}\n" in shown["page"]
+    assert "| [`cubed`](advantages.md#cubed) | tokens and denoising policies | rewards are sparse" in shown["index"]
+    title = "[Cubed Advantages for Sparse Rewards](https://arxiv.org/abs/2612.00001)"
+    row = f"| `cubed` | {title} | [methods/cubed](methods/advantages.md#cubed); deviations: 1 |"
+    assert row in shown["papers"].splitlines()
+    assert shown["faults"] == []
