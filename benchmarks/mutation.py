@@ -34,7 +34,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("mmgrpo/maths", "mmgrpo/methods")
-TESTS = ("tests/maths", "tests/methods", "tests/properties")
+TESTS = (
+    "tests/maths",
+    "tests/methods",
+    "tests/properties",
+    "tests/data/test_samplers.py",
+    "tests/data/test_contexts.py",
+)
 SLOWEST_S = 5.0
 """Tests that take longer are left out."""
 MOST_S = 120.0

@@ -14,6 +14,7 @@ from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.feedback import SampleColumn, Scoped
 from mmgrpo.maths.strategies import Request, Round, Setting, Strategy
 from mmgrpo.maths.strategies.chain_stages import stages
+from mmgrpo.maths.strategies.downstream import following
 from mmgrpo.methods.credit.grpo_care import likely_answers
 from mmgrpo.methods.strategies.delethink import along_chain, begun_by, group_sum
 from mmgrpo.values import of_view
@@ -164,3 +165,14 @@ def test_the_advantage_of_a_row_is_that_of_its_first_kept_decision() -> None:
     feedback = replace(feedback, after_B=torch.tensor([-1, 0]))
     advantage_BT = torch.tensor([[0.0, 0.0], [float("nan"), 2.0]])
     assert along_chain().assign(feedback, advantage_BT)[0].tolist() == [2.0, 2.0]
+
+
+def test_members_of_a_prompt_are_shared_out_over_its_samples() -> None:
+    requests = following([(0, 0), (0, 1), (1, 0)], compare="prompt").ask(
+        (), Setting(step=0, num_prompts=2, group_size=4)
+    )
+    assert [(request.prompt, request.members, request.after) for request in requests] == [
+        (0, (0, 1), ((0, 0),)),
+        (0, (2, 3), ((0, 1),)),
+        (1, (0, 1, 2, 3), ((1, 0),)),
+    ]

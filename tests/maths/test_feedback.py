@@ -125,3 +125,13 @@ def test_tokens_are_one_for_each_kept_decision():
         replace(feedback, token_BT=token_BT - 1)
     with pytest.raises(ShapeError, match=r"token_BT must be .* like mask_BT"):
         replace(feedback, token_BT=torch.zeros(len(token_BT), token_BT.shape[1] + 1, dtype=torch.long))
+
+
+@pytest.mark.parametrize(("values", "valid"), [((2, 1), (2, 2)), ((2,), (2,))])
+def test_scores_of_spans_are_a_matrix_with_a_mask_of_its_shape(values: tuple[int, ...], valid: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeError, match="value_BS and valid_BS"):
+        Scoped(
+            scope_BT=torch.zeros(2, 3, dtype=torch.long),
+            value_BS=torch.zeros(values),
+            valid_BS=torch.ones(valid, dtype=torch.bool),
+        )

@@ -162,3 +162,11 @@ def test_values_carry_their_strength():
     assert str(positive_error(0.1)) == "positive_error(0.1)@old"
     assert positive_error(0.1) != positive_error(1.0)
     assert str(Value("k3", "reference")) == "k3@reference"
+
+
+def test_levels_are_those_of_the_rows_of_images():
+    """Of a latent of 0 and a velocity of 1 the error is the level itself: l^2 over |l|."""
+    zero, one = torch.zeros(3, 1, 2, 2), torch.ones(3, 1, 2, 2)
+    level = torch.tensor([0.25, 0.5, 1.0])
+    errors = matching_errors(zero, zero, level, one, one, strength=1.0)
+    assert errors.positive.tolist() == pytest.approx([0.25, 0.5, 1.0])

@@ -282,3 +282,9 @@ def test_rows_of_one_decision_are_a_segment_each():
     assert loss_BT is not None
     assert low_BT.tolist() == [[0.001], [0.001]]
     assert loss_BT.tolist() == [[1.0], [1.0]]
+
+
+def test_decisions_without_an_advantage_stay_within_the_divergence():
+    decisions = decisions_of(logprob=[[-0.5, -0.5]], old_logprob=[[-1.0, -1.0]], advantage=[[0.0, 1.0]])
+    decisions = replace(decisions, values={DRIFT: torch.ones(1, 2)})
+    assert within_divergence(limit=0.5).of(decisions, {}).loss_BT.tolist() == [[1.0, 0.0]]

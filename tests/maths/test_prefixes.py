@@ -7,6 +7,7 @@ import torch
 
 from mmgrpo.errors import ShapeError
 from mmgrpo.maths.prefixes import prefix_states
+from mmgrpo.maths.strategies.draft_prefix import accepted
 
 
 def test_rows_share_the_states_of_their_common_prefix() -> None:
@@ -41,3 +42,10 @@ def test_an_id_is_of_one_column() -> None:
 def test_shapes_are_checked() -> None:
     with pytest.raises(ShapeError, match="prefix_states needs"):
         prefix_states(torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3).bool(), torch.tensor([0, -1]))
+
+
+def test_a_draft_is_kept_up_to_its_first_rejected_decision() -> None:
+    """log 0.5 = -0.69 is above the second decision's -2 + 1 = -1, and at a lenience of 0.5 below its -0.5."""
+    logprob_T, draft_T, uniform_T = torch.tensor([[-1.0, -2.0, -1.0], [-1.0, -1.0, -1.0], [0.5, 0.5, 0.5]])
+    assert accepted(logprob_T, draft_T, uniform_T, lenience=0.0) == 1
+    assert accepted(logprob_T, draft_T, uniform_T, lenience=0.5) == 3

@@ -4,7 +4,7 @@ import pytest
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.controllers import adaptive_kl, dual_ascent
-from mmgrpo.maths.schedules import cosine, linear, step_value
+from mmgrpo.maths.schedules import cosine, learning_rate_factor, linear, step_value
 from mmgrpo.methods.advantages.curriculum_grpo import exponential_value
 from mmgrpo.methods.off_policy.g2rpo_a import against_trend
 
@@ -59,3 +59,11 @@ def test_against_trend() -> None:
     assert against_trend(1.0, (0.25, 0.35, 0.2), high=1.2) == 1.2
     assert against_trend(1.0, (0.25, 0.35, 0.6), low=0.8) == 0.8
     assert (against_trend(0.4, (0.2, 0.0)), against_trend(0.4, (0.0, 0.2))) == (0.4, 0.4)
+
+
+def test_learning_rates_ramp_up_and_fall() -> None:
+    """Two updates of warm-up, then from 1 to 0.1 over eight: half way at the sixth it is 0.55."""
+    numbers = {"num_updates": 10, "num_warmup": 2, "floor": 0.1}
+    factors = [learning_rate_factor(update, schedule="linear", **numbers) for update in (0, 1, 2, 6, 10, 50)]
+    assert factors == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1, 0.1])
+    assert [learning_rate_factor(update, schedule="constant", **numbers) for update in (0, 1, 9)] == [0.5, 1.0, 1.0]

@@ -152,3 +152,7 @@ def test_a_progressive_window_refuses_impossible_numbers(numbers: dict[str, int]
 
 def test_every_window_has_a_name():
     assert set(WINDOWS.values()) == {all_window, fixed_window, random_window, random_subset, progressive_window}
+
+
+def test_steps_after_the_first_decision_may_be_fewer():
+    assert shortened(4, 0, 0.5) == (1.0, 0.75)

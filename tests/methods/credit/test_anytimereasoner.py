@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from mmgrpo.algorithm import Algorithm
@@ -51,3 +52,9 @@ def test_thoughts_are_cut_at_the_budgets_and_answered_at_their_end() -> None:
     assert [(len(one.members), one.continues.after, bool(one.continues.then)) for one in asked if one.continues] == [
         (4, 2000, True), (4, 4000, True), (4, 5001, False),
     ]  # fmt: skip
+
+
+def test_earlier_budgets_count_by_powers_of_two() -> None:
+    """Scores 1, 0, 1 at equal weights, alone. s = 2: R = 1/3, V1 = (1 + 2 * 0) / 3 / 3 = 1/9, V2 = 1/3: 1/3 - 5/27."""
+    advantages = budget_advantages([1, 0, 1], [[1, 0, 1]], [1 / 3] * 3)
+    assert advantages == pytest.approx([0.0, -1 / 9, 4 / 27])

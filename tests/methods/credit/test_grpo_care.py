@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.feedback import Scoped
 from mmgrpo.methods.credit.grpo_care import likely_answers
 from mmgrpo.values import of_view
@@ -33,3 +34,10 @@ def test_advantages_have_the_dtype_of_their_input() -> None:
         advantage_BT = estimator.assign(feedback, torch.zeros(3, 2, dtype=dtype))
         assert advantage_BT.dtype == dtype
         assert advantage_BT[:, 0].tolist() == pytest.approx(expected_B)
+
+
+@pytest.mark.parametrize("numbers", [{"strength": -1.0}, {"margin": -1.0}, {"ceiling": 0.0}, {"ceiling": 1.5}])
+def test_numbers_out_of_range_raise(numbers: dict[str, float]) -> None:
+    likely_answers(view="slow", of="accuracy", part="answer", ceiling=1.0)
+    with pytest.raises(ConfigError, match="likely_answers needs"):
+        likely_answers(view="slow", of="accuracy", part="answer", **numbers)

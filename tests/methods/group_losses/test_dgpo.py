@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.methods.group_losses.dgpo import dgpo, group_weight
 from mmgrpo.values import from_reference, of_view
 from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
@@ -20,3 +25,26 @@ LOSS = (
 
 def test_loss_of_the_method() -> None:
     assert_loss("dgpo", *LOSS)
+
+
+def test_clipped_decisions_are_counted_by_side() -> None:
+    """Ratios e^0.1 and e^-0.1 have left 1 +- 0.05 on the side of the gain, at half an advantage each."""
+    logprob_BT = torch.tensor([[-0.9], [-1.1]])
+    decisions = Decisions(
+        logprob_BT=logprob_BT,
+        old_logprob_BT=torch.full((2, 1), -1.0),
+        advantage_BT=torch.tensor([[0.5], [-0.5]]),
+        mask_BT=torch.ones(2, 1, dtype=torch.bool),
+        weight_BT=torch.full((2, 1), 0.5),
+        segment_BT=torch.zeros(2, 1, dtype=torch.long),
+        group_BT=torch.zeros(2, 1, dtype=torch.long),
+        values={of_view("reference"): logprob_BT},
+    )
+    diagnostics = dgpo(clip=0.05).loss(decisions).diagnostics
+    assert (float(diagnostics.clip_high_count), float(diagnostics.clip_low_count)) == (1.0, 1.0)
+
+
+def test_a_group_of_one_weighs_by_its_gain() -> None:
+    one_BT = torch.ones(1, 1)
+    weight_BT = group_weight(2 * one_BT, one_BT.bool(), one_BT.long(), beta=1.0)
+    assert float(weight_BT) == pytest.approx(torch.tensor(2.0).sigmoid().item())

@@ -27,3 +27,7 @@ def test_the_curriculum_opens() -> None:
     memory = Memory().declared(sampler.columns)
     assert set(sampler.draw(memory, 0, pool, 2, 0)) == {198, 199}
     assert set(sampler.draw(memory, 50, pool, 101, 0)) == set(range(99, 200))
+    # fewer than are open come from all of them, and not from the easiest alone
+    indices = set(sampler.draw(memory, 50, pool, 50, 0))
+    assert indices <= set(range(99, 200))
+    assert not indices <= set(range(150, 200))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from math import log
 
+import pytest
 import torch
 
+from mmgrpo.data.samplers import Pool
 from mmgrpo.maths.strategies import Setting
 from mmgrpo.memory import Memory, ReplayRow
+from mmgrpo.methods.memory.exgrpo import by_successes
+from mmgrpo.types import Prompt
 from tests.configs.method_rounds import sampled_prompts, strategy_of
 from tests.configs.method_steps import Step, assert_loss
 
@@ -45,3 +49,14 @@ def test_most_certain_right_row_is_replayed() -> None:
     setting = Setting(step=1, num_prompts=1, group_size=7, memory=memory, key_of=lambda n: "a")
     *_, request = strategy_of("exgrpo").ask((), setting)
     assert (request.members, request.given) == ((7,), (rows[1],))
+
+
+def test_numbers_of_successes_share_the_draws_by_a_normal_curve() -> None:
+    """Nine prompts of 4 successes in 8 share the weight 1, one of 3 has e^-0.5 = 0.607: 0.607 / 1.607 of the draws."""
+    sampler, keys = by_successes(), tuple(str(n) for n in range(10))
+    memory = Memory().declared(sampler.columns)
+    memory = memory.write("num_samples", keys, torch.full((10,), 8))
+    memory = memory.write("last_rate", keys, torch.tensor([0.5] * 9 + [0.375], dtype=torch.float64))
+    pool = Pool(keys, [Prompt(key) for key in keys])
+    draws = [sampler.draw(memory, 0, pool, 1, seed)[0] for seed in range(600)]
+    assert draws.count(9) / 600 == pytest.approx(0.3775, abs=0.06)

@@ -7,7 +7,8 @@ import torch
 
 from mmgrpo.algorithm import prompt_sampler
 from mmgrpo.data.samplers import Pool
-from mmgrpo.memory import Memory
+from mmgrpo.memory import Memory, Outcomes
+from mmgrpo.methods.memory.greso import skip_settled
 from mmgrpo.types import Prompt
 from tests.configs.method_rounds import assert_refilled
 from tests.configs.method_rows import A_TWO, ONE_OF_TWO, UP
@@ -35,3 +36,11 @@ def test_settled_prompts_are_skipped() -> None:
     memory = memory.write("right_streak", keys[:4000], torch.full((4000,), 3))
     indices = sampler.draw(memory, 0, Pool(keys, [Prompt(key) for key in keys]), 4500, 0)
     assert sum(index < 4000 for index in indices) == pytest.approx(500, abs=60)
+
+
+def test_a_step_without_a_reward_changes_no_probability() -> None:
+    sampler, zero_K = skip_settled(), torch.zeros(2, dtype=torch.float64)
+    memory = Memory().declared(sampler.columns).with_state("skip_settled", {"easy": 0.25, "hard": 0.75})
+    outcomes = Outcomes(keys=("0", "1"), num_K=zero_K.long(), reward_sum_K=zero_K, reward_square_sum_K=zero_K, step=0)
+    assert sampler.learn is not None
+    assert dict(sampler.learn(memory, outcomes).state("skip_settled")) == {"easy": 0.25, "hard": 0.75}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.methods.off_policy.meml_grpo import systems, weakest_system
 from mmgrpo.values import of_view, seen_in
 from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO, UP
 from tests.configs.method_steps import Step, assert_loss
@@ -23,3 +27,10 @@ LOSS = (
 
 def test_loss_of_the_method() -> None:
     assert_loss("meml-grpo", *LOSS)
+
+
+def test_missing_system_texts_raise() -> None:
+    with pytest.raises(ConfigError, match="two at least"):
+        weakest_system(texts=["a"])
+    with pytest.raises(ConfigError, match="at least one text"):
+        systems(texts=[])

@@ -76,3 +76,9 @@ def test_the_temperature_follows_the_entropy() -> None:
     assert requests[0].settings == {"temperature": 1.2}
     three = replace(FOUR, num_prompts=3)  # of which a quarter is less than one
     assert [one.prompt for one in strategy.ask([answered(strategy.ask((), three), [0] * 6)], three)] == [0]
+
+
+@pytest.mark.parametrize("numbers", [{"temperature": 0.0}, {"share": 0.0}, {"share": 1.5}, {"most": 0}])
+def test_numbers_that_sample_nothing_raise(numbers: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="with_tempered needs"):
+        with_tempered(**numbers)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
+from mmgrpo.maths.strategies import Setting
+from mmgrpo.memory import Memory
+from mmgrpo.methods.strategies.coba_rl import by_capability, explored
 from tests.configs.method_steps import config_of
 
 
@@ -9,3 +14,21 @@ def test_bound_of_negative_advantages_is_that_of_the_authors_fork_of_verl() -> N
     surrogate = config_of("coba-rl").objective.surrogate
     assert surrogate is not None
     assert (surrogate.name, surrogate.numbers["bound"]) == ("dual_clipped", 3.0)  # clip_ratio_c in their scripts
+
+
+def test_prompts_that_nearly_always_fail_share_the_rest_by_their_failures() -> None:
+    """Ten of twelve are left: int(10 * 1 / 1.96) = 5, int(5 * 0.96 / 1.96) = 2, and of three the first gets two."""
+    assert explored({0: 0.0, 1: 0.04}, 12, least=1, most=100, alpha=2.0, beta=9.0) == {0: 8, 1: 4}
+
+
+def test_the_value_moves_with_the_failures_of_the_last_step_alone() -> None:
+    """The prompt of the last step succeeded at 0.9, so that the curve favors hard prompts: that of 0.2 gains more."""
+    strategy = by_capability(least=1, most=16)
+    memory = Memory().declared(strategy.memory)
+    memory = memory.write("visits", ["0", "1"], torch.tensor([1, 1]))
+    memory = memory.write("last_step", ["0", "1"], torch.tensor([1, 0]))
+    memory = memory.write("last_rate", ["0", "1"], torch.tensor([0.9, 0.2], dtype=torch.float64))
+    setting = Setting(step=2, num_prompts=2, group_size=6, memory=memory)
+    easy, hard = (len(request.members) for request in strategy.ask((), setting))
+    assert easy + hard == 12
+    assert hard > easy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.configs.method_rounds import ExpectedRounds, assert_rounds
+from tests.configs.method_rounds import ExpectedRounds, assert_rounds, strategy_of
 
 # one half of each group, then the other
 ROUNDS = ExpectedRounds(
@@ -14,3 +14,7 @@ ROUNDS = ExpectedRounds(
 
 def test_rounds_of_the_method() -> None:
     assert_rounds("eepo", ROUNDS)
+
+
+def test_the_second_half_waits_for_the_first() -> None:
+    assert strategy_of("eepo").looks_back

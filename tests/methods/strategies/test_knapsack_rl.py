@@ -27,6 +27,13 @@ def test_samples_go_to_the_prompts_of_the_highest_value() -> None:
     assert shared_out({0: 0.5, 1: 0.0, 2: 1.0}, 15, least=2, most=11) == {0: 5, 1: 8, 2: 2}
 
 
+def test_prompts_that_every_sample_solves_get_the_rest_where_none_always_fails() -> None:
+    """0.5 needs 3 of the 11 that are left; the other 8 go to the prompt of rate 1."""
+    assert shared_out({0: 0.5, 1: 1.0}, 15, least=2, most=11) == {0: 5, 1: 10}
+    # 0.1 needs more than the 2 that are left
+    assert shared_out({0: 0.1, 1: 0.0}, 6, least=2, most=11) == {0: 4, 1: 2}
+
+
 def test_group_sizes_follow_the_last_visit() -> None:
     strategy = Algorithm.of(config_of("knapsack-rl")).strategy
     memory = Memory().declared(strategy.memory)

@@ -78,3 +78,13 @@ def test_a_context_shows_as_much_as_the_strategy_states() -> None:
     assert shown.prefix == "a b "
     with pytest.raises(ConfigError, match="needs a share"):
         show(prompt, 0, History())
+
+
+def test_a_rate_at_the_floor_needs_no_share() -> None:
+    assert Curve(slope=10.0, middle=0.5, floor=0.2).share_for(0.2) == 0.0
+
+
+@pytest.mark.parametrize("numbers", [{"target": 0.0}, {"target": 1.0}, {"rounds": 0}, {"first": 1.5}])
+def test_numbers_without_a_share_raise(numbers: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="adaptive_hints needs"):
+        adaptive_hints(context="begun", **numbers)

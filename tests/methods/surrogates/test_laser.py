@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.methods.surrogates.laser import self_reward
+from mmgrpo.methods.surrogates.laser import self_judged, self_reward
 from mmgrpo.values import end_logprob
 from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit, assert_loss
+from tests.maths.feedback_rows import feedback_of
 
 SAID = end_logprob(151652)
 # at the step 200: 0.1 (-14 + 23) = 0.9 and 0, of mean 0.45 and sample deviation 0.6363961: 0.7071068 and minus that
@@ -46,3 +48,27 @@ def test_a_sample_without_a_reward_has_no_error() -> None:
         values={SAID: ends_BT},
     )
     assert float(self_reward(token=151652).loss(decisions).value) == pytest.approx(0.01 / 2 / 2)
+
+
+def test_a_text_that_was_cut_off_rewards_itself_with_nothing() -> None:
+    """Scores 0.1 (-14 + 23) = 0.9 and 0: a tenth of 0.7071 and of minus that."""
+    feedback = feedback_of(
+        [1.0, 0.0], [0, 0], old_logprob=[[0.0, 0.0]] * 2, values={SAID: torch.tensor([[0.0, -14.0], [0.0, 0.0]])}
+    )
+    advantage_BT = self_judged(token=151652).assign(feedback, torch.zeros(2, 2))
+    assert advantage_BT[:, 0].tolist() == pytest.approx([0.0707107, -0.0707107])
+
+
+def test_decisions_without_rewards_raise() -> None:
+    zero_BT = torch.zeros(1, 1)
+    decisions = Decisions(
+        logprob_BT=zero_BT,
+        old_logprob_BT=zero_BT,
+        advantage_BT=zero_BT,
+        mask_BT=torch.ones(1, 1, dtype=torch.bool),
+        weight_BT=zero_BT,
+        segment_BT=zero_BT.long(),
+        values={SAID: zero_BT},
+    )
+    with pytest.raises(ConfigError, match="self_reward needs group_BT and reward_BT"):
+        self_reward(token=151652).loss(decisions)

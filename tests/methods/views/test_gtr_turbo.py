@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.methods.views.gtr_turbo import excess_likelihood
 from mmgrpo.values import of_view
 from tests.configs.method_rows import A_TWO, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
@@ -19,3 +23,9 @@ CREDIT = (
 
 def test_advantages_of_the_method() -> None:
     assert_credit("gtr-turbo", *CREDIT)
+
+
+def test_a_weight_below_0_raises() -> None:
+    excess_likelihood(view="reference", weight=0.0)
+    with pytest.raises(ConfigError, match="at least 0"):
+        excess_likelihood(view="reference", weight=-1.0)

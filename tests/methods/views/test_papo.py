@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.methods.views.papo import masked_image
 from mmgrpo.values import from_reference, of_view
 from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
@@ -19,3 +23,10 @@ LOSS = (
 
 def test_loss_of_the_method() -> None:
     assert_loss("papo", *LOSS)
+
+
+@pytest.mark.parametrize("numbers", [{"patch": 0}, {"share": -0.1}, {"share": 1.1}])
+def test_patches_that_mask_nothing_raise(numbers: dict[str, float]) -> None:
+    masked_image(share=1.0, patch=1)
+    with pytest.raises(ConfigError, match="a share from 0 to 1"):
+        masked_image(**numbers)

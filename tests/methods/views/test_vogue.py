@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from math import log
 
+import pytest
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.methods.views.vogue import bounded_uncertainty
 from mmgrpo.values import of_view
 from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
@@ -22,3 +26,10 @@ CREDIT = (
 
 def test_advantages_of_the_method() -> None:
     assert_credit("vogue", *CREDIT)
+
+
+@pytest.mark.parametrize("numbers", [{"bound": 0.0}, {"entropy_bound": 0.0}, {"weight": -1.0}, {"entropy": -1.0}])
+def test_bounds_and_weights_out_of_range_raise(numbers: dict[str, float]) -> None:
+    bounded_uncertainty(view="raw", bound=1.0, entropy_bound=1.0, weight=0.0, entropy=0.0)
+    with pytest.raises(ConfigError, match="bounds above 0"):
+        bounded_uncertainty(view="raw", **numbers)
