@@ -16,7 +16,7 @@ from mmgrpo.maths.strategies import Request, Round, Setting, Strategy
 from mmgrpo.maths.strategies.chain_stages import stages
 from mmgrpo.maths.strategies.downstream import following
 from mmgrpo.methods.credit.grpo_care import likely_answers
-from mmgrpo.methods.strategies.delethink import along_chain, begun_by, group_sum
+from mmgrpo.methods.strategies.delethink import along_chain, begun_by, carried_over, group_sum
 from mmgrpo.values import of_view
 from tests.maths.feedback_rows import feedback_of
 
@@ -176,3 +176,10 @@ def test_members_of_a_prompt_are_shared_out_over_its_samples() -> None:
         (0, (2, 3), ((0, 1),)),
         (1, (0, 1, 2, 3), ((1, 0),)),
     ]
+
+
+@pytest.mark.parametrize("numbers", [{"tail": 0}, {"tail": 4, "head": -1}])
+def test_a_context_that_carries_nothing_over_raises(numbers: dict[str, int]) -> None:
+    carried_over(tail=1, head=0)
+    with pytest.raises(ConfigError):
+        carried_over(**numbers)

@@ -55,6 +55,6 @@ def test_thoughts_are_cut_at_the_budgets_and_answered_at_their_end() -> None:
 
 
 def test_earlier_budgets_count_by_powers_of_two() -> None:
-    """Scores 1, 0, 1 at equal weights, alone. s = 2: R = 1/3, V1 = (1 + 2 * 0) / 3 / 3 = 1/9, V2 = 1/3: 1/3 - 5/27."""
-    advantages = budget_advantages([1, 0, 1], [[1, 0, 1]], [1 / 3] * 3)
-    assert advantages == pytest.approx([0.0, -1 / 9, 4 / 27])
+    """Scores 0, 1, 1 at equal weights, alone. s = 2: R = 1/3, V1 = (0 + 2 * 1) / 3 / 3 = 2/9, V2 = 1/3: 1/3 - 7/27."""
+    advantages = budget_advantages([0, 1, 1], [[0, 1, 1]], [1 / 3] * 3)
+    assert advantages == pytest.approx([0.0, 2 / 9, 2 / 27])
