@@ -133,13 +133,18 @@ method:
   sources:
     advantage.scale: Cubed, eq. 1
     advantage.estimators: Cubed, eq. 2
+    objective.surrogate: Cubed, eq. 3
+    objective.aggregate: Cubed, eq. 3
     objective.kl.beta: Cubed, sec. 3, none
   deviations: ["The paper clips the cube at 8; this file does not."]
   evidence: ["By hand; tests/methods/advantages/test_cubed.py."]
 advantage:
   scale: group
   estimators: [{name: cubed}]
-objective: {kl: {beta: 0.0}}
+objective:
+  surrogate: {name: clipped, low: 0.2, high: 0.2}
+  aggregate: {name: sequence_mean}
+  kl: {beta: 0.0}
 """,
     "mmgrpo/methods/advantages/cubed.py": '''
 """Cubed, arXiv:2612.00001."""
