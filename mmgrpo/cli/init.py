@@ -22,7 +22,7 @@ CONFIG = """\
 # and the two null sections. Every key: https://mmgrpo.github.io/mmgrpo/reference/configuration/.
 include: [quickstart/digits-image]
 name: my-run
-note: A first run, written by mmgrpo init.
+about: {note: A first run written by mmgrpo init}
 steps: 20
 
 prompts: {source: prompts.jsonl}            # one row per line; the other columns go to the rewards
