@@ -27,6 +27,7 @@ from mmgrpo.config import (
     TermConfig,
 )
 from mmgrpo.config.numbers import bound, takes
+from mmgrpo.config.objective import PER_DECISION
 from mmgrpo.config.registry import Registered
 from mmgrpo.config.schedules import Course, Moved, function_of_schedule
 from mmgrpo.data.contexts import CONTEXTS
@@ -427,7 +428,7 @@ def objective_of(config: ObjectiveConfig) -> Objective:
     return Objective(
         surrogate=surrogate,
         aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
-        ratio_level=config.ratio_level,
+        ratio_level=_level(config.ratio_level),
         bound=None if config.bound is None else bound("objective.bound", BOUNDS, config.bound),
         selections=_labeled(config.selections, "objective.selections", SELECTIONS, Selection),
         normalize_ratio=config.normalize_ratio,
@@ -436,7 +437,7 @@ def objective_of(config: ObjectiveConfig) -> Objective:
         else bound("objective.step_weight", STEP_WEIGHTS, config.step_weight),
         divergence=config.kl.divergence,
         kl_beta=config.kl.beta,
-        kl_ratio_level=config.kl.ratio_level,
+        kl_ratio_level=config.kl.ratio_level and _level(config.kl.ratio_level),
         entropy_bonus=config.entropy_bonus,
         modulations=modulations,
         further=tuple(_term(term) for term in config.terms),
@@ -531,6 +532,11 @@ def _require_bounds(name: str, surrogate: Callable[..., Any], modulations: Seque
         )
 
 
+def _level(level: str | None) -> str:
+    """The name in ``RATIO_LEVELS`` of a level of the configuration."""
+    return "token" if level in PER_DECISION or level is None else level
+
+
 def _with_lr(named: Named, lr: float) -> Named:
     if named.name not in FILTERS_WITH_LR:
         return named
@@ -552,7 +558,7 @@ def _term(config: TermConfig) -> Term:
 
 def _foreign(config: OffPolicyConfig) -> Foreign:
     surrogate = bound("objective.off_policy.surrogate", SURROGATES, config.surrogate)
-    return Foreign(surrogate=surrogate, ratio_level=config.ratio_level, weight=config.weight)
+    return Foreign(surrogate=surrogate, ratio_level=_level(config.ratio_level), weight=config.weight)
 
 
 def _window(named: Named | None) -> Callable[..., Sequence[int]] | None:

@@ -168,7 +168,7 @@ def test_formula_and_numbers() -> None:
     assert said["advantage A"].startswith("group: A = (r - mean_G r) / (std_G r + eps)")
     assert said["advantage A"].endswith("eps = 0.0001, correction = 1. Advantage clamped to [-limit, limit], limit = 5")
     assert said["surrogate l"] == "clipped: l = max(-A r, -A clip(r, 1 - low, 1 + high)), low = 0.001, high = 0.002"
-    assert said["log-ratio"] == "token: log r = logprob - old_logprob"
+    assert said["log-ratio"] == "decision: log r = logprob - old_logprob"
     assert said["weight v"] == "sequence_mean: w = m / (kept decisions of the row * num_samples)"
     assert said["KL"].startswith("kl_beta = 0.1, gaussian: KL of two Gaussians")
     assert said["sampler"].startswith("chosen by the scheduler: flow_sde on flow levels, native for")
@@ -196,7 +196,7 @@ def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
                 "ratio_level": "sequence",
                 "selections": selections,
                 "truncated": "zero",
-                "kl": {"divergence": "k3", "beta": 0.1, "ratio_level": "token"},
+                "kl": {"divergence": "k3", "beta": 0.1, "ratio_level": "step"},
             }
         )
     )
@@ -209,7 +209,7 @@ def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
     assert first.startswith("top_entropy: w = 0 unless H >= quantile(H over the update's decisions on all processes")
     assert second.startswith("w = 0 unless A >= 0 or mean_t (old_logprob - logprob) <= limit")
     assert said["truncated"].startswith("samples cut off by their length limit: decisions left out, counted as zeros")
-    assert "times the ratio at the level token, with gradient, k3: " in said["KL"]
+    assert "times the ratio at the level step, with gradient, k3: " in said["KL"]
     assert said["values"].startswith("a pass before every update: the sequence ratio couples decisions")
     assert "skipped" not in said
 
@@ -327,7 +327,7 @@ def test_off_policy_rows_and_auxiliary_losses() -> None:
         )
     )
     formula = "shaped_probability: l = -A p / (p + gamma), p = exp(logprob), gamma = 0.1"
-    assert found["read rows l"] == f"{formula}; r of the token, times 1"
+    assert found["read rows l"] == f"{formula}; r of the decision, times 1"
     assert found["term"] == "0.1 times negative_logprob: L = sum v (-logprob); only rows of source demonstration"
     assert found["advantage A"].endswith("Rows that are read are compared among themselves")
     found = rows(load_config("methods/mm-helix", {"policy": None}))

@@ -205,3 +205,22 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert full_disk(tmp_path / "a" / "b") == (
         f" (the disk of {tmp_path} is full, 1.5 MiB free: make room, or set output=FOLDER on another)"
     )
+
+
+@pytest.mark.parametrize(
+    ("run", "level", "error"),
+    [
+        ("quickstart/digits-image", "step", None),
+        ("quickstart/arithmetic-text", "token", None),
+        ("quickstart/digits-image", "null", None),
+        ("quickstart/digits-image", "token", "the policy denoising is for denoising policies: set step, or null"),
+        ("quickstart/arithmetic-text", "step", "the policy language is for tokens: set token, or null"),
+    ],
+)
+def test_ratio_level_of_a_decision_has_the_name_of_the_policy(run: str, level: str, error: str | None) -> None:
+    override = [f"objective.ratio_level={level}"]
+    if error is not None:
+        with pytest.raises(ConfigError, match=error):
+            load_config(run, override)
+        return
+    assert objective_of(load_config(run, override).objective).ratio_level == "token"  # of each decision

@@ -321,6 +321,7 @@ class RunConfig(Section):
         methods = () if self.method is None else (*self.method.over, self.method)
         for method in methods:
             _require_same_decisions(method, self.policy)
+        _require_level_of_policy(self.objective, self.policy)
         object.__setattr__(self, "rewards", with_method_rewards(self.rewards, methods))
         if self.update.minibatches > self.rollout.prompts_per_step:
             raise ValueError(
@@ -369,3 +370,17 @@ def _require_same_decisions(method: MethodConfig, policy: Named | None) -> None:
             f"{method.name} is {POLICIES[method.applies_to]}, and the policy {policy.name} is {POLICIES[kind]}; "
             "include another policy, or leave it out"
         )
+
+
+def _require_level_of_policy(objective: ObjectiveConfig, policy: Named | None) -> None:
+    """Raises ValueError for ratios of tokens of a denoising policy, or of denoising steps of another one."""
+    levels = {key: level for key, level in objective.ratio_levels.items() if level in ("token", "step")}
+    if policy is None or not levels or (kind := decides(policy.name)) is None:
+        return
+    expected = "step" if kind == "denoising" else "token"
+    for key, level in levels.items():
+        if level != expected:
+            raise ValueError(
+                f"{key}: {level}, but the policy {policy.name} is {POLICIES.get(kind, kind)}: set {expected}"
+                + (", or null for policies of any kind" if not key.startswith("objective.kl") else "")
+            )

@@ -11,7 +11,10 @@ from mmgrpo.config.kl import KLConfig
 from mmgrpo.config.sections import Named, Section
 from mmgrpo.config.views import RESERVED, ViewConfig
 
-Level = Literal["token", "segment", "sequence", "trajectory"]
+Level = Literal["token", "step", "segment", "sequence", "trajectory"]
+
+PER_DECISION = (None, "token", "step")
+"""Levels at which every decision has a ratio of its own."""
 
 
 Source = Literal["on_policy", "replay", "demonstration"]
@@ -36,7 +39,7 @@ class OffPolicyConfig(Section):
     """The surrogate of off-policy rows: replay and demonstrations."""
 
     surrogate: Named = Field(description="as objective.surrogate")
-    ratio_level: Level = Field(default="token", description="as objective.ratio_level")
+    ratio_level: Level | None = Field(default=None, description="as objective.ratio_level")
     weight: float = Field(default=1.0, ge=0, description="factor on their loss; 0: it is not computed")
 
 
@@ -45,8 +48,8 @@ class LossKLConfig(KLConfig):
 
     ratio_level: Level | None = Field(
         default=None,
-        description="level of the ratio that multiplies the divergence, with gradient; token makes k1, k2 and k3 "
-        "unbiased off policy; null: no ratio",
+        description="level of the ratio that multiplies the divergence, with gradient; token (or step) makes k1, k2 "
+        "and k3 unbiased off policy; null: no ratio",
     )
 
 
@@ -66,10 +69,11 @@ class ObjectiveConfig(Section):
     modulations: tuple[Named, ...] = Field(
         default=(), description="bounds, weight and divergence that differ from decision to decision, in order"
     )
-    ratio_level: Level = Field(
-        default="token",
-        description="decisions that a ratio is taken over: token, one token or one denoising step; segment and "
-        "sequence, geometric means; trajectory, the product",
+    ratio_level: Level | None = Field(
+        default=None,
+        description="decisions that a ratio is taken over: null, each decision, for policies of any kind; token, the "
+        "same for policies that generate tokens; step, for denoising policies; segment and sequence, geometric means; "
+        "trajectory, the product",
     )
     bound: Named | None = Field(
         default=None, description="bound of each decision's log-ratio, before the level averages"
@@ -114,6 +118,16 @@ class ObjectiveConfig(Section):
         if reserved := [name for name in self.views if name in RESERVED]:
             raise ValueError(f"views must not have the names of the run's own weights, got {', '.join(reserved)}")
         return self
+
+    @property
+    def ratio_levels(self) -> dict[str, Level]:
+        """The levels that are set, by their key."""
+        levels = {
+            "objective.ratio_level": self.ratio_level,
+            "objective.off_policy.ratio_level": self.off_policy and self.off_policy.ratio_level,
+            "objective.kl.ratio_level": self.kl.ratio_level,
+        }
+        return {key: level for key, level in levels.items() if level is not None}
 
     @property
     def clip_bound(self) -> float | None:

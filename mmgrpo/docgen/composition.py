@@ -16,6 +16,7 @@ from mmgrpo.config import (
     RunConfig,
 )
 from mmgrpo.config.numbers import named_in
+from mmgrpo.config.objective import PER_DECISION
 from mmgrpo.explain.explanation import formula_of
 from mmgrpo.explain.method_settings import shown_value
 from mmgrpo.maths.advantages import SCALES
@@ -56,8 +57,8 @@ def formulas(config: RunConfig) -> Iterator[str]:
     yield from (
         formula_of(named_in("objective.modulations", MODULATIONS, named.name)) for named in config.objective.modulations
     )
-    if config.objective.ratio_level != "token":
-        yield formula_of(RATIO_LEVELS[config.objective.ratio_level])
+    if (level := config.objective.ratio_level) is not None and level not in PER_DECISION:
+        yield formula_of(RATIO_LEVELS[level])
 
 
 def _sampling(policy: Mapping[str, Any]) -> Iterator[str]:
@@ -98,13 +99,13 @@ def _advantage(advantage: AdvantageConfig) -> str:
 
 
 def _objective(objective: ObjectiveConfig) -> Iterator[str]:
-    level = "" if objective.ratio_level == "token" else f" by {objective.ratio_level}"
+    level = "" if objective.ratio_level in PER_DECISION else f" by {objective.ratio_level}"
     normalized = " of the normalized ratio" if objective.normalize_ratio else ""
     bounded = "" if objective.bound is None else f" of {_function(objective.bound)} log-ratios"
     if objective.surrogate is not None:
         yield f"{_function(objective.surrogate)}{normalized}{bounded}{level}"
     if objective.off_policy is not None:
-        level = "" if objective.off_policy.ratio_level == "token" else f" by {objective.off_policy.ratio_level}"
+        level = "" if objective.off_policy.ratio_level in PER_DECISION else f" by {objective.off_policy.ratio_level}"
         times = "" if objective.off_policy.weight == 1 else f"{objective.off_policy.weight:g} "
         yield f"{times}{_function(objective.off_policy.surrogate)}{level} of rows that are read"
     for term in objective.terms:

@@ -29,7 +29,7 @@ and how to write one. [From TRL](trl.md) maps the options of TRL to these method
 TRL_OPTIONS = (
     ("`epsilon`, `epsilon_high`", "`objective.surrogate: {name: clipped, low: , high: }`; for cispo, high = cap - 1"),
     ("`delta`", "`objective.surrogate: {name: two_sided_clipped, low: , high: , delta: }`"),
-    ("`importance_sampling_level`", "`objective.ratio_level`: token is decision, sequence is sequence"),
+    ("`importance_sampling_level`", "`objective.ratio_level`: token and sequence, of the same names"),
     ("`loss_type`", "the table above; `objective.aggregate` alone for the mean that it takes"),
     ("`scale_rewards`", "`advantage.scale`: group, batch, none"),
     ("`multi_objective_aggregation: normalize_then_sum`", "`advantage: {scale: gdpo, correction: 1}`"),

@@ -14,6 +14,7 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import AdvantageConfig, AlertKind, Named, ObjectiveConfig, OffPolicyConfig, RewardConfig, RunConfig
 from mmgrpo.config.needs import require_needs
 from mmgrpo.config.numbers import named_in
+from mmgrpo.config.objective import PER_DECISION
 from mmgrpo.config.registry import is_scheduled, names, policy_class, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
@@ -242,14 +243,14 @@ def _advantage_line(config: AdvantageConfig) -> str:
 
 
 def _ratio_line(objective: ObjectiveConfig) -> str:
-    level = RATIO_LEVELS[objective.ratio_level]
-    line = f"{objective.ratio_level}: log r = logprob - old_logprob"
+    level = objective.ratio_level
+    line = f"{level or 'decision'}: log r = logprob - old_logprob"
     if objective.normalize_ratio:
         line += f", normalized to {formula_of(normalized_log_ratio)}"
     if objective.bound is not None:
         formula = formula_of(named_in("objective.bound", BOUNDS, objective.bound.name))
         line += f", bounded by {objective.bound.name}: {formula}{_numbers(objective.bound.numbers)}"
-    return line if objective.ratio_level == "token" else f"{line}; then {formula_of(level)}"
+    return line if level is None or level in PER_DECISION else f"{line}; then {formula_of(RATIO_LEVELS[level])}"
 
 
 def _kl_line(objective: ObjectiveConfig) -> str:
@@ -264,7 +265,7 @@ def _foreign_row(foreign: OffPolicyConfig | None) -> Iterator[tuple[str, str]]:
     """The surrogate of off-policy rows, if they have a separate one."""
     if foreign is not None:
         ((label, line),) = _function_rows("read rows l", (foreign.surrogate,), SURROGATES)
-        yield label, f"{line}; r of the {foreign.ratio_level}, times {foreign.weight:g}"
+        yield label, f"{line}; r of the {foreign.ratio_level or 'decision'}, times {foreign.weight:g}"
 
 
 def _divergence_line(name: str) -> str:
