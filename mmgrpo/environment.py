@@ -42,3 +42,6 @@ class Environment(ABC):
         Returns:
             The answer.
         """
+
+    def close(self) -> None:  # noqa: B027
+        """Releases what the conversation holds (processes, files, connections); called once, however it ends."""

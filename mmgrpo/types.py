@@ -65,6 +65,8 @@ class Plan:
         settings: sampling settings of the policy for this rollout only; its rows are scored under them.
         environment: makes the ``Environment`` of each sample's conversation; None: single-turn answers.
         max_turns: the maximum number of turns that the policy writes in a conversation.
+        environment_workers: the maximum number of environments that work at a time.
+        environment_timeout_s: the maximum duration of a call of an environment, in seconds; None: unlimited.
         keep_latents: whether samples keep the latent that their image is decoded from, for scoring at other noise
             levels.
         for_rescoring: whether the samples are scored again as off-policy samples and trained only on those decisions;
@@ -84,6 +86,8 @@ class Plan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
     max_turns: int = 8
+    environment_workers: int = 32
+    environment_timeout_s: float | None = 60.0
     keep_latents: bool = False
     for_rescoring: bool = False
     on_samples: Callable[[Sequence[Sample]], None] | None = field(default=None, compare=False, repr=False)
@@ -92,6 +96,8 @@ class Plan:
         chosen = self.stochastic
         if self.max_turns < 1:
             raise DataError(f"Plan.max_turns must be 1 or more, got {self.max_turns}")
+        if self.environment_workers < 1:
+            raise DataError(f"Plan.environment_workers must be 1 or more, got {self.environment_workers}")
         if chosen is not None and (list(chosen) != sorted(set(chosen)) or any(t < 0 for t in chosen)):
             raise DataError(f"Plan.stochastic must be increasing indices of decisions, got {chosen}")
         if self.members is not None:

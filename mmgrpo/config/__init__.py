@@ -82,6 +82,18 @@ class RolloutConfig(Section):
         "[python:module:function, ...]}, or python:module:Class with its arguments; null: one turn",
     )
     max_turns: int = Field(default=8, ge=1, description="most turns that a sample generates in an environment")
+    environment_workers: int = Field(
+        default=32,
+        ge=1,
+        description="environments that work at a time, one thread each; 1: one after another, for environments "
+        "that share an object which is not safe for threads",
+    )
+    environment_timeout_s: float | None = Field(
+        default=60.0,
+        gt=0,
+        description="seconds that a call of an environment may take; a longer one ends its conversation, whose sample "
+        "is not scored; null: unlimited",
+    )
     training_states: Literal["sampled", "renoised"] = Field(
         default="sampled",
         description="states that a denoiser is trained on: sampled, the steps of its sampling; renoised, its samples, "

@@ -98,9 +98,15 @@ def exchange_plan(config: RunConfig) -> Plan:
 
     Raises ConfigError if that cannot be made of its arguments, or is none.
     """
-    named, turns = config.rollout.environment, config.rollout.max_turns
+    section = config.rollout
+    named = section.environment
+    limits: dict[str, Any] = {
+        "max_turns": section.max_turns,
+        "environment_workers": section.environment_workers,
+        "environment_timeout_s": section.environment_timeout_s,
+    }
     if named is None:
-        return Plan(max_turns=turns)
+        return Plan(**limits)
     make = partial(resolve("environments", named.name), **named.numbers)
     try:
         with restored_settings(f"environment '{named.name}'", set()):
@@ -109,7 +115,7 @@ def exchange_plan(config: RunConfig) -> Plan:
         raise ConfigError(f"rollout.environment ({named.name}): {error}") from error
     except Exception as error:  # foreign code
         if named in _created_environments:  # it has been made before: a failure now ends one exchange, not the run
-            return Plan(environment=make, max_turns=turns)
+            return Plan(environment=make, **limits)
         raise ConfigError(
             f"rollout.environment ({named.name}) cannot be made: {type(error).__name__}: {error}"
         ) from error
@@ -120,7 +126,8 @@ def exchange_plan(config: RunConfig) -> Plan:
         )
     if named not in _created_environments:
         _created_environments.append(named)
-    return Plan(environment=make, max_turns=turns)
+    environment.close()
+    return Plan(environment=make, **limits)
 
 
 def plan_at(algorithm: Algorithm, policy: Policy, step: int) -> Plan:

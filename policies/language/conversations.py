@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -15,8 +16,8 @@ from mmgrpo.types import Prompt
 
 from ..completion import Completion, CompletionTurn
 from .encoding import EncodedPrompt, PromptEncoder, media_prompt, parts_of
+from .environment_pool import EnvironmentPool
 from .forward_paths import ForwardPath
-from .guarded_environment import GuardedEnvironment
 from .token_generation import GenerationParams, RowStart, generate_rows
 
 
@@ -63,6 +64,108 @@ def with_turns(
     return prompt
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ConversationRow:
+    """A row of a conversation: its prompt, with the media of later turns, and its tokens."""
+
+    prompt: EncodedPrompt
+    completion: Completion
+
+
+@dataclass(slots=True, eq=False)
+class _Chunk:
+    """Rows that are sampled together in every turn, so that their samples do not depend on which answer comes first.
+
+    Attributes:
+        turn: number of the turn that is being written or answered, counted from 1.
+        rows: the rows.
+        written: what each row has, its last turn included.
+    """
+
+    turn: int
+    rows: list[int]
+    written: dict[int, ConversationRow]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Conversations:
+    """The state of a rollout's conversations.
+
+    Attributes:
+        pool: the environments.
+        encoder: encoder of the environment's turns.
+        params: sampling parameters.
+        max_turns: maximum number of turns that the policy writes.
+        starts: number of tokens before the last turn of each row.
+        keys: key of the state before the last turn of each row.
+        turns: turns of each row.
+        media_errors: for each turn with media, why the model cannot take it, or None.
+    """
+
+    pool: EnvironmentPool
+    encoder: PromptEncoder
+    params: GenerationParams
+    max_turns: int
+    starts: list[int]
+    keys: list[str | None]
+    turns: list[tuple[CompletionTurn, ...]]
+    media_errors: list[DataError | None]
+
+    def submit(self, row: int, written: ConversationRow) -> None:
+        """Sends a finished turn of the policy to the row's environment."""
+        if written.completion.finished:
+            text = self.encoder.text(written.completion.token_T[self.starts[row] :].tolist())
+            self.pool.submit(row, text)
+
+    def is_answered(self, chunk: _Chunk) -> bool:
+        """Whether every environment of a chunk has answered."""
+        return all(self.pool.is_answered(row) for row in chunk.rows if chunk.written[row].completion.finished)
+
+    def answer(self, chunk: _Chunk) -> tuple[dict[int, ConversationRow], _Chunk | None]:
+        """Waits for the answers of a chunk; returns the rows that end, and the rest as the chunk of the next turn."""
+        ended: dict[int, ConversationRow] = {}
+        continued: dict[int, ConversationRow] = {}
+        for row in chunk.rows:
+            written = chunk.written[row]
+            completion, environment = written.completion, self.pool.environments[row]
+            reply = self.pool.reply(row) if completion.finished else None
+            reward = None if reply is None else reply.reward
+            turn = CompletionTurn(self.starts[row], len(completion.token_T), reward, self.keys[row], reply)
+            self.turns[row] += (turn,)
+            extended = None
+            if chunk.turn < self.max_turns and reply is not None and not reply.ends:
+                extended = self._with_reply(row, written, reply)
+            if extended is None:
+                finished = reply is not None and reply.ends
+                completion = replace(
+                    completion, turns=self.turns[row], finished=finished, environment_error=environment.error
+                )
+                ended[row] = replace(written, completion=completion)
+            else:
+                continued[row] = extended
+                self.starts[row] = len(extended.completion.token_T)
+                self.keys[row] = None if reply is None else reply.state
+        return ended, _Chunk(chunk.turn + 1, list(continued), continued) if continued else None
+
+    def _with_reply(self, row: int, written: ConversationRow, reply: Turn) -> ConversationRow | None:
+        try:
+            extended = _with_reply(written, reply, self.encoder, self.params)
+        except DataError as error:
+            if not reply.num_media:
+                raise
+            self.pool.environments[row].fail("step", error)
+            self.media_errors.append(error)
+            return None
+        self.media_errors += [None] * bool(reply.num_media)
+        return extended
+
+    def require_media(self) -> None:
+        """Raises DataError if the model could take the media of none of the environment's turns."""
+        failures = [error for error in self.media_errors if error is not None]
+        if failures and len(failures) == len(self.media_errors):
+            raise failures[0]
+
+
 def generate_conversations(
     path_for: Callable[[Sequence[EncodedPrompt]], ForwardPath],
     starts: Sequence[RowStart],
@@ -70,7 +173,7 @@ def generate_conversations(
     seed_N: Sequence[int],
     params: GenerationParams,
     *,
-    environments: Sequence[GuardedEnvironment],
+    pool: EnvironmentPool,
     openings: Sequence[Turn],
     encoder: PromptEncoder,
     max_turns: int,
@@ -78,7 +181,8 @@ def generate_conversations(
     """Generates N rows turn by turn; tokens of the environment are forced, never trained.
 
     A row ends when its environment ends it or returns an empty turn, after ``max_turns``, or if its next turn does
-    not fit.
+    not fit. Environments work while other rows are sampled: the rows of a batch of the first turn stay together, and
+    their next turn is sampled as soon as all of them are answered.
 
     Args:
         path_for: selects the forward path for rows of some prompts.
@@ -86,7 +190,7 @@ def generate_conversations(
         owner_N: the beginning of each row.
         seed_N: seed of each row's random numbers.
         params: sampling parameters; its length limits the full row, including tokens of the environment.
-        environments: one per row, after ``reset``.
+        pool: the environments, after ``reset``.
         openings: the turn that each ``reset`` returned.
         encoder: encoder of the environment's turns.
         max_turns: maximum number of turns that the policy writes.
@@ -97,65 +201,52 @@ def generate_conversations(
     Raises:
         DataError: the model can take the media of none of the environment's turns.
     """
-    media_errors: list[DataError | None] = []  # of each turn with media
-    turns: list[tuple[CompletionTurn, ...]] = [()] * len(owner_N)
-    keys = [opening.state for opening in openings]
-    rows, owners = list(range(len(owner_N))), list(owner_N)
-    for number in range(1, max_turns + 1):
-        continued: dict[int, ConversationRow] = {}
-        path = path_for([start.prompt for start in starts])
-        for batch in generate_rows(path, starts, owners, [seed_N[row] for row in rows], params):
-            finished_rows: dict[int, ConversationRow] = {}
-            for position, completion in batch.items():
-                row, start = rows[position], starts[owners[position]]
-                environment, written = environments[row], ConversationRow(start.prompt, completion)
-                reply = _reply(environment, completion, start.num_initial, encoder)
-                reward = None if reply is None else reply.reward
-                turns[row] += (CompletionTurn(start.num_initial, len(completion.token_T), reward, keys[row], reply),)
-                keys[row] = None if reply is None else reply.state
-                extended = None
-                if number < max_turns and reply is not None and not reply.ends:
-                    try:
-                        extended = _with_reply(written, reply, encoder, params)
-                        media_errors += [None] * bool(reply.num_media)
-                    except DataError as error:
-                        if not reply.num_media:
-                            raise
-                        environment.fail("step", error)
-                        media_errors.append(error)
-                if extended is None:
-                    finished = reply is not None and reply.ends
-                    ended = replace(
-                        completion, turns=turns[row], finished=finished, environment_error=environment.error
-                    )
-                    finished_rows[row] = replace(written, completion=ended)
-                else:
-                    continued[row] = extended
-            if finished_rows:
-                yield finished_rows
-        rows = [row for row in rows if row in continued]
-        starts = [RowStart(continued[row].prompt, continued[row].completion) for row in rows]
-        owners = list(range(len(rows)))
-        if not rows:
-            break
-    failures = [error for error in media_errors if error is not None]
-    if failures and len(failures) == len(media_errors):
-        raise failures[0]
+    conversations = _Conversations(
+        pool=pool,
+        encoder=encoder,
+        params=params,
+        max_turns=max_turns,
+        starts=[starts[owner].num_initial for owner in owner_N],
+        keys=[opening.state for opening in openings],
+        turns=[()] * len(owner_N),
+        media_errors=[],
+    )
+    answering: deque[_Chunk] = deque()
 
+    def answered(*, wait: bool) -> Iterator[dict[int, ConversationRow]]:
+        """The rows that end, of the chunks that are answered; samples the next turn of the others."""
+        while answering:
+            chunk = next(filter(conversations.is_answered, answering), None)
+            if chunk is None and wait:
+                pool.wait_for(lambda: any(map(conversations.is_answered, answering)))
+                continue
+            if chunk is None:
+                return
+            answering.remove(chunk)
+            ended, following = conversations.answer(chunk)
+            if ended:
+                yield ended
+            if following is not None:
+                written = following.written
+                turn_starts = [RowStart(written[row].prompt, written[row].completion) for row in following.rows]
+                path = path_for([start.prompt for start in turn_starts])
+                seeds = [seed_N[row] for row in following.rows]
+                for batch in generate_rows(path, turn_starts, range(len(seeds)), seeds, params):
+                    for position, completion in batch.items():
+                        row = following.rows[position]
+                        written[row] = ConversationRow(written[row].prompt, completion)
+                        conversations.submit(row, written[row])
+                answering.append(following)
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ConversationRow:
-    """A row of a conversation: its prompt, with the media of later turns, and its tokens."""
-
-    prompt: EncodedPrompt
-    completion: Completion
-
-
-def _reply(environment: GuardedEnvironment, completion: Completion, start: int, encoder: PromptEncoder) -> Turn | None:
-    """The environment's answer to a turn; None for a turn that was cut off."""
-    if not completion.finished:
-        return None
-    return environment.step(encoder.text(completion.token_T[start:].tolist()))
+    path = path_for([start.prompt for start in starts])
+    for batch in generate_rows(path, starts, owner_N, seed_N, params):
+        written = {row: ConversationRow(starts[owner_N[row]].prompt, completion) for row, completion in batch.items()}
+        for row in written:
+            conversations.submit(row, written[row])
+        answering.append(_Chunk(1, list(written), written))
+        yield from answered(wait=False)
+    yield from answered(wait=True)
+    conversations.require_media()
 
 
 def _with_reply(

@@ -47,17 +47,37 @@ class GuardedEnvironment:
         error: the error in one line; None if there was none.
     """
 
-    def __init__(self, make: Callable[[], Environment]) -> None:
+    def __init__(self, make: Callable[[], Environment] | None = None) -> None:
         """Makes the environment.
 
         Args:
-            make: returns a new environment.
+            make: returns a new environment; None: ``make`` makes it later.
         """
         self.error: str | None = None
         self._name = "the environment"
         self._environment: Environment | None = None
         self._reported: set[str] = set()
+        if make is not None:
+            self.make(make)
+
+    def make(self, make: Callable[[], Environment]) -> None:
+        """Makes the environment.
+
+        Args:
+            make: returns a new environment.
+        """
         self._guarded("__init__", lambda: self._made(make))
+
+    def close(self) -> None:
+        """Closes the environment, whether it failed or not; an error of ``close`` is logged, and counts for nothing."""
+        environment = self._environment
+        if environment is None:
+            return
+        try:
+            with restored_settings(f"environment '{self._name}'", self._reported):
+                environment.close()
+        except (Exception, SystemExit, CancelledError) as error:
+            logger.warning("%s.close raised %s: %s", self._name, type(error).__name__, error)
 
     def reset(self, prompt: Prompt) -> Turn:
         """The opening turn; empty if the environment failed.
@@ -127,6 +147,8 @@ class GuardedEnvironment:
             reason = str(error)
         except Exception:  # of an error that cannot be written
             reason = "its text cannot be made"
+        if self.error is not None:
+            return  # of a call that was given up
         text = f"{self._name}.{method} raised {type(error).__name__}: {reason}"[:500]
         self.error = text.encode("utf-8", "replace").decode("utf-8")
         first = self._name not in _traceback_shown

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from re import Pattern
 
@@ -19,6 +20,7 @@ from ..sampling import SamplingDistribution
 from ..token_buffer import TOKEN_STATISTICS
 from .conversations import ConversationRow, generate_conversations, with_opening_turn, with_turns
 from .encoding import EncodedPrompt, PromptEncoder
+from .environment_pool import EnvironmentPool
 from .forward_paths import ForwardPath
 from .guarded_environment import GuardedEnvironment
 from .plain_path import PlainPath
@@ -64,14 +66,15 @@ class TextRollouts:
         batches = self._batches(prompts, ids, first_rows, seed, plan)
         generated: dict[int, ConversationRow] = {}
         samples: dict[int, Sample] = {}
-        for batch in batches:
-            new = {row: written for number, written in batch.items() for row in carriers_of[number]}
-            generated |= new
-            for row, written in new.items():
-                p, member = rows[row]
-                sample = Sample(prompts[p], group=ids[p], member=member)
-                samples[row] = with_completion(sample, written.completion, self.encoder.text, plan.sample_values)
-            plan.emit_samples([samples[row] for row in new])
+        with closing(batches):  # an error closes the environments at once
+            for batch in batches:
+                new = {row: written for number, written in batch.items() for row in carriers_of[number]}
+                generated |= new
+                for row, written in new.items():
+                    p, member = rows[row]
+                    sample = Sample(prompts[p], group=ids[p], member=member)
+                    samples[row] = with_completion(sample, written.completion, self.encoder.text, plan.sample_values)
+                plan.emit_samples([samples[row] for row in new])
         all_rows = range(len(rows))
         return build_rollout(
             TextTrace.of(
@@ -88,22 +91,54 @@ class TextRollouts:
 
     def _batches(
         self, prompts: Sequence[Prompt], ids: Sequence[int], rows: Sequence[tuple[int, int]], seed: int, plan: Plan
-    ) -> Iterator[dict[int, ConversationRow]]:
-        """Generates the (prompt, member) rows, batch by batch."""
-        params = self._params(plan)
-        environments = [] if plan.environment is None else [GuardedEnvironment(plan.environment) for _ in rows]
-        if environments and self.segment_end is not None:
+    ) -> Generator[dict[int, ConversationRow]]:
+        """Generates the (prompt, member) rows, batch by batch; the environments are closed however it ends."""
+        params, row_prompts = self._params(plan), [prompts[p] for p, _ in rows]
+        if plan.environment is None:
+            starts, owners, seeds = self._starts(row_prompts, prompts, ids, rows, seed, plan, params)
+            path = self.path_for([start.prompt for start in starts])
+            for batch in generate_rows(path, starts, owners, seeds, params):
+                yield {row: ConversationRow(starts[row].prompt, completion) for row, completion in batch.items()}
+            return
+        if self.segment_end is not None:
             raise ConfigError("turns are the segments of a conversation: remove policy.segment_end")
-        row_prompts = [prompts[p] for p, _ in rows]
-        openings = [environment.reset(row_prompts[n]) for n, environment in enumerate(environments)]
-        shared: dict[tuple[int, str], Prompt] = {}
-        for n, opening in enumerate(openings):
-            opened = with_opening_turn(row_prompts[n], opening)
-            row_prompts[n] = (
-                opened
-                if opened.images
-                else shared.setdefault((rows[n][0], repr((opened.text, opened.messages))), opened)
+        limits = {"workers": plan.environment_workers, "timeout_s": plan.environment_timeout_s}
+        with EnvironmentPool(plan.environment, len(rows), **limits) as pool:
+            openings = pool.reset(row_prompts)
+            shared: dict[tuple[int, str], Prompt] = {}
+            for n, opening in enumerate(openings):
+                opened = with_opening_turn(row_prompts[n], opening)
+                if not opened.images:
+                    opened = shared.setdefault((rows[n][0], repr((opened.text, opened.messages))), opened)
+                row_prompts[n] = opened
+            starts, owners, seeds = self._starts(
+                row_prompts, prompts, ids, rows, seed, plan, params, environments=pool.environments
             )
+            yield from generate_conversations(
+                self.path_for,
+                starts,
+                owners,
+                seeds,
+                params,
+                pool=pool,
+                openings=openings,
+                encoder=self.encoder,
+                max_turns=plan.max_turns,
+            )
+
+    def _starts(
+        self,
+        row_prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt],
+        ids: Sequence[int],
+        rows: Sequence[tuple[int, int]],
+        seed: int,
+        plan: Plan,
+        params: GenerationParams,
+        *,
+        environments: Sequence[GuardedEnvironment] = (),
+    ) -> tuple[list[RowStart], list[int], list[int]]:
+        """The beginning of each row, the row whose beginning it shares, and its seed."""
         encoded = self._encoded(row_prompts, [prompts[p] for p, _ in rows], environments, params.length)
         path = self.path_for(encoded)
         if environments and isinstance(path, PlainPath) and path.has_encoder:
@@ -117,22 +152,7 @@ class TextRollouts:
             for opened, (p, _) in zip(encoded, rows, strict=True)
         ]
         owners = [first_of.setdefault(key, n) for n, key in enumerate(keys)]
-        seeds = [derive_seed(seed, ids[p], member) for p, member in rows]
-        if not environments:
-            for batch in generate_rows(path, starts, owners, seeds, params):
-                yield {row: ConversationRow(encoded[row], completion) for row, completion in batch.items()}
-            return
-        yield from generate_conversations(
-            self.path_for,
-            starts,
-            owners,
-            seeds,
-            params,
-            environments=environments,
-            openings=openings,
-            encoder=self.encoder,
-            max_turns=plan.max_turns,
-        )
+        return starts, owners, [derive_seed(seed, ids[p], member) for p, member in rows]
 
     def _encoded(
         self,
@@ -317,4 +337,7 @@ def _read_behind(sample: Sample, plan: Plan) -> Prompt:
     """The prompt of an off-policy sample, with the environment's opening turn if the sample is a conversation."""
     if plan.environment is None or not sample.turn_ends:
         return sample.prompt
-    return with_opening_turn(sample.prompt, GuardedEnvironment(plan.environment).reset(sample.prompt))
+    environment = GuardedEnvironment(plan.environment)
+    opening = environment.reset(sample.prompt)
+    environment.close()
+    return with_opening_turn(sample.prompt, opening)

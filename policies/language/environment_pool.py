@@ -1,0 +1,227 @@
+"""The environments of a rollout, answered side by side: one thread for each, a limit on calls at a time and on their
+duration.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, final
+
+from mmgrpo.environment import Environment, Turn
+from mmgrpo.types import Prompt
+
+from .guarded_environment import GuardedEnvironment
+
+MAX_CLOSE_S = 10.0
+"""Seconds that all ``close`` calls of a rollout may take together."""
+
+
+@final
+class _Call:
+    """One call of an environment: its result, or the error of the run that it raised."""
+
+    def __init__(self, method: str, function: Callable[[], Any]) -> None:
+        self.method = method
+        self.function = function
+        self.started_s: float | None = None
+        self.is_done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+@final
+class EnvironmentPool:
+    """One environment per row, with one thread for all of its calls; calls begin in the order in which
+    they are submitted, and at most ``workers`` run at a time.
+
+    A call that takes longer than ``timeout_s`` ends its conversation as an error does (``GuardedEnvironment``); its
+    thread is abandoned, and the next call begins.
+
+    Attributes:
+        environments: one per row.
+    """
+
+    def __init__(
+        self, make: Callable[[], Environment], num_rows: int, *, workers: int, timeout_s: float | None
+    ) -> None:
+        """Makes the environments, one after another.
+
+        Args:
+            make: returns a new environment.
+            num_rows: number of rows.
+            workers: maximum number of calls at a time.
+            timeout_s: maximum duration of a call in seconds; None: unlimited.
+        """
+        self._condition = threading.Condition()
+        self._waiting: deque[tuple[int, _Call]] = deque()
+        self._running: dict[int, _Call] = {}
+        self._queues: list[SimpleQueue[_Call | None]] = []
+        self._calls: dict[int, _Call] = {}
+        self._abandoned: set[int] = set()
+        self._workers, self._timeout_s = workers, timeout_s
+        self.environments: list[GuardedEnvironment] = []
+        for row in range(num_rows):
+            queue: SimpleQueue[_Call | None] = SimpleQueue()
+            self._queues.append(queue)
+            threading.Thread(target=self._serve, args=(row, queue), name=f"environment {row}", daemon=True).start()
+            environment = GuardedEnvironment()
+            self.environments.append(environment)
+            self._submit(row, "__init__", lambda environment=environment: environment.make(make))
+            self._result(row)
+
+    def __enter__(self) -> EnvironmentPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reset(self, prompts: Sequence[Prompt]) -> list[Turn]:
+        """The opening turn of each row.
+
+        Args:
+            prompts: the prompt of each row.
+
+        Returns:
+            The turns; an empty one if the environment failed.
+        """
+        for row, (environment, prompt) in enumerate(zip(self.environments, prompts, strict=True)):
+            self._submit(row, "reset", lambda environment=environment, prompt=prompt: environment.reset(prompt))
+        openings = [self._result(row) for row in range(len(prompts))]
+        return [Turn() if opening is None else opening for opening in openings]
+
+    def submit(self, row: int, text: str) -> None:
+        """Begins to answer a turn of the policy.
+
+        Args:
+            row: the row.
+            text: its last turn.
+        """
+        self._submit(row, "step", lambda: self.environments[row].step(text))
+
+    def is_answered(self, row: int) -> bool:
+        """Whether the answer of a row is there, or its time is over.
+
+        Args:
+            row: a row with a submitted turn.
+
+        Returns:
+            Whether ``reply`` would return at once.
+        """
+        with self._condition:
+            self._expire()
+            return self._calls[row].is_done
+
+    def wait_for(self, is_true: Callable[[], bool]) -> None:
+        """Waits until answers make a condition true.
+
+        Args:
+            is_true: the condition, of ``is_answered``.
+        """
+        with self._condition:
+            while not is_true():
+                self._condition.wait(self._seconds_to_expiry())
+
+    def reply(self, row: int) -> Turn:
+        """Waits for the answer to the submitted turn of a row.
+
+        Args:
+            row: the row.
+
+        Returns:
+            The answer; a final turn if the environment failed or took too long.
+        """
+        reply = self._result(row)
+        return Turn(done=True) if reply is None else reply
+
+    def close(self) -> None:
+        """Closes every environment on its thread; of an abandoned call, on another thread. Ends the threads."""
+        closing = []
+        for row, (environment, queue) in enumerate(zip(self.environments, self._queues, strict=True)):
+            if row in self._abandoned:
+                thread = threading.Thread(target=environment.close, name=f"close {row}", daemon=True)
+                thread.start()
+                closing.append(thread.join)
+            else:
+                call = _Call("close", environment.close)
+                queue.put(call)
+                closing.append(lambda timeout, call=call: self._wait(lambda: call.is_done, timeout))
+            queue.put(None)
+        end_s = time.monotonic() + MAX_CLOSE_S
+        for wait in closing:
+            wait(max(end_s - time.monotonic(), 0.0))
+
+    def _submit(self, row: int, method: str, function: Callable[[], Any]) -> None:
+        call = _Call(method, function)
+        with self._condition:
+            self._calls[row] = call
+            if row in self._abandoned:
+                call.is_done = True
+                return
+            self._waiting.append((row, call))
+            self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._running) < self._workers:
+            row, call = self._waiting.popleft()
+            call.started_s = time.monotonic()
+            self._running[row] = call
+            self._queues[row].put(call)
+
+    def _serve(self, row: int, queue: SimpleQueue[_Call | None]) -> None:
+        """Runs the calls of one row."""
+        while (call := queue.get()) is not None:
+            try:
+                result, error = call.function(), None
+            except BaseException as raised:  # an error of the run, which the waiting thread raises
+                result, error = None, raised
+            with self._condition:
+                if self._running.get(row) is call:
+                    del self._running[row]
+                if row not in self._abandoned:
+                    call.result, call.error, call.is_done = result, error, True
+                self._start_waiting()
+                self._condition.notify_all()
+            if row in self._abandoned:
+                return
+
+    def _result(self, row: int) -> Any:
+        call = self._calls[row]
+        with self._condition:
+            while not call.is_done:
+                self._expire()
+                if not call.is_done:
+                    self._condition.wait(self._seconds_to_expiry())
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+        with self._condition:
+            self._condition.wait_for(is_done, timeout_s)
+
+    def _seconds_to_expiry(self) -> float | None:
+        if self._timeout_s is None or not self._running:
+            return None
+        ends = [call.started_s + self._timeout_s for call in self._running.values() if call.started_s is not None]
+        return max(min(ends) - time.monotonic(), 0.001)
+
+    def _expire(self) -> None:
+        """Gives up on the calls whose time is over."""
+        if self._timeout_s is None:
+            return
+        now_s = time.monotonic()
+        for row, call in list(self._running.items()):
+            if call.started_s is not None and now_s - call.started_s > self._timeout_s:
+                self._abandoned.add(row)
+                del self._running[row]
+                limit = TimeoutError(f"it took longer than rollout.environment_timeout_s={self._timeout_s:g}")
+                self.environments[row].fail(call.method, limit)
+                call.is_done = True
+        self._start_waiting()
