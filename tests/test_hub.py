@@ -6,38 +6,48 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
+import datasets
+import datasets.config
+import huggingface_hub
 import pytest
+from mmgrpo.policies.diffusion.pipeline_loading import load_pipeline
+from mmgrpo.policies.diffusion.settings import DenoisingSettings
+from mmgrpo.policies.language.language_loading import load_model
+from mmgrpo.policies.language.settings import LanguageSettings
 
+from mmgrpo.data.prompt_loading import load_prompts
+from mmgrpo.errors import MmgrpoError
 from mmgrpo.system.hub import explain_load_error
 
 ASKED = ("gated/model", "nobody/nothing", "old/model", "./no/folder", "/no/such/folder")
 
 LOAD = """
 import json, sys
-from mmgrpo.errors import MmgrpoError
-from mmgrpo.data.prompt_loading import load_prompts
-from mmgrpo.policies.diffusion.pipeline_loading import load_pipeline
-from mmgrpo.policies.diffusion.settings import DenoisingSettings
-from mmgrpo.policies.language.language_loading import load_model
-from mmgrpo.policies.language.settings import LanguageSettings
-said = {}
-for source in json.loads(sys.argv[1]):
-    revision = "v9" if source.startswith("old") else None
-    for load, settings in ((load_pipeline, DenoisingSettings), (load_model, LanguageSettings)):
-        try:
-            load(settings(model=source, revision=revision))
-        except MmgrpoError as error:
-            said[f"{load.__name__} {source}"] = str(error)
-try:
-    load_prompts("nobody/rows")
-except MmgrpoError as error:
-    said["rows"] = str(error).partition("; and as a path")[0]
-print(json.dumps(said))
+from tests.test_hub import messages_of
+print(json.dumps(messages_of(json.loads(sys.argv[1]))))
 """
+
+
+def messages_of(sources: Sequence[str]) -> dict[str, str]:
+    """Errors of each loader for each source, and of rows, by loader and source."""
+    messages = {}
+    for source in sources:
+        revision = "v9" if source.startswith("old") else None
+        for load, settings in ((load_pipeline, DenoisingSettings), (load_model, LanguageSettings)):
+            try:
+                load(settings(model=source, revision=revision))
+            except MmgrpoError as error:
+                messages[f"{load.__name__} {source}"] = str(error)
+    try:
+        load_prompts("nobody/rows")
+    except MmgrpoError as error:
+        messages["rows"] = str(error).partition("; and as a path")[0]
+    return messages
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -104,10 +114,25 @@ def test_gated_unknown_and_revision(hub: str, tmp_path_factory: pytest.TempPathF
     assert "Hub" not in noise
 
 
+def without_hub(sources: Sequence[str], why: str) -> dict[str, str]:
+    """Expected errors where the hub cannot be reached."""
+    fetch = "fetch it where there is a network (hf download {}), or give the path of a copy"
+    missing = {name: f"it is not in the local cache, and {why}{fetch.format(name)}" for name in sources}
+    rows = f"it is not in the local cache, and {why}{fetch.format('--repo-type dataset nobody/rows')}"
+    return expected(missing | {name: NO_PATH[name] for name in NO_PATH if name in sources}, rows)
+
+
+def test_an_offline_hub_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    assert messages_of(ASKED) == without_hub(ASKED, "HF_HUB_OFFLINE is set: unset it, ")
+
+
 @pytest.mark.parametrize(
     ("environment", "sources", "why"),
     [
-        ({"HF_HUB_OFFLINE": "1"}, ASKED, "HF_HUB_OFFLINE is set: unset it, "),
+        pytest.param(*({"HF_HUB_OFFLINE": "1"}, ASKED, "HF_HUB_OFFLINE is set: unset it, "), marks=pytest.mark.nightly),
         pytest.param(  # the hub's client tries each for half a minute
             *({"HF_ENDPOINT": "http://127.0.0.1:9"}, ASKED[1:2], "the hub cannot be reached: "), marks=pytest.mark.slow
         ),
@@ -117,10 +142,7 @@ def test_no_way_to_the_hub(
     environment: dict[str, str], sources: tuple[str, ...], why: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     said, noise = loaded(str(tmp_path_factory.mktemp("hub")), sources, **environment)
-    fetch = "fetch it where there is a network (hf download {}), or give the path of a copy"
-    missing = {name: f"it is not in the local cache, and {why}{fetch.format(name)}" for name in sources}
-    rows = f"it is not in the local cache, and {why}{fetch.format('--repo-type dataset nobody/rows')}"
-    assert said == expected(missing | {name: NO_PATH[name] for name in NO_PATH if name in sources}, rows)
+    assert said == without_hub(sources, why)
     assert "connect to the Hub" not in noise
 
 

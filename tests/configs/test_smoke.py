@@ -224,7 +224,8 @@ def test_every_function_that_a_method_of_any_kind_names_is_trained() -> None:
 def test_daily_configurations_set_every_key() -> None:
     known = {*ANY_KIND, *DRAWN}
     assert set(EVERYDAY["any kind"]) < known
-    everyday = {found for name in EVERYDAY["any kind"] for found in settings(f"methods/{name}")}
+    daily = (*EVERYDAY["any kind"], *EVERYDAY["tokens"])
+    everyday = {found for name in daily for found in settings(f"methods/{name}")}
     assert {found for name in known for found in settings(f"methods/{name}")} - everyday == set()
 
 
