@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from mmgrpo.methods.credit.gtpo import conflict_tokens, conflicts
@@ -116,26 +115,3 @@ def test_equal_samples_are_in_conflict_from_both_ends():
     advantage_BT = torch.tensor([[1.0], [-1.0]]).expand(2, 2)
     # 2 * 2 over two tokens in conflict
     assert conflict_tokens().assign(feedback, advantage_BT).tolist() == [[2.0, 2.0], [0.0, 0.0]]
-
-
-@pytest.mark.parametrize("estimator", [prefix_tree(), prefix_count(), conflict_tokens()])
-def test_row_order_and_padding_do_not_change_credit(estimator):
-    torch.manual_seed(0)
-    tokens = torch.randint(0, 2, (6, 4)).tolist()
-    mask = [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0]]
-    rewards, groups = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0], [0, 0, 0, 0, 1, 1]
-    entropy_BT, advantage_BT = torch.rand(6, 4), torch.randn(6, 1).expand(6, 4)
-
-    def found(order: list[int], padding: int) -> torch.Tensor:
-        feedback = feedback_of(
-            [rewards[row] for row in order],
-            [groups[row] for row in order],
-            tokens=[tokens[row] + [7] * padding for row in order],
-            mask=[mask[row] + [0] * padding for row in order],
-            values={ENTROPY: torch.nn.functional.pad(entropy_BT[order], (0, padding), value=torch.nan)},
-        )
-        given_BT = torch.nn.functional.pad(advantage_BT[order], (0, padding), value=9.0)
-        return estimator.assign(feedback, given_BT).where(feedback.mask_BT, 0.0)[:, :4]
-
-    order = [3, 5, 0, 2, 4, 1]
-    torch.testing.assert_close(found(order, 2), found(list(range(6)), 0)[order])

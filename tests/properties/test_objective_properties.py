@@ -138,12 +138,16 @@ def far_policies_give_numbers(case: Case, data: st.DataObject) -> None:
 
 
 def junk_does_not_change_a_loss(case: Case, data: st.DataObject) -> None:
-    """What a masked decision holds changes neither the loss nor a gradient, and has a gradient of 0."""
+    """What a masked decision holds changes no loss, gradient or metric, and has a gradient of 0."""
     decisions, terms, _ = drawn(case, data)
     for term in terms:
         value, gradients = loss_and_gradients(term, decisions)
         other, others = loss_and_gradients(term, junk_decisions(decisions))
         assert_same(other, value)
+        numbers, others_numbers = (
+            term.loss(each).diagnostics.as_numbers() for each in (decisions, junk_decisions(decisions))
+        )
+        assert numbers == others_numbers
         for gradient, expected in zip(others, gradients, strict=True):
             assert_same(gradient, expected)
             assert bool((gradient[~decisions.mask_BT] == 0).all())

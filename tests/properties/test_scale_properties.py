@@ -67,7 +67,8 @@ def drawn(case: Case, data: st.DataObject, *, equal: bool = False) -> Rewards:
     all_valid = data.draw(st.booleans())
     random = Random(data.draw(st.integers(0, 2**32)))
     values = [[_group(random, equal) for _ in range(P)] for _ in range(R)]
-    valid = [[[all_valid or random.random() < 0.7 for _ in range(G)] for _ in range(P)] for _ in range(R)]
+    chances = [1.0] if all_valid else [0.7, 0.7, 0.3, 0.0]
+    valid = [[_flags(random, random.choice(chances)) for _ in range(P)] for _ in range(R)]
     return Rewards(
         case=case,
         reward_RPG=torch.tensor(values, dtype=torch.float64),
@@ -82,6 +83,10 @@ def _group(random: Random, equal: bool) -> list[float]:
         return [random.choice([0.0, 1.0, 0.3])] * G
     values = {"binary": [0.0, 1.0], "levels": [0.0, 0.25, 0.5, 1.0], "real": [step / GRID for step in range(GRID + 1)]}
     return [random.choice(values[kind]) for _ in range(G)]
+
+
+def _flags(random: Random, chance: float) -> list[bool]:
+    return [random.random() < chance for _ in range(G)]
 
 
 def every(number: int) -> Tensor:
@@ -155,6 +160,18 @@ def order_of_members_does_not_matter(case: Case, data: st.DataObject) -> None:
     assert_near(result, rewards()[:, order], rewards.counts_PG[:, order], tolerance=1e-6)
 
 
+def order_within_a_part_does_not_matter(case: Case, data: st.DataObject) -> None:
+    """Where parts of a group are compared, the members of each may be in another order."""
+    parts = case.numbers.get("parts") or len(case.numbers.get("baselines", ()))
+    if not parts:
+        return
+    rewards, size = drawn(case, data), G // parts
+    orders = [torch.tensor(data.draw(st.permutations(range(size)))) + size * part for part in range(parts)]
+    order = torch.cat(orders)
+    result = rewards.taken(every(rewards.reward_RPG.shape[1]), order)()
+    assert_near(result, rewards()[:, order], rewards.counts_PG[:, order], tolerance=1e-6)
+
+
 def order_of_rewards_does_not_matter(case: Case, data: st.DataObject) -> None:
     """Several rewards in another order, with their weights, have the same result."""
     rewards = drawn(case, data)
@@ -205,8 +222,8 @@ EVERY = [
     precision_of_rewards_does_not_matter,
 ]
 CHECKS = {
-    "scale": [*EVERY, nothing_is_given_where_no_reward_applies],
-    "combining": [*EVERY, order_of_rewards_does_not_matter],
+    "scale": [*EVERY, nothing_is_given_where_no_reward_applies, order_within_a_part_does_not_matter],
+    "combining": [*EVERY, nothing_is_given_where_no_reward_applies, order_of_rewards_does_not_matter],
     "combine": [*EVERY, order_of_rewards_does_not_matter, rewards_of_weight_0_do_not_matter],
 }
 
