@@ -177,7 +177,8 @@ def _source_advice(config: ReadingConfig, key: str, note: str | None) -> str:
     """Returns how to provide the source, with the note of the configuration."""
     rows = f"rows with the column '{config.text_column}' as .jsonl, .json or .parquet"
     note_text = f"; note: {' '.join(note.split())}" if note else ""
-    return f"put a prompt a line there as .txt, or {rows} (docs/data.md), or set {key}=FILE_OR_DATASET{note_text}"
+    page = "docs/how-to/data.md"
+    return f"put a prompt a line there as .txt, or {rows} ({page}), or set {key}=FILE_OR_DATASET{note_text}"
 
 
 def _is_path(source: str) -> bool:

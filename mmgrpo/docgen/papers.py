@@ -278,10 +278,14 @@ def _state_cell(paper: Paper) -> str:
     """The state of a paper in a table: its methods as links, or its row."""
     if paper.row is not None:
         return _cell(state_text(paper))
-    kind = paper.group.partition("/")[2]
-    page = f"methods/{kind}.md" if kind in KINDS else ""
-    names = [f"[{file}]({page}#{file.partition('/')[2]})" if page else file for file in paper.files]
-    return f"{', '.join(names)}; deviations: {paper.num_deviations}"
+    return f"{', '.join(map(_file_link, paper.files))}; deviations: {paper.num_deviations}"
+
+
+def _file_link(file: str) -> str:
+    """A file, as a link if it is a method with a section on the page of its kind."""
+    folder, _, name = file.partition("/")
+    kind = find_config(file).parent.name
+    return f"[{file}](methods/{kind}.md#{name})" if folder == "methods" and kind in KINDS else file
 
 
 def group_text(group: str) -> str:

@@ -50,5 +50,5 @@ def naming_phase(phase: str, step: int) -> Iterator[None]:
         message = str(error).strip().partition("\n")[0] or type(error).__name__
         raise OutOfMemoryError(
             f"out of memory in {phase} at step {step}: {REMEDIES[phase]}; this changes nothing "
-            f"that is learnt, and may be given to a run that goes on (docs/symptoms.md). It was said: {message:.300}"
+            f"that is learned, and can be set when a run resumes (docs/how-to/symptoms.md). The message: {message:.300}"
         ) from error
