@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time
 from decimal import Decimal
-from functools import cache
 from pathlib import PurePath
 from typing import Any, final
 from uuid import UUID
@@ -41,8 +42,10 @@ class ToolEnvironment(Environment):
 
     Calls have the format of Hermes and Qwen, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``. The answer
     to an invalid call, and to a function that raises, is ``{"error": ..}``. Functions have the form of transformers
-    and TRL: annotated arguments, a docstring with ``Args:``. They return text, what JSON can hold, and PIL images,
-    alone or inside lists and mappings; the images are those of the turn. Its turns have no rewards.
+    and TRL: annotated arguments, a docstring with ``Args:``; they may be coroutine functions, and the coroutines of a
+    turn run side by side. They return text, JSON values, PIL images, alone or inside lists and mappings, or content
+    blocks, ``[{"type": "image", "image": ..}, {"type": "text", "text": ..}]``; the images are those of the turn. Its
+    turns have no rewards.
     """
 
     gives_rewards = False
@@ -61,7 +64,8 @@ class ToolEnvironment(Environment):
         resolved = [import_python_target(function) if isinstance(function, str) else function for function in functions]
         self._functions: Mapping[str, Callable[..., Any]] = {function.__name__: function for function in resolved}
         if not resolved or len(self._functions) != len(resolved):
-            raise ConfigError(f"tools must be one or more functions with distinct names, got {list(functions)}")
+            names = [getattr(function, "__name__", function) for function in resolved]
+            raise ConfigError(f"tools must be one or more functions with distinct names, got {names}")
         self._describe = describe
         self._schemas = [schema_of(function) for function in resolved]
 
@@ -74,24 +78,99 @@ class ToolEnvironment(Environment):
         calls = calls_in(text)
         if not calls:
             return Turn(done=True)
-        results = [self._returned(call) for call in calls]
-        text = "\n".join(text for text, _ in results if text)
-        return Turn(text=text, images=[image for _, images in results for image in images], role="tool")
+        results = _awaited([self._called(call) for call in calls])
+        texts, images = [], list[Image.Image]()
+        for result in results:
+            try:
+                if isinstance(result, BaseException):
+                    raise result
+                texts.append(_text_of(result, images))
+            except (Exception, SystemExit) as error:  # the model reads the error and may correct its call
+                texts.append(json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}))
+        return Turn(text="\n".join(filter(None, texts)), images=images, role="tool")
 
-    def _returned(self, call: str) -> tuple[str, list[Image.Image]]:
-        """The text and the images of a call's result; the error as text, so that the model may correct its call."""
+    def _called(self, call: str) -> Any:
+        """The result of a call, or its coroutine, or the error."""
         try:
             request = json.loads(call)
             name, arguments = request["name"], request.get("arguments", {})
             if name not in self._functions:
                 raise KeyError(f"there is no function {name!r}; known are {', '.join(self._functions)}")
-            images: list[Image.Image] = []
-            result = _without_images(self._functions[name](**arguments), images)
-            if images and result == IMAGE:
-                return "", images
-            return result if isinstance(result, str) else json.dumps(result, default=_plain), images
+            return self._functions[name](**arguments)
         except (Exception, SystemExit) as error:
-            return json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}), []
+            return error
+
+
+@final
+class ToolObjectEnvironment(Environment):
+    """The public methods of an object that each conversation creates, as tools: TRL's ``environment_factory``.
+
+    ``reset`` of the object receives the columns of the row and returns None, or a text or content blocks to append to
+    the prompt. ``get_reward``, if it exists, is the reward of the turn that ends the conversation; ``close``, if it
+    exists, is called after it. The other public methods are the tools, in the form of ``ToolEnvironment``.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Any] | str,
+        functions: Sequence[Callable[..., Any] | str] = (),
+        describe: bool = True,
+    ) -> None:
+        """Creates the object.
+
+        Args:
+            factory: returns the object, or ``python:module:Class``.
+            functions: further tools, as those of ``ToolEnvironment``.
+            describe: likewise.
+
+        Raises:
+            ConfigError: the object has no ``reset``, or ``ToolEnvironment`` raises it.
+        """
+        self._object = (import_python_target(factory) if isinstance(factory, str) else factory)()
+        kind = type(self._object)
+        names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")]
+        if "reset" not in names:
+            raise ConfigError(f"{kind.__name__} has no method reset, which begins a conversation: add one")
+        methods = [getattr(self._object, name) for name in names if name not in ("reset", "get_reward", "close")]
+        self._tools = ToolEnvironment([*functions, *methods], describe)
+
+    def reset(self, prompt: Prompt) -> Turn:
+        """The text and images of the object's ``reset``, then the signatures."""
+        (observation,) = _awaited([self._object.reset(**prompt.columns)])
+        if isinstance(observation, BaseException):
+            raise observation
+        images: list[Image.Image] = []
+        texts = ("" if observation is None else _text_of(observation, images), self._tools.reset(prompt).text)
+        return Turn(text="\n".join(filter(None, texts)), images=images)
+
+    def step(self, text: str) -> Turn:
+        """The results of the called tools; of a turn without calls, the end with the object's reward."""
+        turn = self._tools.step(text)
+        get_reward = getattr(self._object, "get_reward", None)
+        if not turn.done or get_reward is None:
+            return turn
+        (reward,) = _awaited([get_reward()])
+        if isinstance(reward, BaseException):
+            raise reward
+        return Turn(done=True, reward=float(reward))
+
+    def close(self) -> None:
+        """Calls the object's ``close``, if it has one."""
+        if hasattr(self._object, "close"):
+            self._object.close()
+
+
+def _awaited(results: Sequence[Any]) -> list[Any]:
+    """The results, with those of coroutines awaited side by side; an error in place of the result of one that fails."""
+    if not any(map(inspect.isawaitable, results)):
+        return list(results)
+
+    async def gathered() -> list[Any]:
+        awaitable = [result for result in results if inspect.isawaitable(result)]
+        values = iter(await asyncio.gather(*awaitable, return_exceptions=True))
+        return [next(values) if inspect.isawaitable(result) else result for result in results]
+
+    return asyncio.run(gathered())
 
 
 def calls_in(text: str) -> list[str]:
@@ -102,6 +181,21 @@ def calls_in(text: str) -> list[str]:
         if opening:
             calls.append(call.strip())
     return calls
+
+
+def _text_of(result: Any, images: list[Image.Image]) -> str:
+    """The text of a result; its images are appended to ``images``."""
+    if isinstance(result, list | tuple) and result and all(map(_is_block, result)):
+        texts = [_text_of(part["image"] if part["type"] == "image" else part["text"], images) for part in result]
+        return "\n".join(filter(None, texts))
+    plain = _without_images(result, images)
+    if isinstance(result, Image.Image):
+        return ""
+    return plain if isinstance(plain, str) else json.dumps(plain, default=_plain)
+
+
+def _is_block(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in ("image", "text") and part["type"] in part
 
 
 def _without_images(result: Any, images: list[Image.Image]) -> Any:
@@ -129,13 +223,18 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a tool must return a text or a JSON value; this one returned {type(value).__name__}")
 
 
-@cache
+_schemas: dict[Callable[..., Any], str] = {}  # by function, which all objects of a class share
+
+
 def schema_of(function: Callable[..., Any]) -> str:
     """A function's signature as JSON. Raises ConfigError if annotations or the docstring are incomplete."""
     from transformers.utils import get_json_schema
 
+    key = getattr(function, "__func__", function)
+    if key in _schemas:
+        return _schemas[key]
     try:
-        return json.dumps(get_json_schema(function)["function"])
+        return _schemas.setdefault(key, json.dumps(get_json_schema(function)["function"]))
     except Exception as error:  # of transformers' own, without a common base
         raise ConfigError(
             f"the tool {function.__name__} cannot be described: {error}; annotate its arguments and its result, and "

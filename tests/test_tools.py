@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.tools import ToolEnvironment
+from mmgrpo.tools import ToolEnvironment, ToolObjectEnvironment
 from mmgrpo.types import Prompt
 
 
@@ -128,3 +129,98 @@ def test_images_of_results_are_those_of_the_turn() -> None:
     assert "unknown color specifier: 'no'" in json.loads(error)["error"]
     alone = tools.step(call("patch", color="red"))
     assert (alone.text, len(alone.images), alone.role, alone.ends) == ("", 1, "tool", False)
+
+
+async def lookup(word: str) -> str:
+    """Looks a word up.
+
+    Args:
+        word: the word.
+
+    Returns:
+        Its meaning.
+    """
+    started.append(word)
+    if len(started) < 2:
+        await second.wait()  # of the other call: both run side by side
+    second.set()
+    return f"meaning of {word}"
+
+
+started: list[str] = []
+second = asyncio.Event()
+
+
+def test_coroutines_of_a_turn_run_side_by_side() -> None:
+    turn = ToolEnvironment([lookup, divide]).step(
+        call("lookup", word="a") + call("divide", a=1, b=2) + call("lookup", word="b")
+    )
+    assert turn.text == "meaning of a\n0.5\nmeaning of b"
+    assert started == ["a", "b"]
+
+
+def viewed(width: int) -> list[dict[str, Any]]:
+    """Returns a view as content blocks.
+
+    Args:
+        width: its width in pixels.
+
+    Returns:
+        The blocks.
+    """
+    image = Image.new("RGB", (width, 2))
+    return [{"type": "image", "image": image}, {"type": "text", "text": f"{width} wide"}]
+
+
+def test_content_blocks_are_text_and_images_of_the_turn() -> None:
+    turn = ToolEnvironment([viewed]).step(call("viewed", width=3))
+    assert (turn.text, [image.size for image in turn.images]) == ("3 wide", [(3, 2)])
+
+
+class Counter:
+    """An object in the form of TRL's ``environment_factory``."""
+
+    closed: ClassVar[int] = 0
+
+    def reset(self, **kwargs: Any) -> str:
+        self.target, self.value = int(kwargs["target"]), 0
+        return f"Count to {self.target}."
+
+    def increment(self, step: int) -> int:
+        """Increments the counter.
+
+        Args:
+            step: by how much.
+
+        Returns:
+            The value.
+        """
+        self.value += step
+        return self.value
+
+    def get_reward(self) -> float:
+        return float(self.value == self.target)
+
+    def close(self) -> None:
+        Counter.closed += 1
+
+    def _hidden(self) -> None: ...
+
+
+def test_public_methods_of_an_object_are_tools() -> None:
+    environments = [ToolObjectEnvironment(Counter) for _ in range(2)]
+    opening = environments[0].reset(Prompt("go", columns={"target": "3"})).text
+    assert opening.startswith("Count to 3.\nYou may call these functions:")
+    assert [json.loads(line)["name"] for line in opening.split("\n") if line.startswith('{"name": "i')] == ["increment"]
+    environments[1].reset(Prompt("go", columns={"target": "3"}))
+    assert [environments[0].step(call("increment", step=n)).text for n in (1, 2)] == ["1", "3"]
+    assert "TypeError" in environments[0].step(call("increment")).text
+    ends = [environment.step("done") for environment in environments]
+    assert [(end.done, end.reward) for end in ends] == [(True, 1.0), (True, 0.0)]
+    environments[0].close()
+    assert Counter.closed == 1
+
+
+def test_an_object_without_reset_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="object has no method reset, which begins a conversation"):
+        ToolObjectEnvironment(object)

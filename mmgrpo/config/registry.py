@@ -164,7 +164,10 @@ OUTLINES: Mapping[str, str] = {
 }
 """Functions that outline a policy without its weights, for policies that have one."""
 
-ENVIRONMENTS: Mapping[str, str] = {"tools": "mmgrpo.tools:ToolEnvironment"}
+ENVIRONMENTS: Mapping[str, str] = {
+    "tools": "mmgrpo.tools:ToolEnvironment",
+    "tool_object": "mmgrpo.tools:ToolObjectEnvironment",
+}
 
 HOOKS: Mapping[str, str] = {
     "slow_fast": "mmgrpo.training.update_hooks:SlowFast",
