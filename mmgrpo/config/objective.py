@@ -14,7 +14,7 @@ from mmgrpo.config.views import RESERVED, ViewConfig
 Level = Literal["token", "step", "segment", "sequence", "trajectory"]
 
 PER_DECISION = (None, "token", "step")
-"""Levels at which every decision has a ratio of its own."""
+"""Levels at which every decision has a separate ratio."""
 
 
 Source = Literal["on_policy", "replay", "demonstration"]
