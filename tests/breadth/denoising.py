@@ -24,13 +24,13 @@ LONGEST_REASON = 160
 ROW = re.compile(r"^\| `(?P<name>\w+)` \| (?P<verdict>[^|]*) \| (?P<options>[^|]*) \| (?P<reason>.*) \|$")
 NOT_CALLED = ("not built", "stock fails", "needs a GPU")
 VERDICTS = {
-    "exact": "the same weights give each stored log-probability again to 1e-5 in float32, in the batch it was drawn in "
+    "exact": "the same weights reproduce each stored log-probability to 1e-5 in float32, in the batch of the rollout "
     "and alone, and gradients reach the adapters",
-    "inexact": "they do not, and nothing said so",
-    "refused": "an error before anything is trained, with its cure where there is one",
-    "crashed": "an error that is none of ours",
-    "needs a GPU": "its kernels have no backward on a CPU, where all of this was tried",
-    "stock fails": "the pipeline called without us fails on the same parts",
+    "inexact": "they do not, and no error was raised",
+    "refused": "an error before training, with a fix if there is one",
+    "crashed": "another error",
+    "needs a GPU": "its kernels have no backward on a CPU, where all of these ran",
+    "stock fails": "the pipeline without mmgrpo fails on the same parts",
     "not built": "no tiny parts for it, or a package is missing",
 }
 
