@@ -22,7 +22,7 @@ NODE, LINKS = 8, (400.0, 50.0)  # processes of a node; GB/s of each within one, 
 
 def table() -> Iterator[str]:
     """The lines: each recipe as written where its groups are enough, else with as many groups as processes."""
-    yield "| recipe | GPUs | groups | held as | GiB | step, s | rollout | views | update | optimizer | sums | gathers |"
+    yield "| recipe | GPUs | groups | weights | GiB | step, s | rollout | views | update | optimizer | sums | gathers |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for recipe, tokens in RECIPES.items():
         written = load_config(recipe)
@@ -37,7 +37,7 @@ def table() -> Iterator[str]:
                 memory, seconds = plan.memory(engine), plan.seconds(machine, engine)
                 parts = (getattr(seconds, one.name) for one in fields(seconds))
                 told = " | ".join(f"{one:.3g}" for one in parts)
-                name = "whole" if engine is ShardingEngine.GPUS else "parts"
+                name = "full" if engine is ShardingEngine.GPUS else "sharded"
                 yield (
                     f"| {recipe.partition('/')[2]} | {num} | {groups} | {name} | {memory.peak / GIB:.1f} "
                     f"| {seconds.total:.3g} | {told} |"
