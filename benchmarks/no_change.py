@@ -1,6 +1,6 @@
 """Whether a change leaves every update as it was: short runs of this tree and of another commit, compared to the bit.
 
-python -m benchmarks.no_change BASE [--configs quickstart/digits-image ...] [--steps 3] [--set key=value ...]
+python -m benchmarks.no_change BASE [--configs NAME ...] [--steps 3] [--set key=value ...] [--set-base key=value ...]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 QUICKSTARTS = ("quickstart/digits-image", "quickstart/arithmetic-text", "quickstart/digits-vlm")
-SHORTENED = ("seed=0", "warmup.steps=20", "rollout.prompts_per_step=4", "evaluation=null", "watchdog=null")
+SHORTENED = ("seed=0", "warmup.steps=20", "rollout.prompts_per_step=4", "evaluation=null")
 CLOCK = "time/"
 
 HEADER = f"{'config':28} {'weights':>9} {'lines':>6} {'numbers':>8} {'differ':>7}"
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = []
     with checked_out(options.base) as base:
         for config in options.configs:
-            comparison = compare(train(ROOT, config, overrides), train(base, config, overrides))
+            comparison = compare(train(ROOT, config, overrides), train(base, config, [*overrides, *options.set_base]))
             print(_shown(config, comparison), flush=True)
             found.append(comparison)
     print(LEGEND)
@@ -162,6 +162,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--configs", nargs="+", default=QUICKSTARTS, help="files or shipped names")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--set", nargs="*", default=[], help="further overrides, a.b=c, for both")
+    parser.add_argument(
+        "--set-base", nargs="*", default=[], help="further overrides for the other commit, whose keys may differ"
+    )
     return parser
 
 

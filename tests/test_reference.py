@@ -25,7 +25,7 @@ def test_types_limits_and_defaults_are_the_models() -> None:
     assert row_of("warmup.examples")[:2] == ["named", "required"]
     assert row_of("prompts.sources[].source")[:2] == ["text", "required"]
     assert row_of("rewards[].weight")[:2] == ["float", "`1.0`"]
-    assert row_of("evaluation.prompts")[:2] == ["as [`prompts`](#prompts)", "`null`"]
+    assert row_of("evaluation.prompts")[:2] == ["section or null", "`null`"]
     assert row_of("policy.lora.init")[:2] == ["`gaussian` or `kaiming`", "`gaussian`"]
     assert row_of("policy.lora")[:2] == ["section or null", "`null`"]
 

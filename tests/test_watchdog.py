@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from mmgrpo import Trainer
-from mmgrpo.config import RewardConfig, RunConfig
+from mmgrpo.config import EvaluationRewardConfig, RunConfig
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
@@ -205,7 +205,7 @@ def held_out_of(rewards: list[dict[str, Any]], judges: list[dict[str, Any]], **l
     return subject.held_out
 
 
-def judges_of(config: RunConfig) -> Sequence[RewardConfig]:
+def judges_of(config: RunConfig) -> Sequence[EvaluationRewardConfig]:
     return config.evaluation.rewards or config.rewards if config.evaluation else ()
 
 

@@ -13,11 +13,19 @@ from mmgrpo.config.method_rewards import with_method_rewards
 from mmgrpo.config.methods import POLICIES, AboutConfig, MethodConfig, MethodKind, takes
 from mmgrpo.config.objective import ObjectiveConfig, OffPolicyConfig, TermConfig
 from mmgrpo.config.phases import PhaseConfig, faults, moving_keys
-from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
+from mmgrpo.config.prompts import HeldOutPromptsConfig, PromptsConfig, ReadingConfig, SourceConfig
 from mmgrpo.config.references import ReferenceConfig
 from mmgrpo.config.registry import decides
 from mmgrpo.config.renamed import renamed_key
-from mmgrpo.config.rewards import GateConfig, Otherwise, RewardConfig, RewardList, gate_order
+from mmgrpo.config.rewards import (
+    EvaluationRewardConfig,
+    EvaluationRewardList,
+    GateConfig,
+    Otherwise,
+    RewardConfig,
+    RewardList,
+    gate_order,
+)
 from mmgrpo.config.runtime import RuntimeConfig
 from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.series import SeriesRun
@@ -35,7 +43,9 @@ __all__ = [
     "AuxiliaryConfig",
     "CriticConfig",
     "EmaConfig",
+    "EvaluationRewardConfig",
     "GateConfig",
+    "HeldOutPromptsConfig",
     "KLConfig",
     "MethodConfig",
     "MethodKind",
@@ -201,12 +211,11 @@ class AdvantageConfig(Section):
 class EvaluationConfig(Section):
     """Held-out prompts with fixed seeds, scored by rewards that are not trained on."""
 
-    prompts: PromptsConfig | None = Field(
+    prompts: HeldOutPromptsConfig | None = Field(
         default=None,
-        description="as the section prompts, of one source; shuffle has no effect; null: no evaluation, and the alerts "
-        "of watchdog that need none",
+        description="the held-out prompts; null: no evaluation, and the alerts of watchdog that need none",
     )
-    rewards: RewardList = Field(default=(), description="empty: the training rewards")
+    rewards: EvaluationRewardList = Field(default=(), description="empty: the training rewards")
     every: int = Field(
         default=10, ge=1, description="steps between evaluations; the first and the last are always evaluated"
     )
@@ -222,26 +231,12 @@ class EvaluationConfig(Section):
     watchdog: WatchdogConfig | None = Field(default=None, description="null: no alerts")
 
     @model_validator(mode="after")
-    def _plain(self) -> EvaluationConfig:
-        if self.prompts is None:
-            self._require_watchdog_alone()
-            return self
-        if self.prompts.source is None or self.prompts.sampler is not None:
-            raise ValueError("an evaluation takes all prompts of one source; leave out prompts.sources and sampler")
-        for reward in self.rewards:
-            unused = [name for name in ("clip", "gate", "schedule") if getattr(reward, name) is not None]
-            if unused:
-                raise ValueError(
-                    f"an evaluation reports the values of '{reward.known_as}' unchanged: leave out {', '.join(unused)}"
-                )
-        return self
-
-    def _require_watchdog_alone(self) -> None:
-        """Raises ValueError for settings of an evaluation without prompts."""
+    def _has_prompts(self) -> EvaluationConfig:
         fields = EvaluationConfig.model_fields.items()
         settings = [name for name, field in fields if name != "watchdog" and getattr(self, name) != field.default]
-        if settings or self.watchdog is None:
+        if self.prompts is None and (settings or self.watchdog is None):
             raise ValueError("prompts is missing: name the held-out prompts, or leave the section out")
+        return self
 
 
 class CheckpointConfig(Section):

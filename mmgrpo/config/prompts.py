@@ -54,6 +54,22 @@ class SourceConfig(ReadingConfig):
         return self.label or self.source
 
 
+class HeldOutPromptsConfig(ReadingConfig):
+    """The prompts of an evaluation: all rows of one source, in their order."""
+
+    source: str = Field(description="as prompts.source")
+
+    @property
+    def sources(self) -> tuple[SourceConfig, ...]:
+        """None: an evaluation has one source."""
+        return ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_source(cls, value: Any) -> Any:
+        return _with_source(value)
+
+
 class PromptsConfig(ReadingConfig):
     """Sources of prompts: one, or several by weight; for live prompts only the choice of those of a step."""
 
@@ -71,7 +87,7 @@ class PromptsConfig(ReadingConfig):
     @model_validator(mode="before")
     @classmethod
     def _bare_source(cls, value: Any) -> Any:
-        return {"source": value} if isinstance(value, str) else value
+        return _with_source(value)
 
     @model_validator(mode="after")
     def _one_way(self) -> PromptsConfig:
@@ -88,3 +104,8 @@ class PromptsConfig(ReadingConfig):
         if self.sampler is not None and not self.shuffle:
             raise ValueError("shuffle: false is the sampler in_order; leave out one of shuffle and sampler")
         return self
+
+
+def _with_source(value: Any) -> Any:
+    """A bare source as a mapping; any other value unchanged."""
+    return {"source": value} if isinstance(value, str) else value

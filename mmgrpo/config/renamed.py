@@ -66,6 +66,15 @@ RENAMED: Mapping[str, str] = {
 }
 """Earlier key -> its new name, dotted, without the numbers of list items."""
 
+ALL_ROWS = "an evaluation takes all rows of evaluation.prompts.source, in their order: leave it out"
+
+REMOVED: Mapping[str, str] = {
+    "evaluation.prompts.sampler": ALL_ROWS,
+    "evaluation.prompts.shuffle": ALL_ROWS,
+    "evaluation.prompts.sources": ALL_ROWS,
+}
+"""Earlier key -> why there is no such key, and what to do."""
+
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "advantage.filtered_samples": {"zero": "mask"},
     "advantage.off_policy_baseline": {"together": "shared", "apart": "separate"},

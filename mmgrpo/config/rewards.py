@@ -39,6 +39,10 @@ NO_VERIFIERS = frozenset(
 """Registered rewards of form, of length, or of a sample relative to its group, which verify no answer."""
 
 
+COUNTING = ("weight", "gate", "clip", "schedule", "verifier", "from_method")
+"""Settings of a reward that is trained on, which those of an evaluation do not have."""
+
+
 class GateConfig(Section):
     """A condition under which a reward counts: another reward's value, before clipping, is at least a threshold.
 
@@ -51,25 +55,14 @@ class GateConfig(Section):
     otherwise: Otherwise = Field(description="skip: as if the reward did not apply; zero: 0, before its weight")
 
 
-class RewardConfig(Named):
-    """A reward: its registered name (or ``python:module:attribute``), how it counts, and its settings.
+class EvaluationRewardConfig(Named):
+    """A reward of an evaluation: its registered name (or ``python:module:attribute``) and its settings.
 
-    Every other key is a setting of the reward. ``reward/NAME/mean`` is the mean of its values before gate, clip and
-    weight.
+    Every other key is a setting of the reward.
     """
 
-    weight: float = Field(
-        default=1.0, description="factor in the weighted sum; a negative one penalizes, 0 only reports"
-    )
     label: str | None = Field(
         default=None, description="name it is logged under; null: the registered name, or the function's"
-    )
-    gate: GateConfig | None = Field(default=None, description="when it counts; null: always")
-    clip: tuple[float, float] | None = Field(
-        default=None, description="values are clipped to [low, high] before they count"
-    )
-    schedule: Named | None = Field(
-        default=None, description="factor on the weight as a function of the step, counted from 0; null: 1"
     )
     timeout_s: float | None = Field(
         default=None, gt=0, description="seconds a call may take; a longer call fails for all of its samples"
@@ -83,6 +76,38 @@ class RewardConfig(Named):
         default=None,
         description="results are cached by sample; null: if the reward declares that they depend on nothing else",
     )
+
+    @property
+    def known_as(self) -> str:
+        """The name it is logged under: its label, its registered name, or the name of the user's function or class."""
+        return self.label or (self.name.rpartition(":")[2] if is_python_target(self.name) else self.name)
+
+    @model_validator(mode="after")
+    def _is_reported(self) -> EvaluationRewardConfig:
+        if counting := [name for name in COUNTING if name in self.numbers]:
+            raise ValueError(
+                f"an evaluation reports the values of '{self.known_as}' unchanged: leave out {', '.join(counting)}"
+            )
+        return self
+
+
+class RewardConfig(EvaluationRewardConfig):
+    """A reward: its registered name (or ``python:module:attribute``), how it counts, and its settings.
+
+    Every other key is a setting of the reward. ``reward/NAME/mean`` is the mean of its values before gate, clip and
+    weight.
+    """
+
+    weight: float = Field(
+        default=1.0, description="factor in the weighted sum; a negative one penalizes, 0 only reports"
+    )
+    gate: GateConfig | None = Field(default=None, description="when it counts; null: always")
+    clip: tuple[float, float] | None = Field(
+        default=None, description="values are clipped to [low, high] before they count"
+    )
+    schedule: Named | None = Field(
+        default=None, description="factor on the weight as a function of the step, counted from 0; null: 1"
+    )
     verifier: bool | None = Field(
         default=None,
         description="whether it verifies answers, so that rewards of methods are computed from it; null: if its "
@@ -93,11 +118,6 @@ class RewardConfig(Named):
         description="the method that adds this reward; written by the loader. Set by hand, this reward replaces the "
         "method's reward of the same label, and keeps the settings that it does not set",
     )
-
-    @property
-    def known_as(self) -> str:
-        """The name it is logged under: its label, its registered name, or the name of the user's function or class."""
-        return self.label or (self.name.rpartition(":")[2] if is_python_target(self.name) else self.name)
 
     @model_validator(mode="after")
     def _clips(self) -> RewardConfig:
@@ -131,7 +151,10 @@ def listed_rewards(value: Any) -> Any:
 
 
 RewardList = Annotated[tuple[RewardConfig, ...], BeforeValidator(listed_rewards)]
-"""Rewards of a run or of an evaluation; a single one may be a name."""
+"""Rewards of a run; a single one may be a name."""
+
+EvaluationRewardList = Annotated[tuple[EvaluationRewardConfig, ...], BeforeValidator(listed_rewards)]
+"""Rewards of an evaluation, likewise."""
 
 
 def gate_order(names: Sequence[str], gates: Mapping[str, str]) -> list[str]:

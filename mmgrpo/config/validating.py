@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.registry import suggestion
-from mmgrpo.config.renamed import renamed_key, renamed_value
+from mmgrpo.config.renamed import REMOVED, renamed_key, renamed_value
 from mmgrpo.errors import ConfigError, UnknownNameError
 
 NAMED = ("policy", "window", "tree", "scale", "combine", "surrogate", "bound", "aggregate", "examples")
@@ -76,6 +76,7 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
                 continue
             new = renamed_key(where) or (None if model is RunConfig else renamed_key(f"policy.{where}"))
             fix = _nearest_key(str(problem["loc"][-1]), owner) if new is None else f"; it is now {new}"
+            fix = f"; {REMOVED[where]}" if where in REMOVED else fix
             lines.append(f"unknown key {where!r}{fix}")
         elif where == "policy.name" and problem["type"] == "missing":
             lines.append(

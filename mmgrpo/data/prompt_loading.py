@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from mmgrpo.config import PromptsConfig, ReadingConfig
+from mmgrpo.config import HeldOutPromptsConfig, PromptsConfig, ReadingConfig
 from mmgrpo.data.arrow_values import (
     decoded,
     is_transformed,
@@ -121,7 +121,9 @@ def load_prompts(
     return prompts
 
 
-def load_prompts_of(config: PromptsConfig, *, key: str = "prompts", note: str | None = None) -> list[Prompt]:
+def load_prompts_of(
+    config: PromptsConfig | HeldOutPromptsConfig, *, key: str = "prompts", note: str | None = None
+) -> list[Prompt]:
     """The prompts of a section of the configuration; with several sources, each prompt has the label of its source.
 
     Args:
@@ -161,7 +163,7 @@ def reading_settings(config: ReadingConfig) -> dict[str, Any]:
     return config.model_dump(include=set(ReadingConfig.model_fields))
 
 
-def require_source(config: PromptsConfig, *, key: str, note: str | None) -> None:
+def require_source(config: PromptsConfig | HeldOutPromptsConfig, *, key: str, note: str | None) -> None:
     """Checks that the files of a section exist, before anything is loaded. Raises DataError."""
     parts = [(config, config.source, f"{key}.source")]
     parts += [(part, part.source, f"{key}.sources[{number}].source") for number, part in enumerate(config.sources)]

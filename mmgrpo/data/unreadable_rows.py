@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
-from mmgrpo.config import PromptsConfig
+from mmgrpo.config import HeldOutPromptsConfig, PromptsConfig
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.prompt_media import LazyMedia
 from mmgrpo.data.videos import FILES, open_video
@@ -114,7 +114,9 @@ def prompt_fault(prompt: Prompt, check: Callable[[Prompt], None]) -> str | None:
     return None
 
 
-def require_media(prompts: Sequence[Prompt], section: PromptsConfig | None, check: Callable[[Prompt], None]) -> None:
+def require_media(
+    prompts: Sequence[Prompt], section: PromptsConfig | HeldOutPromptsConfig | None, check: Callable[[Prompt], None]
+) -> None:
     """Checks the first prompt of each combination of kinds of media before a run, unless bad rows are skipped.
 
     Args:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, final
 
-from mmgrpo.config import AlertKind, RewardConfig, RunConfig, WatchdogConfig
+from mmgrpo.config import AlertKind, EvaluationRewardConfig, RunConfig, WatchdogConfig
 from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.changes import CHANGED_FRAC
@@ -107,13 +107,13 @@ def watchdog_inputs(
     return WatchdogInputs(config=watchdog, held_out=held_out, clip_bound=bound, checkpoints=checkpoints)
 
 
-def _identities(rewards: Sequence[RewardConfig], names: Sequence[str]) -> dict[str, str]:
+def _identities(rewards: Sequence[EvaluationRewardConfig], names: Sequence[str]) -> dict[str, str]:
     """Maps names to the identities of rewards."""
     described = {reward.known_as: reward for reward in rewards}
     return {name: _identity(described[name]) if name in described else name for name in names}
 
 
-def _identity(reward: RewardConfig) -> str:
+def _identity(reward: EvaluationRewardConfig) -> str:
     """Returns a text that identifies a reward function with its settings, defaults included."""
     target = resolve("rewards", reward.name)
     try:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from mmgrpo.algorithm import Algorithm, reward_schedule
-from mmgrpo.config import Named, OptimizerConfig, RewardConfig, RunConfig, ViewConfig
+from mmgrpo.config import EvaluationRewardConfig, Named, OptimizerConfig, RewardConfig, RunConfig, ViewConfig
 from mmgrpo.config.registry import policy_class, resolve, suggestion
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.data.corruption import IMAGE_CONTEXTS
@@ -81,7 +81,7 @@ def _with_run_weights(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "adapter": str(policy_weights_folder(path) if is_run else path)}
 
 
-def build_rewards(configs: Sequence[RewardConfig], *, live: Functions | None = None) -> list[NamedReward]:
+def build_rewards(configs: Sequence[EvaluationRewardConfig], *, live: Functions | None = None) -> list[NamedReward]:
     """The rewards, each built with its own settings.
 
     A setting ``of``, ``likelihood`` or ``grade`` is another reward, by its name or with its settings, and built first.
@@ -375,27 +375,31 @@ def _has_weights(policy: Policy, name: str) -> bool:
         return False
 
 
-def _named_reward(config: RewardConfig, live: Functions) -> NamedReward:
-    schedule = None if config.schedule is None else reward_schedule(config)
+def _named_reward(config: EvaluationRewardConfig, live: Functions) -> NamedReward:
     with restored_settings(
         f"reward '{config.known_as}'", set()
     ):  # modules and constructors change global state as calls do
         function = _built_reward(config, live)
-    return NamedReward(
+    reward = NamedReward(
         config.known_as,
         function,
-        config.weight,
-        gate=config.gate and Gate(config.gate.reward, config.gate.at_least, config.gate.otherwise),
-        clip=config.clip,
-        schedule=schedule,
         timeout_s=config.timeout_s,
         concurrent=config.concurrent,
         deterministic=config.deterministic,
+    )
+    if not isinstance(config, RewardConfig):
+        return reward
+    return replace(
+        reward,
+        weight=config.weight,
+        gate=config.gate and Gate(config.gate.reward, config.gate.at_least, config.gate.otherwise),
+        clip=config.clip,
+        schedule=None if config.schedule is None else reward_schedule(config),
         from_method=config.from_method,
     )
 
 
-def _built_reward(config: RewardConfig, live: Functions) -> Any:
+def _built_reward(config: EvaluationRewardConfig, live: Functions) -> Any:
     if config.name in live:
         return live[config.name]
     target = resolve("rewards", config.name)

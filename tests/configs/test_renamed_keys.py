@@ -13,7 +13,7 @@ from mmgrpo.config import Named
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.config.numbers import bound, named_in
 from mmgrpo.config.registry import settings_type
-from mmgrpo.config.renamed import RENAMED, RENAMED_FUNCTIONS, RENAMED_VALUES
+from mmgrpo.config.renamed import REMOVED, RENAMED, RENAMED_FUNCTIONS, RENAMED_VALUES
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.maths.aggregates import AGGREGATES
@@ -110,6 +110,21 @@ def test_an_earlier_number_of_a_schedule_names_the_new_one() -> None:
 def test_a_dotted_key_of_an_earlier_version_names_the_new_one(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"'update.max_grad_norm'; it is now update\.optimizer\.max_grad_norm"):
         validated(values)
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_removed_key_names_the_reason(key: str) -> None:
+    prompts = {"source": "rows.jsonl", key.rpartition(".")[2]: True}
+    with pytest.raises(ConfigError) as raised:
+        validated({"evaluation": {"prompts": prompts}})
+    assert str(raised.value) == f"unknown key {key!r}; {REMOVED[key]}"
+
+
+@pytest.mark.parametrize("key", ["weight", "clip", "gate", "schedule", "verifier", "from_method"])
+def test_reward_of_an_evaluation_does_not_count(key: str) -> None:
+    evaluation = {"prompts": "rows.jsonl", "rewards": [{"name": "exact_match", key: 1.0}]}
+    with pytest.raises(ConfigError, match=rf"reports the values of 'exact_match' unchanged: leave out {key}"):
+        validated({"evaluation": evaluation})
 
 
 def test_sources_of_earlier_keys_name_the_new_ones() -> None:
