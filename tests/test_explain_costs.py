@@ -15,6 +15,7 @@ from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.forward_counts import forwards_per_sample
 from mmgrpo.training.trainer import Trainer
+from tests.policies.families import daily
 from tests.test_explain import changed, numbers, rows
 from tests.tiny.pipelines import PIPELINES
 
@@ -50,7 +51,9 @@ RUNS = {
 NUM_LEVELS = 3
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", daily(RUNS, "shared", "fast_remainder", "coupled-reference", "read", "read-nft", "credit-and-base", "near")
+)
 def test_a_run_has_the_explained_costs(name: str, tmp_path: Path) -> None:
     tiny, sections = PIPELINES["sd3"], RUNS[name]
     settings = {"call": {**tiny.call, **tiny.no_cfg}, "lora": {"rank": 2}, "reading": {"num_levels": NUM_LEVELS}}

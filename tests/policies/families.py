@@ -38,6 +38,13 @@ def families(of: str, names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=() if name in EVERYDAY[of] else pytest.mark.nightly) for name in known]
 
 
+def daily(cases: Iterable[Any], *names: Any) -> list[Any]:
+    """The parameters of a test; the cases that are not among ``names`` have the mark ``nightly``."""
+    listed = list(cases)
+    assert all(name in listed for name in names)
+    return [pytest.param(case, marks=() if case in names else pytest.mark.nightly) for case in listed]
+
+
 def laws(**variants: Settings) -> pytest.MarkDecorator:
     """Parameters ``law`` and ``settings``: every law under the first of some settings, those of weights under each."""
     first = next(iter(variants))

@@ -26,6 +26,7 @@ from mmgrpo.training.trainer import Trainer
 from tests.breadth import adapters, assembly
 from tests.policies import tiny_language, tiny_policies
 from tests.policies.contract import gradients, move, values
+from tests.policies.families import daily
 from tests.policies.test_named_weights import DORA, FULL, LORA
 from tests.test_trainer import BASE, CALL, brightness, make_policy, weights
 
@@ -183,7 +184,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", daily(FORMS, "rank pattern", "alpha pattern", "kohya", "script"))
 def test_policy_adds_the_adapters_of_the_stock_pipeline(form: str, tmp_path: Path) -> None:
     """Files of diffusers, its training scripts and kohya, with or without a header, at their library's own scale."""
     _, file = stock_file(tmp_path, **FORMS[form])

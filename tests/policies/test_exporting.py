@@ -18,6 +18,7 @@ from mmgrpo.policy import SupportsExport
 from mmgrpo.types import Plan
 from tests.policies import tiny_language, tiny_masked, tiny_policies
 from tests.policies.contract import move
+from tests.policies.families import daily
 from tests.policies.test_named_weights import DORA, FULL, LORA
 
 TOKENS = torch.tensor([[5, 9, 2, 14, 7, 3]])
@@ -53,7 +54,7 @@ def test_a_language_model_is_read_by_its_stock_class(
 
 
 @pytest.mark.parametrize("settings", [FULL, LORA, DORA])
-@pytest.mark.parametrize("name", ["sd3", "sd15"])
+@pytest.mark.parametrize("name", daily(["sd3", "sd15"], "sd3"))
 def test_a_pipeline_is_read_by_diffusers(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     policy = tiny_policies.policy_of(name, **settings)
     prompts = tiny_policies.prompts_of(name)[:1]

@@ -20,6 +20,7 @@ from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.types import Example, Plan, Prompt, Rollout
 from mmgrpo.values import DRIFT, ENTROPY, REFERENCE, Value, from_reference
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
+from tests.policies.families import daily
 from tests.policies.tiny_language import TEMPERATURE, picture, policy_of, prompts_of
 from tests.tiny.language_models import TINY, make
 
@@ -38,7 +39,7 @@ def rollout_of(policy: LanguagePolicy, name: str, group_size: int = 3) -> Rollou
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", daily(FAMILIES, "llama", "qwen2.5-vl", "gemma3"))
 def test_a_prompt_computed_once_per_group_keeps_log_probabilities(name: str, lora: dict[str, Any] | None) -> None:
     shared, plain = policy_of(name, lora=lora), policy_of(name, lora=lora, share_prefix=False)
     rollout = rollout_of(shared, name)

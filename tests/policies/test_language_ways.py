@@ -26,6 +26,7 @@ from mmgrpo.errors import PolicyError
 from mmgrpo.types import Example, Plan, Prompt, Rollout
 from tests.breadth.language.families import families
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
+from tests.policies.families import daily
 from tests.policies.tiny_language import TEMPERATURE, TEXTS, policy_of, prompts_of
 from tests.tiny import causal_models, chat_tokenizers
 from tests.tiny.language_models import _draw, make
@@ -230,7 +231,7 @@ def test_adapters_are_added_to_linear_maps(name: str, targets: set[str]) -> None
     assert {path.rpartition(".")[2] for path in language_linears(model)} == targets
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl", "gemma3"])
+@pytest.mark.parametrize("name", daily(["llama", "qwen2.5-vl", "gemma3"], "llama", "qwen2.5-vl"))
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
 def test_rounding_in_bfloat16_speaks_against_no_way(name: str, lora: dict[str, Any] | None) -> None:
     model, processor = make(name)

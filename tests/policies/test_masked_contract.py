@@ -12,7 +12,7 @@ from mmgrpo.errors import DataError
 from mmgrpo.types import Example, OffPolicySample, Origin, Plan, Sample
 from tests.policies import contract
 from tests.policies.contract import Subject
-from tests.policies.families import Law, families, laws
+from tests.policies.families import Law, daily, families, laws
 from tests.policies.tiny_masked import parameters_of, policy_of, prompts_of
 from tests.tiny.masked_models import TINY
 
@@ -47,7 +47,7 @@ def test_on_policy_gap_is_zero_in_a_window(name: str) -> None:
 
 
 @every_family
-@pytest.mark.parametrize("order", ["random", "confidence", "left_to_right"])
+@pytest.mark.parametrize("order", daily(["random", "confidence", "left_to_right"], "random", "confidence"))
 @pytest.mark.parametrize(
     "settings", [{}, {"num_steps": 4}, {"num_steps": 2, "decision": "reveal", "reduction": "mean"}]
 )
