@@ -50,7 +50,7 @@ WORDS = (
 )
 """Identifiers that say that something happened to a thing, or are this project's alone, instead of naming the thing."""
 DOCS_WORD = "what"
-PROSE = ("mmgrpo", "policies", "rewards")
+PROSE = ("mmgrpo", "policies", "rewards", "examples")
 """Folders with prose in plain words: docstrings, comments, errors, descriptions of keys and help of commands."""
 UNFINISHED = ("mmgrpo/training",)
 """Folders of ``PROSE`` that are not rewritten yet."""

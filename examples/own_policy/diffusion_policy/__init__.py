@@ -3,4 +3,4 @@
 from pathlib import Path
 
 DPPO = Path(__file__).with_name("dppo.yaml")
-"""The method of arXiv:2409.00588, as far as a group stands in for its critic."""
+"""The method of arXiv:2409.00588, with a group in place of its critic."""

@@ -84,7 +84,7 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
         plan = plan or Plan()
         if plan.same_initial_noise or plan.splits or plan.continues or plan.environment:
             raise PolicyError(
-                "chunks have a noise and a simulator of their own: no same_initial_noise, trees or environment"
+                "chunks have separate noise and a separate simulator: no same_initial_noise, trees or environment"
             )
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         members = plan.members_of(len(prompts), group_size)
@@ -230,7 +230,8 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
         return Moments(mean=kernel_mean(kernel, prediction), velocity=velocity, std=kernel.std, step=step.length)
 
     def _logprob(self, episodes: Episodes, mean_BTHA: Tensor, columns: Sequence[int]) -> Tensor:
-        """Of what was drawn, given means of some decisions of one denoising step. Shapes: (B, T, H, A) -> (B, T)."""
+        """Log-probabilities of the sampled actions under the means of some decisions of one denoising step. Shapes: (B,
+        T, H, A) -> (B, T)."""
         K, k = self.settings.denoising_steps, columns[0] % self.settings.denoising_steps
         sampled_BTHA = episodes.latent_BNKHA[:, [t // K for t in columns], k + 1]
         return self._reduced(DENSITIES[self.settings.density](sampled_BTHA, mean_BTHA, self._kernels[k].std))

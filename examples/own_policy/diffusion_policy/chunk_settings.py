@@ -16,7 +16,7 @@ class ChunkSettings(BaseModel):
     resumable: ClassVar[tuple[str, ...]] = ("rollout_batch", "update_batch")
     of_a_rollout: ClassVar[tuple[str, ...]] = ()
 
-    chunks: int = Field(default=12, ge=1, description="of an episode, each denoised from noise of its own")
+    chunks: int = Field(default=12, ge=1, description="of an episode, each denoised from separate noise")
     chunk_length: int = Field(default=4, ge=1, description="actions of a chunk, all of them carried out")
     denoising_steps: int = Field(default=8, ge=1, description="decisions of a chunk")
     levels: Literal["cosine", "flow"] = Field(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diffusion_policy.simulator import DECOY, GOAL, REACH, TOLERANCE
 
-SIDE, SCALE = 128, 2  # pixels, and how many times larger it is drawn
+SIDE, SCALE = 128, 2  # pixels, and the factor by which it is enlarged
 PUSHER, BLOCK, AIM = "#2563eb", "#d97706", "#16a34a"
 
 

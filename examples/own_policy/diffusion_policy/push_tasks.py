@@ -1,4 +1,4 @@
-"""What the policy is asked, and what it is taught: starts of episodes, and demonstrations that often miss."""
+"""The prompts and the demonstrations of the policy: starts of episodes, and demonstrations that often miss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmgrpo.errors import DataError
 
 NUM_STEPS = 48
 UNDECIDED = 0.05
-"""How far beside the middle the pusher goes round on either side; farther out it takes the shorter way."""
+"""Distance from the middle at which the pusher goes around on either side; farther out it takes the shorter way."""
 TRAINING, HELD_OUT, DEMONSTRATED = 1, 2, 3
 """Seeds of the starts: no start of one is a start of another."""
 
@@ -24,14 +24,14 @@ def training_starts(num: int = 512) -> list[Prompt]:
 
 
 def held_out_starts(num: int = 256) -> list[Prompt]:
-    """Starts that are only judged."""
+    """Starts for the evaluation."""
     return [prompt_of(state) for state in starts(num, HELD_OUT)]
 
 
 def demonstrations(num: int = 2000, *, right: float = 0.4, spread: float = 0.03, jitter: float = 0.2) -> list[Example]:
     """Episodes of people who push well, of whom a share of ``right`` push to the goal and the others to the decoy.
 
-    Each goes round the block on a side of its own choice. What is taught is what was seen and done in each step, side
+    Each goes around the block on a random side. An example has the observation and the actions of each step, side
     by side.
 
     Args:
@@ -61,7 +61,7 @@ def demonstrations(num: int = 2000, *, right: float = 0.4, spread: float = 0.03,
 
 
 def expert(state_BS: Tensor, aim_B2: Tensor, side_B1: Tensor) -> Tensor:
-    """Goes round the block to behind it, as seen from the aim, and pushes; stays where the block has arrived.
+    """Goes around the block to the side opposite to the aim, and pushes; stays once the block has arrived.
 
     Shapes: (B, 4), (B, 2), (B, 1) of +1 and -1 -> (B, 2), at most full speed.
     """

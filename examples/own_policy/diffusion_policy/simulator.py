@@ -11,7 +11,7 @@ from torch import Tensor
 GOAL, DECOY = (-0.25, 0.65), (0.25, 0.65)
 """Where the block should be pushed to, and where many push it."""
 TOLERANCE = 0.1
-"""How far from the goal the block may lie in the end."""
+"""Maximum distance of the block from the goal at the end."""
 REACH = 0.2
 """Distance of the centers where pusher and block touch."""
 SPEED = 0.1
