@@ -12,6 +12,7 @@ import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -173,9 +174,13 @@ def per_thousand(path: Path, word: str = DOCS_WORD) -> float:
     return 1000 * words.count(word) / max(len(words), 1)
 
 
-def prose(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def prose(path: Path) -> tuple[tuple[int, str], ...]:
     """Line numbers and lines of docstrings, comments and strings with a space, without code."""
-    source = path.read_text()
+    return tuple(_prose(path.read_text()))
+
+
+def _prose(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             for offset, line in enumerate(node.value.splitlines()):
