@@ -18,7 +18,6 @@ import datetime
 import gc
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -352,11 +352,16 @@ class MutationRun:
 
 
 def sampled(num: int, seed: int, only: Sequence[str] = ()) -> list[Mutant]:
-    """So many mutants of the packages, or of some files, chosen by the seed."""
+    """So many mutants of the packages, or of some files: those of the lowest checksums."""
     files = [ROOT / name for name in only] or [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     every = [mutant for path in sorted(files) for mutant in mutants_of(path)]
-    chosen = random.Random(seed).sample(range(len(every)), min(num, len(every)))
-    return [every[index] for index in sorted(chosen)]
+    counts: Counter[str] = Counter()
+    checksums: dict[int, int] = {}
+    for index, mutant in enumerate(every):
+        identity = f"{seed} {mutant.file} {mutant.operator} {mutant.before} {mutant.after}"
+        checksums[index] = crc32(f"{identity} {counts[identity]}".encode())
+        counts[identity] += 1
+    return [every[index] for index in sorted(sorted(checksums, key=checksums.__getitem__)[:num])]
 
 
 def summary(verdicts: Sequence[Verdict], args: argparse.Namespace) -> dict[str, Any]:
