@@ -107,7 +107,7 @@ class MovingDigitVerifier:
 
     Range: 0 to 1, at most 1/3 per frame.
     Source: designed for mmgrpo: UCI digits; the accuracies of the classifiers on held-out digits are 0.978 and 0.986.
-    Traps: it ignores diversity. Without the share of ink policies learn to add pieces next to the digit, which move
+    Traps: it ignores diversity. Without the share of ink policies learn to add separate pieces, which move
     the center of the ink (measured: 0.87 by such a verifier, 0.67 by the judge); with only the perceptron, they learn
     shapes that only a perceptron classifies as digits (0.90 and 0.74).
     """

@@ -59,7 +59,7 @@ PHRASES = (
     *("drawn", "judged", "told", "tells", "lies?", "lays?", "laid", "lying", "learnt", "taught", "teach(?:es)?"),
     *("somebody", "nobody", "everybody", "whoever", "nowhere", "anew", "beside", "behind", "stands?", "stood", "whole"),
     *("go(?:es|ing)? on", "went on", "by night", "by day", "by itself", "(?:of|on) (?:its|their|his|one's) own"),
-    *("of now", "in parts", "to the (?:bit|digit)", "but for", "cures?", "knobs?"),
+    *("of now", "in parts", "to the bit", "but for", "cures?", "knobs?"),
     r"\w*(?:(?:[mnr]al|tim|ogn|iti|gan|mar|ndard|nim|xim|hron|tom|riorit|ener|erial)is(?:e|ed|es|er|ers|ing|ation))",
     r"\w*(?:colour|behaviour|favour|neighbour|centred|centring|artefact|judgement|honour|labell|modelled|cancell|catalogue)\w*",
 )
