@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mmgrpo.config.loading import load_config
     from mmgrpo.data.prompt_loading import load_prompts_of
     from mmgrpo.distributed.job import Job
-    from mmgrpo.loop import Loop
+    from mmgrpo.loop import Step
     from mmgrpo.scoring import Scorer
     from mmgrpo.training.auxiliary import Auxiliaries
     from mmgrpo.training.build import (
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         optimizer_of,
         plan_at,
     )
+    from mmgrpo.training.components import Components
     from mmgrpo.training.compute_advantages import combine_rewards, compute_advantages
     from mmgrpo.training.mixed import MixedTrainer
     from mmgrpo.training.prompt_stats import read_prompt_stats, step_prompt_stats, update_prompt_stats
@@ -49,7 +50,8 @@ HOMES = {
     ),
     "Auxiliaries": "mmgrpo.training.auxiliary",
     "Job": "mmgrpo.distributed.job",
-    "Loop": "mmgrpo.loop",
+    "Step": "mmgrpo.loop",
+    "Components": "mmgrpo.training.components",
     "Scorer": "mmgrpo.scoring",
     "Warmup": "mmgrpo.training.warmup",
     "Algorithm": "mmgrpo.algorithm",
@@ -73,10 +75,10 @@ HOMES = {
 __all__ = [
     "Algorithm",
     "Auxiliaries",
+    "Components",
     "Evaluation",
     "Example",
     "Job",
-    "Loop",
     "MixedTrainer",
     "Noise",
     "Plan",
@@ -86,6 +88,7 @@ __all__ = [
     "Sample",
     "Scorer",
     "Scores",
+    "Step",
     "SupervisedLoss",
     "Trainer",
     "Warmup",

@@ -1,155 +1,144 @@
-"""The step of GRPO, as the Trainer runs it: rollout, score, compute advantages, update, update the prompt statistics.
+"""A step of GRPO, as the Trainer takes it: roll out, score, compute advantages, update, update the memory.
 
-A ``Loop`` holds the state that steps share; ``Loop.at(step, memory)`` is a ``Step`` with one method per phase, in
-order.
+``Step.of(components, number, memory)`` is a step; its methods are the phases in their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.data.stream import PromptStream, StepPrompts
-from mmgrpo.data.unreadable_rows import prompt_check
-from mmgrpo.distributed.job import Job
-from mmgrpo.explain.advantage_inputs import require_advantages
+from mmgrpo.data.stream import StepPrompts
 from mmgrpo.memory import Memory
-from mmgrpo.policy import Policy
-from mmgrpo.scoring import NamedReward
-from mmgrpo.training.auxiliary import Auxiliaries
-from mmgrpo.training.build import build_critic, build_views, optimizer_of, plan_at
+from mmgrpo.policy import SupportsUnbatchedRows
+from mmgrpo.training.build import plan_at
+from mmgrpo.training.components import Components
 from mmgrpo.training.compute_advantages import Advantages, combine_rewards, compute_advantages
-from mmgrpo.training.critic import CriticTrainer
-from mmgrpo.training.ema import Average
-from mmgrpo.training.optimizer import GuardedOptimizer
-from mmgrpo.training.prompt_stats import PromptStats, read_prompt_stats, step_prompt_stats, update_prompt_stats
-from mmgrpo.training.references import require_movable
+from mmgrpo.training.prompt_stats import read_prompt_stats, step_prompt_stats, update_prompt_stats
+from mmgrpo.training.references import move_reference
 from mmgrpo.training.rollout_rounds import OnSamples, Rollouts, UpstreamRollouts, collect_rollouts
 from mmgrpo.training.score_rollouts import Rewards, score_rollouts
-from mmgrpo.training.step_rewards import StepRewards
+from mmgrpo.training.step_metrics import UNBATCHED_ROWS, StepLog, step_metrics
 from mmgrpo.training.update_policy import UpdateMetrics, UpdatePlan, update_jointly
-from mmgrpo.training.views import View
-from mmgrpo.types import Prompt
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
-    """The state that all steps of a run share; ``owner`` is the loop of the task that owns the policy, None: this
-    one."""
-
-    algorithm: Algorithm
-    policy: Policy
-    scoring: StepRewards
-    stream: PromptStream
-    job: Job
-    average: Average | None
-    views: Mapping[str, View]
-    optimizer: GuardedOptimizer
-    auxiliaries: Auxiliaries
-    critic: CriticTrainer | None
-    owner: Loop | None = None
-
-    @classmethod
-    def of(
-        cls, algorithm: Algorithm, policy: Policy, rewards: Sequence[NamedReward], prompts: Sequence[Prompt], *,
-        job: Job, device: Any = "cpu", owner: Loop | None = None,
-    ) -> Loop:  # fmt: skip
-        """Creates the components. Raises ConfigError for a policy that does not support the algorithm."""
-        config, parameters = algorithm.config, policy.trainable
-        scoring, stream = StepRewards(rewards, algorithm), algorithm.prompt_stream(prompts, prompt_check(policy))
-        scoring.move(algorithm.at(0, Memory()))
-        job.local_share(range(config.rollout.prompts_per_step), "rollout.prompts_per_step")
-        require_movable(policy, config.update.reference)
-        require_advantages(algorithm)
-        plan_at(algorithm, policy, 0)
-        average = owner.average if owner else Average(parameters, config.update.ema) if config.update.ema else None
-        return cls(
-            algorithm=algorithm, policy=policy, scoring=scoring, stream=stream, job=job, average=average, owner=owner,
-            views=build_views(algorithm, policy, device=device, average=average),
-            optimizer=owner.optimizer if owner else optimizer_of(algorithm, parameters, job=job, average=average),
-            auxiliaries=Auxiliaries(policy, config.objective.auxiliary, seed=config.seed, job=job),
-            critic=CriticTrainer(config, build_critic(config, device), job) if config.critic else None,
-        )  # fmt: skip
-
-    def at(self, step: int, memory: Memory) -> Step:
-        """A step, counted from 0, with schedules and phases applied."""
-        algorithm = self.algorithm.at(step, memory)
-        self.scoring.move(algorithm)
-        if self.owner is None:
-            rests = self.critic is not None and self.critic.is_warming_up(step)
-            self.optimizer.begin(algorithm.config.update, rests=rests)
-        return Step(self, step, memory, algorithm, self.stream.at_step(step, memory))
-
-
-@final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
-    """One step of a loop: its number from 0, the memory before it, the algorithm at it, and its prompts."""
+    """One step: its number from 0, the memory before it, the algorithm at it, its prompts, its metrics and its log."""
 
-    loop: Loop
+    components: Components
     number: int
     memory: Memory
     algorithm: Algorithm
     prompts: StepPrompts
+    metrics: dict[str, Any] = field(default_factory=dict)
+    log: StepLog | None = None
+
+    @classmethod
+    def of(cls, components: Components, number: int, memory: Memory) -> Step:
+        """A step, counted from 0, with schedules and phases applied."""
+        algorithm = components.algorithm.at(number, memory)
+        components.rewards.move(algorithm)
+        if components.owner is None:
+            critic_warms_up = components.critic is not None and components.critic.is_warming_up(number)
+            components.optimizer.begin(algorithm.config.update, rests=critic_warms_up)
+        return cls(components, number, memory, algorithm, components.stream.at_step(number, memory))
 
     def rollout(
-        self, on_samples: OnSamples = lambda samples: None, *, upstream: UpstreamRollouts | None = None
+        self, on_samples: OnSamples = lambda samples: None, upstream: UpstreamRollouts | None = None
     ) -> Rollouts:
-        """Samples, or re-scores, the requests of the strategy round by round; the rewards start on the samples."""
-        loop, algorithm, templates = self.loop, self.algorithm, upstream.templates if upstream else {}
-        chain, functions = algorithm.advantages, loop.scoring.rewards
-        with loop.job.gathered_for_rollout(loop.algorithm.config.runtime):
+        """Samples, or re-scores, what the strategy requests round by round; the rewards start on the samples."""
+        components, algorithm, rewards = self.components, self.algorithm, self.components.rewards
+        templates = upstream.templates if upstream else {}
+        combine = partial(combine_rewards, reward_functions=rewards.rewards, chain=algorithm.advantages)
+        with components.job.gathered_for_rollout(components.algorithm.config.runtime):
             rollouts = collect_rollouts(
-                loop.policy, upstream.strategy if upstream else algorithm.strategy, self.prompts.prompt,
-                loop.scoring.scorer, job=loop.job, upstream=upstream, on_samples=on_samples,
-                contexts={**algorithm.prompt_templates, **templates},
+                components.policy,
+                upstream.strategy if upstream else algorithm.strategy,
+                self.prompts.prompt,
+                rewards.scorer,
                 setting=algorithm.step_setting(self.number, self.memory, self.prompts.key),
-                plan=plan_at(algorithm, loop.policy, self.number),
+                plan=plan_at(algorithm, components.policy, self.number),
+                job=components.job,
+                value=partial(combine, step=self.number),
+                contexts={**algorithm.prompt_templates, **templates},
                 reads=algorithm.config.rollout.training_states == "renoised",
-                value=partial(combine_rewards, chain=chain, reward_functions=functions, step=self.number),
-            )  # fmt: skip
-        return loop.critic.valued(rollouts) if loop.critic else rollouts
+                on_samples=on_samples,
+                upstream=upstream,
+            )
+        return components.critic.valued(rollouts) if components.critic else rollouts
 
     def score(self, rollouts: Rollouts) -> Rewards:
         """Waits for the rewards of the samples of all processes."""
-        return score_rollouts(rollouts, self.loop.scoring.rewards, step=self.number, job=self.loop.job)
+        rewards, is_downstream = self.components.rewards.rewards, self.algorithm.task_template is not None
+        return score_rollouts(rollouts, rewards, step=self.number, job=self.components.job, is_downstream=is_downstream)
 
     def compute_advantages(self, rollouts: Rollouts, rewards: Rewards) -> Advantages:
-        """The advantage of every decision, and which rows train."""
-        return compute_advantages(
-            self.loop.policy, rollouts, rewards, self.algorithm.advantages, step=self.number, job=self.loop.job,
-            truncated=self.algorithm.config.objective.truncated, views=self.loop.views,
+        """The advantage of every decision, and which rows train; with them the metrics of the step."""
+        components, algorithm = self.components, self.algorithm
+        advantages = compute_advantages(
+            components.policy,
+            rollouts,
+            rewards,
+            algorithm.advantages,
+            truncated=algorithm.config.objective.truncated,
+            step=self.number,
+            job=components.job,
             remembered=partial(read_prompt_stats, self.memory, rewards.root_N, self.prompts.key),
-        )  # fmt: skip
+            views=components.views,
+        )
+        functions = {"reward_functions": components.rewards.rewards, "prompt_of": self.prompts.prompt}
+        self.metrics = step_metrics(rollouts, rewards, advantages, algorithm=algorithm, job=components.job, **functions)
+        if components.stream.skips:
+            self.metrics["prompts/unreadable"] = self.prompts.num_replaced
+        if self.metrics.get(UNBATCHED_ROWS) and isinstance(components.policy, SupportsUnbatchedRows):
+            components.policy.disable_row_batching()
+        return advantages
 
     def plan_update(self, advantages: Advantages, before_apply: Callable[[], None] = lambda: None) -> UpdatePlan:
-        """The updates of these rows, not yet taken: the objective, auxiliary losses and the critic."""
-        loop, config = self.loop, self.loop.algorithm.config
+        """The updates of these rows, before the first is taken: the objective, auxiliary losses and the critic."""
+        components, config, critic = self.components, self.components.algorithm.config, self.components.critic
+        self.log = StepLog(self.number, self.metrics, advantages, components.job)
         first_update = self.number * config.update.num_updates
-        extra = loop.auxiliaries.extra_gradient(self.algorithm, advantages, first_update)
-        extra = loop.critic.extra_gradient(advantages, extra, step=self.number) if loop.critic else extra
-        calls = (before_apply, loop.critic.apply) if loop.critic else (before_apply,)
+        extra = components.auxiliaries.extra_gradient(self.algorithm, advantages, first_update)
         return UpdatePlan(
-            loop.policy, advantages, self.algorithm.objective, job=loop.job, extra_gradient=extra, before_apply=calls,
+            components.policy,
+            advantages,
+            self.algorithm.objective,
+            job=components.job,
             weight=config.task.weight if config.task else 1.0,
-        )  # fmt: skip
+            before_apply=(before_apply, critic.apply) if critic else (before_apply,),
+            extra_gradient=critic.extra_gradient(advantages, extra, step=self.number) if critic else extra,
+        )
 
     def update(self, advantages: Advantages) -> Iterator[UpdateMetrics]:
-        """Takes the updates: ``update.epochs`` passes over the rows, each in ``update.minibatches``."""
-        plan, section = self.plan_update(advantages), self.loop.algorithm.config.update
-        yield from (metrics for (metrics,) in update_jointly([plan], self.loop.optimizer, **section.passes))
+        """Takes the updates, one per item: ``update.epochs`` passes over the rows, each in ``update.minibatches``."""
+        plan, passes = self.plan_update(advantages), self.components.algorithm.config.update.passes
+        for (update,) in update_jointly([plan], self.components.optimizer, **passes):
+            self.log_update(update)
+            yield update
+        self.move_reference()
 
-    def prompt_stats(self, rollouts: Rollouts, rewards: Rewards, advantages: Advantages) -> PromptStats:
-        """The statistics of the prompts of the step for the memory, the same on every process."""
-        return step_prompt_stats(
-            rewards, advantages, self.prompts.key, step=self.number, replay=self.algorithm.strategy.replay,
-            requests=rollouts.requests, job=self.loop.job,
-        )  # fmt: skip
+    def log_update(self, update: UpdateMetrics) -> dict[str, Any]:
+        """The metrics of the step and of one of its updates, over all processes. A collective."""
+        assert self.log is not None
+        return self.log.line(update, self.algorithm.course, self.components.critic)
 
-    def updated_memory(self, stats: PromptStats) -> Memory:
-        """The memory after the step."""
-        return update_prompt_stats(self.memory, stats, self.loop.stream.learners, replay=self.algorithm.strategy.replay)
+    def move_reference(self) -> None:
+        """Moves the reference after the updates, as ``update.reference`` states."""
+        if self.components.owner is None:
+            reference = self.components.algorithm.config.update.reference
+            move_reference(self.components.policy, reference, self.number + 1, self.components.optimizer)
+
+    def updated_memory(self, rollouts: Rollouts, rewards: Rewards, advantages: Advantages) -> Memory:
+        """The memory after the updates: statistics of the prompts, rows to replay and the values of schedules."""
+        assert self.log is not None
+        replay, key_of, job = self.algorithm.strategy.replay, self.prompts.key, self.components.job
+        counts = {"step": self.number, "replay": replay, "requests": rollouts.requests, "job": job}
+        stats = step_prompt_stats(rewards, advantages, key_of, **counts)
+        memory = update_prompt_stats(self.memory, stats, self.components.stream.learners, replay=replay)
+        return self.algorithm.course.updated(memory, self.log.last)

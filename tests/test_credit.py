@@ -13,7 +13,8 @@ from mmgrpo.config import AdvantageConfig
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import count, sequence_mean
-from mmgrpo.training.compute_advantages import reward_metrics, with_kl_column, without_truncated
+from mmgrpo.training.compute_advantages import without_truncated
+from mmgrpo.training.step_metrics import reward_metrics, with_kl_column
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
 from tests.uniform import credit_of
 
@@ -50,7 +51,7 @@ def test_divergence_is_taken_off_the_reward_before_the_baseline() -> None:
     torch.testing.assert_close(credit.advantage_B, torch.tensor([1.5, 3.0, -4.5, 0.0]))
     torch.testing.assert_close(credit.total_B[:3], torch.tensor([1.5, 2.5, -2.5], dtype=torch.float64))
     assert credit.scored_B.tolist() == [True, True, True, False]
-    metrics = reward_metrics(scores, credit)
+    metrics = reward_metrics(scores, credit.total_B[credit.scored_B])
     assert metrics["reward/kl/mean"] == pytest.approx(3.0)
     assert metrics["reward/right/mean"] == pytest.approx(1.0)
 
@@ -135,7 +136,7 @@ def test_rewards_near_the_end_of_float32_neither_overflow_nor_vanish() -> None:
     credit = credit_of(scores, 4, AdvantageConfig.model_validate({"eps": 0.0, "correction": 0}))
     # in units of 1.5e38 the mean is 1/4; 3/4, -5/4, 3/4, -1/4 over sqrt((9 + 25 + 9 + 1) / 64) = 0.8291562
     torch.testing.assert_close(credit.advantage_B, torch.tensor([0.9045340, -1.5075567, 0.9045340, -0.3015113]))
-    assert reward_metrics(scores, credit)["reward/mean"] == pytest.approx(0.75e38, rel=1e-6)
+    assert reward_metrics(scores, credit.total_B[credit.scored_B])["reward/mean"] == pytest.approx(0.75e38, rel=1e-6)
 
 
 def test_a_divergence_needs_its_weight_and_a_weight_its_divergence() -> None:
@@ -165,8 +166,8 @@ def test_zero_variance_groups(choice: str, keep: list[bool]) -> None:
 )
 def test_truncated_samples(choice: str, num_samples: int, num_decisions: int, weight_B: list[float]) -> None:
     rollout = rollout_of([True, False, True, False], [4, 2, 3, 1])
-    found = without_truncated(rollout.keep(torch.tensor([True, True, True, False])[:, None]), choice)
-    totals = count(found.rollout.mask_BT, found.zero_B)
+    trained, zero_B = without_truncated(rollout.keep(torch.tensor([True, True, True, False])[:, None]), choice)
+    totals = count(trained.mask_BT, zero_B)
     assert (totals.num_samples, totals.num_decisions) == (num_samples, num_decisions)
-    mean: Tensor = sequence_mean(found.rollout.mask_BT, totals).sum(1)
+    mean: Tensor = sequence_mean(trained.mask_BT, totals).sum(1)
     torch.testing.assert_close(mean, torch.tensor(weight_B))

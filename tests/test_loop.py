@@ -11,21 +11,28 @@ from mmgrpo.examples.loop import train
 from mmgrpo import Trainer, build_policy, build_rewards, load_config, load_prompts_of
 from mmgrpo.errors import ConfigError
 
+TEXT = ("warmup.steps=3", "rollout.prompts_per_step=4", "steps=2")
+IMAGE = (*TEXT, "rollout.group_size=4", "policy.call.num_inference_steps=6")
+KL = ("objective.kl={divergence: k3, beta: 0.1}", "update.reference={ema: {decay: 0.5, every: 1}}")
 SHORT = {
-    "quickstart/arithmetic-text": ("warmup.steps=3", "rollout.prompts_per_step=4", "steps=2"),
-    "quickstart/digits-image": (
-        "warmup.steps=3",
-        "rollout.prompts_per_step=4",
-        "rollout.group_size=4",
-        "steps=2",
-        "policy.call.num_inference_steps=6",
+    "text": ("quickstart/arithmetic-text", TEXT),
+    "image": ("quickstart/digits-image", IMAGE),
+    "critic": ("quickstart/arithmetic-text", (*TEXT, "critic={warmup_steps: 1}")),
+    "schedule and reference": (
+        "quickstart/arithmetic-text",
+        (*TEXT, *KL, "steps=3", "schedules={objective.kl.beta: {name: linear, start: 0.1, end: 0.5, steps: 2}}"),
+    ),
+    "schedule by a metric": (
+        "quickstart/arithmetic-text",
+        (*TEXT, *KL, "schedules={objective.kl.beta: {name: dual_ascent, metric: reward/mean, target: 0.9, rate: 1.0}}"),
     ),
 }
 
 
-@pytest.mark.parametrize("name", SHORT)
-def test_the_loop_gives_the_trainers_updates_bitwise(name: str, tmp_path: Path) -> None:
-    overrides = (*SHORT[name], "evaluation=null", f"output={tmp_path}")
+@pytest.mark.parametrize("case", SHORT)
+def test_the_loop_gives_the_trainers_updates_bitwise(case: str, tmp_path: Path) -> None:
+    name, overrides = SHORT[case]
+    overrides = (*overrides, "evaluation=null", f"output={tmp_path}")
     looped = train(name, overrides).trainable
     config = load_config(name, overrides)
     assert config.prompts is not None
@@ -33,7 +40,7 @@ def test_the_loop_gives_the_trainers_updates_bitwise(name: str, tmp_path: Path) 
     before = [parameter.detach().clone() for parameter in policy.trainable]
     Trainer(policy, build_rewards(config.rewards), load_prompts_of(config.prompts), config).train()
     assert any(not torch.equal(old, new) for old, new in zip(before, policy.trainable, strict=True))
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(looped, policy.trainable, strict=True))
+    assert all(torch.equal(weight, other) for weight, other in zip(looped, policy.trainable, strict=True))
 
 
 def test_it_fits_on_a_screen() -> None:
@@ -42,6 +49,6 @@ def test_it_fits_on_a_screen() -> None:
     assert len([line for line in body.splitlines() if line.strip()]) <= 40
 
 
-def test_unsupported_features_of_the_loop_raise() -> None:
-    with pytest.raises(ConfigError, match="the loop has no critic: train with mmgrpo train"):
-        train("quickstart/arithmetic-text", ["critic={}"])
+def test_mixed_runs_raise_in_the_loop() -> None:
+    with pytest.raises(ConfigError, match="the loop has no tasks: train with mmgrpo train"):
+        train("quickstart/digits-mixed")

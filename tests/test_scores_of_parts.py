@@ -102,7 +102,7 @@ def test_a_closed_gate_is_closed_for_parts() -> None:
         gate = Gate("open", 1.0, otherwise)  # type: ignore[arg-type]
         rewards = [NamedReward("open", open_first), NamedReward("words", words, gate=gate)]
         scores = score(samples, rewards)
-        counting = shape_scores(scores, rewards, 0).scores.scopes["words"]
+        counting = shape_scores(scores, rewards, 0)[0].scopes["words"]
         assert list(counting[0] or ()) == list(scores.scopes["words"][0] or ())
         assert counting[1] == expected
 

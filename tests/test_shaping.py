@@ -17,7 +17,7 @@ from mmgrpo.maths.schedules import linear
 from mmgrpo.scoring import Gate, NamedReward, named_rewards, score
 from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
-from mmgrpo.training.compute_advantages import reward_metrics
+from mmgrpo.training.step_metrics import reward_metrics
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.uniform import credit_of
 
@@ -29,8 +29,7 @@ def giving(name: str, values: list[float | None], **terms: Any) -> NamedReward:
 
 
 def counting(rewards: list[NamedReward], step: int = 0) -> tuple[Scores, dict[str, float]]:
-    shaped = shape_scores(score(SAMPLES, rewards, max_failure_frac=1.0), rewards, step)
-    return shaped.scores, dict(shaped.metrics)
+    return shape_scores(score(SAMPLES, rewards, max_failure_frac=1.0), rewards, step)
 
 
 def column(scores: Scores, r: int) -> list[float | None]:
@@ -65,15 +64,15 @@ def test_gates_in_a_row_and_before_the_clip() -> None:
 def test_a_clip_changes_the_total_and_not_the_logged_values() -> None:
     reward = giving("x", [-2.0, 0.5, 8.0, None], clip=(0.0, 1.0), weight=2.0)
     scores = score(SAMPLES, [reward])
-    shaped = shape_scores(scores, [reward], 0)
-    assert column(shaped.scores, 0) == [0.0, 0.5, 1.0, None]
-    credit = credit_of(shaped.scores, 4, AdvantageConfig.model_validate({"scale": "none"}))
+    shaped, shaping_metrics = shape_scores(scores, [reward], 0)
+    assert column(shaped, 0) == [0.0, 0.5, 1.0, None]
+    credit = credit_of(shaped, 4, AdvantageConfig.model_validate({"scale": "none"}))
     # totals 0, 1, 2 of mean 1
     assert credit.advantage_B.tolist() == [-1.0, 0.0, 1.0, 0.0]
-    metrics = reward_metrics(scores, credit)
+    metrics = reward_metrics(scores, credit.total_B[credit.scored_B])
     assert metrics["reward/x/mean"] == pytest.approx(6.5 / 3)
     assert metrics["reward/mean"] == pytest.approx(1.0)
-    assert shaped.metrics == {"reward/x/clipped_frac": 0.5}
+    assert shaping_metrics == {"reward/x/clipped_frac": 0.5}
 
 
 def test_a_weight_over_training() -> None:

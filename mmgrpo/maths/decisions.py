@@ -105,6 +105,13 @@ class Decisions:
         }
         return replace(self, **tensors, values={value: change(tensor) for value, tensor in self.values.items()})
 
+    def at(self, index: tuple[Tensor, Tensor], device: torch.device) -> Decisions:
+        """The decisions at rows and columns, on a device.
+
+        Shapes: indices (b, 1) and (1, t) -> (b, t).
+        """
+        return self.map(lambda matrix_BT: matrix_BT[index].to(device))
+
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for each in fields(self):
             tensor = getattr(self, each.name)

@@ -13,21 +13,7 @@ from mmgrpo.scoring.named_rewards import Gate, NamedReward
 from mmgrpo.types import Scope, Scores
 
 
-@dataclass(frozen=True, slots=True)
-class ShapedScores:
-    """The scores that training uses.
-
-    Attributes:
-        scores: shaped values, masks and weights.
-        metrics: for every reward with such settings, ``reward/NAME/clipped_frac`` and ``gated_frac`` (shares of all
-            samples whose value clipping changed or a closed gate removed) and ``weight`` (of this step).
-    """
-
-    scores: Scores
-    metrics: Mapping[str, float]
-
-
-def shape_scores(scores: Scores, rewards: Sequence[NamedReward], step: int) -> ShapedScores:
+def shape_scores(scores: Scores, rewards: Sequence[NamedReward], step: int) -> tuple[Scores, dict[str, float]]:
     """The shaped scores at a step; clips and weights apply to samples, gates also to their parts.
 
     Args:
@@ -36,7 +22,9 @@ def shape_scores(scores: Scores, rewards: Sequence[NamedReward], step: int) -> S
         step: counted from 0.
 
     Returns:
-        The shaped scores, with metrics.
+        The shaped values, masks and weights, and the metrics: for every reward with such settings,
+        ``reward/NAME/clipped_frac`` and ``gated_frac`` (fractions of all samples whose value clipping changed or a
+        closed gate removed) and ``weight`` (at this step).
 
     Raises:
         ConfigError: gates that name no reward, or depend on each other in a cycle.
@@ -61,8 +49,7 @@ def shape_scores(scores: Scores, rewards: Sequence[NamedReward], step: int) -> S
         if name in scopes:
             scopes[name] = _gated_scopes(scopes[name], gated)
     weight_R = torch.tensor([reward.weight_at(step) for reward in rewards], dtype=torch.float32)
-    counting = replace(scores, value_BR=value_BR, valid_BR=valid_BR, weight_R=weight_R, scopes=scopes)
-    return ShapedScores(counting, metrics)
+    return replace(scores, value_BR=value_BR, valid_BR=valid_BR, weight_R=weight_R, scopes=scopes), metrics
 
 
 @dataclass(frozen=True, slots=True)

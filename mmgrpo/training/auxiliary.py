@@ -202,7 +202,7 @@ def success_rates(advantages: Advantages, rows: Sequence[int], parts: Sequence[P
         (P,), float64, of each part in the order in which they come.
     """
     rollout, rows_N = advantages.rollout, torch.tensor(list(rows), dtype=torch.long)
-    scored_N = advantages.credit.scored_B[advantages.local_rows][rows_N]
+    scored_N = advantages.scored_N[advantages.local_rows][rows_N]
     if rollout.origin_B is not None:
         scored_N = scored_N & (rollout.origin_B[rows_N] == Origin.ON_POLICY)
     right_N = advantages.reward_B[rows_N] >= right

@@ -26,6 +26,7 @@ from mmgrpo.runs.checkpoint import (
 from mmgrpo.runs.folder import RunFolder, claim_folder
 from mmgrpo.runs.resuming import START, Resumption, evaluated_steps, resume_command
 from mmgrpo.system.machine import machine
+from mmgrpo.training.components import Components
 from mmgrpo.training.critic import CriticTrainer
 from mmgrpo.training.ema import Average
 from mmgrpo.training.optimizer import GuardedOptimizer
@@ -53,6 +54,12 @@ class TrainedState:
     warmup: Warmup | None
     critic: CriticTrainer | None = None
     owns: bool = True
+
+    @classmethod
+    def of(cls, components: Components) -> TrainedState:
+        """The state of the components of a run."""
+        owns, average, critic = components.owner is None, components.average, components.critic
+        return cls(components.policy, components.optimizer, average, components.warmup, critic, owns)
 
     def save(
         self,
@@ -130,30 +137,26 @@ class CheckpointedRun:
 
     def __init__(
         self,
-        trained: TrainedState,
+        components: Components,
         config: RunConfig,
-        job: Job,
         resumption: Resumption | None,
-        memory: Memory | None = None,
     ) -> None:
         """Restores the checkpoint of a run that goes on; writes nothing yet.
 
         Args:
-            trained: what is saved and restored.
+            components: saved and restored; the memory of a new run is that of their prompt stream.
             config: the run's, from here on.
-            job: the processes; the main one writes.
             resumption: how the run goes on; None for a new one.
-            memory: with which a new run begins.
         """
-        self._trained = trained
+        self._trained = trained = TrainedState.of(components)
         self._config = config
-        self._job = job
+        self._job = job = components.job
         self._folder = None if resumption is None else RunFolder(resumption.folder)
         self._saved: RunPosition | None = None
         self.resumption = resumption
         self.start = START
         self.evaluated: set[int] = set()
-        self.memory = memory or Memory()
+        self.memory = components.stream.memory
         if resumption is not None and resumption.checkpoint is not None:
             update = config.update
             regrouped = any(change.key in ("update.epochs", "update.minibatches") for change in resumption.changes)

@@ -1,4 +1,7 @@
-"""From what the rewards said to the advantage of each sample, over the groups of the whole job."""
+"""From rewards to advantages: of each sample by its group, then of each decision by the estimators and filters.
+
+Axes: B rows of this process, N samples of the job, T decisions.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,24 @@ from torch import Tensor
 
 from mmgrpo.algorithm import AdvantageChain
 from mmgrpo.distributed.job import Job
+from mmgrpo.errors import ConfigError
+from mmgrpo.explain.advantage_inputs import without_turn_rewards
 from mmgrpo.maths.advantages import clamp_advantage
-from mmgrpo.maths.group_stats import Groups, grouped
+from mmgrpo.maths.changes import advantages_changed, changed_count, changed_fracs
+from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
+from mmgrpo.maths.feedback import Feedback, JobFeedback
+from mmgrpo.maths.group_stats import grouped
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shape_scores
-from mmgrpo.training.decision_advantages import decision_advantages
+from mmgrpo.training.feedback import feedback_of
 from mmgrpo.training.gradients import with_values
 from mmgrpo.training.rollout_rounds import CombinedRewards, Rollouts
 from mmgrpo.training.score_rollouts import Rewards
 from mmgrpo.training.span_scores import has_span_scores
 from mmgrpo.training.views import View, ViewRows, Views
 from mmgrpo.types import Origin, Rollout, Scores
-from mmgrpo.values import from_reference
+from mmgrpo.values import from_reference, seen_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +56,6 @@ class SampleAdvantages:
     scored_B: Tensor
 
 
-def with_kl_column(scores: Scores, divergence_B: Tensor, kl_beta: float) -> Scores:
-    """The scores with a further column ``kl`` to report: the divergence of each scored sample, at the weight -kl_beta.
-
-    Shapes: (B,) divergences summed over the samples' decisions.
-    """
-    return replace(
-        scores,
-        names=(*scores.names, "kl"),
-        weight_R=torch.cat([scores.weight_R, torch.tensor([-kl_beta])]),
-        value_BR=torch.cat([scores.value_BR, divergence_B[:, None].to(scores.value_BR)], dim=1),
-        valid_BR=torch.cat([scores.valid_BR, scores.scored_B[:, None]], dim=1),
-    )
-
-
 def combined_reward(scores: Scores, group_B: Tensor, chain: AdvantageChain, penalty_B: Tensor | None = None) -> Tensor:
     """What the rewards of each sample come to within its group, as one float64 number.
 
@@ -75,7 +69,7 @@ def combined_reward(scores: Scores, group_B: Tensor, chain: AdvantageChain, pena
         (B,) rewards.
     """
     groups = grouped(group_B)
-    reward_RPG, valid_RPG = _by_group(scores, groups)
+    reward_RPG, valid_RPG = groups.matrix(scores.value_BR.T).double(), groups.valid(scores.valid_BR.T)
     total_B = groups.rows(chain.combine_for_report(reward_RPG, scores.weight_R.double(), valid_RPG))
     return total_B if penalty_B is None else total_B - penalty_B
 
@@ -84,7 +78,7 @@ def combine_rewards(
     scores: Scores, group_B: Tensor, *, reward_functions: Sequence[NamedReward], chain: AdvantageChain, step: int
 ) -> CombinedRewards:
     """What the scores of a round come to as they count at a step, for strategies."""
-    counting = shape_scores(scores, reward_functions, step).scores
+    counting, _ = shape_scores(scores, reward_functions, step)
     return CombinedRewards(combined_reward(counting, group_B, chain), counting.scored_B)
 
 
@@ -110,7 +104,8 @@ def group_advantages(
     """
     config, groups = chain.config, grouped(group_B)
     scored_B = scores.scored_B if keep_B is None else scores.scored_B & keep_B
-    reward_RPG, valid_RPG = _by_group(scores, groups, keep_B)
+    valid_BR = scores.valid_BR if keep_B is None else scores.valid_BR & keep_B[:, None]
+    reward_RPG, valid_RPG = groups.matrix(scores.value_BR.T).double(), groups.valid(valid_BR.T)
     weight_R = scores.weight_R.double()
     valid_PG = groups.matrix(scored_B) & groups.present_PG
     penalty_B = torch.zeros(len(group_B), dtype=torch.float64)
@@ -138,71 +133,43 @@ def group_advantages(
     )
 
 
-def _by_group(scores: Scores, groups: Groups, keep_B: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rewards in float64 and where they apply, (R, P, G) each."""
-    valid_BR = scores.valid_BR if keep_B is None else scores.valid_BR & keep_B[:, None]
-    valid_RPG = groups.matrix(valid_BR.T) & groups.present_PG
-    return groups.matrix(scores.value_BR.T).double(), valid_RPG
+def without_truncated(rollout: Rollout, truncated: str) -> tuple[Rollout, Tensor]:
+    """Leaves out samples that were cut off by their length limit.
 
-
-def reward_metrics(scores: Scores, credit: SampleAdvantages) -> dict[str, float]:
-    """What a run logs of its rewards: what each gave, over the samples it applied to, and what they came to."""
-    total = credit.total_B[credit.scored_B]
-    metrics = {
-        "reward/mean": float(total.mean()) if len(total) else 0.0,
-        "reward/std": float(total.std(correction=0)) if len(total) else 0.0,
-    }
-    for column, name in enumerate(scores.names):
-        values = scores.value_BR[scores.valid_BR[:, column], column].double()
-        if len(values):
-            metrics[f"reward/{name}/mean"] = float(values.mean())
-            metrics[f"reward/{name}/std"] = float(values.std(correction=0))
-        metrics[f"reward/{name}/applies_frac"] = len(values) / len(scores.value_BR)
-        metrics[f"reward/{name}/failed_frac"] = scores.failures.get(name, 0) / len(scores.value_BR)
-        if name in scores.cached:
-            metrics[f"reward/{name}/cached_frac"] = scores.cached[name] / len(scores.value_BR)
-        if name in scores.took_s:
-            metrics[f"time/reward/{name}_s"] = scores.took_s[name]
-    return metrics
-
-
-@dataclass(frozen=True, slots=True)
-class UntruncatedRows:
-    """A rollout without what is not trained on, and what still counts in means over samples.
-
-    Attributes:
+    Args:
         rollout: its mask keeps what is trained on.
-        zero_B: bool, samples that count as zeros although nothing of them is trained on.
+        truncated: ``objective.truncated``: keep, zero or drop.
+
+    Returns:
+        The rollout without them, and bool (B,): the samples that count as zeros in means over samples although none of
+        their decisions is trained on.
     """
-
-    rollout: Rollout
-    zero_B: Tensor
-
-
-def without_truncated(rollout: Rollout, truncated: str) -> UntruncatedRows:
-    """Leaves out samples cut off by their length limit as ``objective.truncated`` says: keep, zero or drop."""
     truncated_B = torch.tensor([not sample.finished for sample in rollout.samples])
     if truncated == "keep":
-        return UntruncatedRows(rollout, torch.zeros_like(truncated_B))
+        return rollout, torch.zeros_like(truncated_B)
     zero_B = truncated_B & rollout.mask_BT.any(1) if truncated == "zero" else torch.zeros_like(truncated_B)
-    return UntruncatedRows(rollout.keep(~truncated_B[:, None]), zero_B)
+    return rollout.keep(~truncated_B[:, None]), zero_B
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advantages:
-    """What this process's rows of a step can teach.
+    """The advantage of every decision of this process's rows, and that of every sample of the job.
 
     Attributes:
-        rollout: its mask keeps what is trained on; values that were measured are known to it.
+        rollout: its mask keeps the decisions that train; it has the values that were measured.
         advantage_BT: float32 advantage of each decision.
-        reward_B: float64, what the rewards of each row come to.
-        zero_B: bool, rows that count as zeros in means over samples although nothing of them is trained on.
+        reward_B: float64 combined reward of each row.
+        zero_B: bool, rows that count as zeros in means over samples although none of their decisions trains.
         chosen_B: bool, the rows that the strategy keeps; groups without any are no part of a minibatch.
-        divergence_N: of the whole job's samples from the reference, where it was taken off their rewards.
-        credit: of the whole job's samples.
-        local_rows: this process's rows among them.
-        views: the rows as the views of the run see them.
-        metrics: means over the job's samples of what estimators and filters read of the decisions.
+        local_rows: this process's rows among the samples of the job.
+        advantage_N: float32 advantage of each sample before any estimator.
+        keep_N: bool, the samples that train, as ``SampleAdvantages.keep_B``.
+        reward_N: float64 combined reward of each sample.
+        scored_N: bool, whether any reward of a weight other than 0 applied to the sample.
+        zero_std_frac: fraction of the groups without any advantage other than 0; with estimators, after them.
+        divergence_N: divergence of each sample from the reference, where it is subtracted from the rewards.
+        views: the rows in the auxiliary forward passes of the run.
+        metrics: means over the samples of the values that estimators and filters read.
     """
 
     rollout: Rollout
@@ -210,8 +177,12 @@ class Advantages:
     reward_B: Tensor
     zero_B: Tensor
     chosen_B: Tensor
-    credit: SampleAdvantages
     local_rows: slice
+    advantage_N: Tensor
+    keep_N: Tensor
+    reward_N: Tensor
+    scored_N: Tensor
+    zero_std_frac: float
     divergence_N: Tensor | None = None
     views: Mapping[str, ViewRows] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -254,45 +225,102 @@ def compute_advantages(
         rollout = with_values(policy, rollout, [divergence])
         divergence_N = torch.cat(job.gather(rollout.values[divergence].sum(1).cpu()))
     compared_N = compared_groups(rewards, rollout, chain, job)
-    credit = group_advantages(rewards.counting, compared_N, chain, divergence_N, rewards.keep_N)
+    samples = group_advantages(rewards.counting, compared_N, chain, divergence_N, rewards.keep_N)
     span_scored_N = has_span_scores(rewards.counting, chain.span_rewards)
     if any(estimator.unscored for estimator in chain.estimators):
         span_scored_N = torch.ones_like(span_scored_N)
-    credit = replace(credit, keep_B=credit.keep_B | (span_scored_N & rewards.keep_N))
-    reward_B, scored_B = credit.total_B[rewards.local_rows], credit.scored_B[rewards.local_rows]
-    view_rows = Views(views or {}, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=rollouts.seed)
-    advantage_BT = credit.advantage_B[rewards.local_rows][:, None].expand(rollout.shape)
-    rollout = rollout.keep(credit.keep_B[rewards.local_rows][:, None])
-    metrics: Mapping[str, float] = {}
-    if config.estimators or config.filters:
-        shaped_rows = decision_advantages(
-            policy,
-            rollout,
-            advantage_BT,
-            rewards,
-            chain,
-            reward_B=reward_B,
-            step=step,
-            job=job,
-            remembered=remembered,
-            views=view_rows,
-        )
-        rollout, advantage_BT, metrics = shaped_rows.rollout, shaped_rows.advantage_BT, shaped_rows.metrics
-        if shaped_rows.zero_std_frac is not None:
-            credit = replace(credit, zero_std_frac=shaped_rows.zero_std_frac)
-    untruncated = without_truncated(rollout, truncated)
-    return Advantages(
-        rollout=untruncated.rollout,
-        advantage_BT=advantage_BT,
+    keep_N, local_rows = samples.keep_B | (span_scored_N & rewards.keep_N), rewards.local_rows
+    reward_B, scored_B = samples.total_B[local_rows], samples.scored_B[local_rows]
+    advantages = Advantages(
+        rollout=rollout.keep(keep_N[local_rows][:, None]),
+        advantage_BT=samples.advantage_B[local_rows][:, None].expand(rollout.shape),
         reward_B=reward_B,
-        zero_B=untruncated.zero_B,
+        zero_B=torch.zeros_like(scored_B),
         chosen_B=rollouts.keep_B,
-        credit=credit,
-        local_rows=rewards.local_rows,
+        local_rows=local_rows,
+        advantage_N=samples.advantage_B,
+        keep_N=keep_N,
+        reward_N=samples.total_B,
+        scored_N=samples.scored_B,
+        zero_std_frac=samples.zero_std_frac,
         divergence_N=divergence_N,
-        views=view_rows,
-        metrics=metrics,
+        views=Views(views or {}, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=rollouts.seed),
     )
+    if config.estimators or config.filters:
+        advantages = decision_advantages(policy, advantages, rewards, chain, step=step, job=job, remembered=remembered)
+    rollout, zero_B = without_truncated(advantages.rollout, truncated)
+    return replace(advantages, rollout=rollout, zero_B=zero_B)
+
+
+def decision_advantages(
+    policy: Policy,
+    advantages: Advantages,
+    rewards: Rewards,
+    chain: AdvantageChain,
+    *,
+    step: int,
+    job: Job,
+    remembered: Callable[[str], Tensor] | None,
+) -> Advantages:
+    """The advantage of each decision after all estimators, and the decisions that all filters keep. A collective.
+
+    Args:
+        policy: what sampled the rows, its weights still the same.
+        advantages: of the samples, expanded to their decisions.
+        rewards: the rewards of the rows of all processes.
+        chain: the estimators and filters.
+        step: of the run, from 0.
+        job: the processes.
+        remembered: columns of the memory before the step, of the job's samples.
+
+    Returns:
+        The advantages of the decisions; ``metrics`` has the means of the values that were read and the fraction of the
+        decisions that each estimator and filter changed.
+
+    Raises:
+        ConfigError: an estimator reads the memory, and there is none; or it reads the rewards of turns, and at the
+            first step there are exchanges that came to their end, and no turn has one.
+    """
+    rollout, advantage_BT, views = advantages.rollout, advantages.advantage_BT, advantages.views
+    config, estimators, filters = chain.config, chain.estimators, chain.filters
+    values = set(chain.values)
+    rollout = with_values(policy, rollout, sorted(values, key=str), views)
+    values |= {seen_in(str(value.view)) for value in values if value.view in views}
+    columns = {column.name for mechanism in estimators for column in mechanism.memory}
+    if columns and remembered is None:
+        raise ConfigError("an estimator reads the memory, and estimate() was not given what is remembered")
+    feedback = feedback_of(
+        policy,
+        rollout,
+        rewards,
+        advantages.reward_B,
+        requested=values,
+        parts=chain.span_rewards,
+        turns=any(mechanism.turns for mechanism in estimators),
+        step=step,
+        job=job,
+        remembered={name: remembered(name) for name in sorted(columns)} if remembered else {},
+    )
+    readers = [
+        named.name for named, mechanism in zip(config.estimators, estimators, strict=True) if mechanism.turn_rewards
+    ]
+    if readers and step == 0:
+        _require_turn_rewards(feedback, readers, job)
+    labels = chain.labels
+    changes: dict[str, ValueSum] = {}
+    for label, estimator in zip(labels, estimators, strict=False):
+        before_BT, advantage_BT = advantage_BT, estimator.assign(feedback, advantage_BT).float()
+        changes[f"credit/{label}"] = advantages_changed(before_BT, advantage_BT, rollout.mask_BT)
+    zero_std_frac = _zero_frac(rollout, advantage_BT, job) if estimators else advantages.zero_std_frac
+    for label, mechanism in zip(labels[len(estimators) :], filters, strict=True):
+        keep_BT = mechanism.keep(feedback, advantage_BT)
+        keep_BT = keep_BT[:, None] if keep_BT.ndim == 1 else keep_BT
+        changes[f"credit/{label}"] = changed_count(~keep_BT, rollout.mask_BT)
+        advantage_BT = advantage_BT.where(keep_BT, 0.0)
+        rollout = rollout if config.filtered_samples == "mask" else rollout.keep(keep_BT)
+    job_changes = job.merge_diagnostics(Diagnostics(change_sums=changes)).change_sums
+    metrics = _means(feedback.job) | changed_fracs(job_changes)
+    return replace(advantages, rollout=rollout, advantage_BT=advantage_BT, zero_std_frac=zero_std_frac, metrics=metrics)
 
 
 def compared_groups(rewards: Rewards, rollout: Rollout, chain: AdvantageChain, job: Job) -> Tensor:
@@ -315,3 +343,35 @@ def _is_read(rollout: Rollout) -> Tensor:
     """(B,) bool, the rows that were not drawn at this step."""
     on_policy_B = torch.zeros(len(rollout.samples), dtype=torch.bool)
     return on_policy_B if rollout.origin_B is None else rollout.origin_B != Origin.ON_POLICY
+
+
+def _require_turn_rewards(feedback: Feedback, readers: Sequence[str], job: Job) -> None:
+    turns = feedback.turns
+    num_rewards, num_ended = (
+        int(turns.given.valid_BS.sum()),
+        int((feedback.finished_B & (turns.given.scope_BT >= 0).any(1)).sum()),
+    )
+    totals = job.gather((num_rewards, num_ended))
+    if sum(ended for _, ended in totals) and not sum(rewards for rewards, _ in totals):
+        reason = (
+            f"of {sum(ended for _, ended in totals)} exchanges that came to their end in the first step none has any"
+        )
+        raise ConfigError(without_turn_rewards(f"advantage.estimators: {', '.join(readers)}", reason))
+
+
+def _means(job: JobFeedback) -> dict[str, float]:
+    """What was measured of the decisions, each sample counting alike."""
+    known_N = job.length_N > 0
+    return {
+        f"decisions/{value.name}_mean": float(mean_N[known_N].mean())
+        for value, mean_N in job.value_mean.items()
+        if value.view is None and bool(known_N.any())
+    }
+
+
+def _zero_frac(rollout: Rollout, advantage_BT: Tensor, job: Job) -> float:
+    """The share of the whole job's groups whose trained decisions all have the advantage 0."""
+    teaches_B = ((advantage_BT != 0) & rollout.mask_BT).any(1)
+    group_B = rollout.prompt_index_B
+    counts = job.gather((len(group_B.unique()), len(group_B[teaches_B].unique())))
+    return 1 - sum(teaching for _, teaching in counts) / sum(groups for groups, _ in counts)

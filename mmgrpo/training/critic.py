@@ -111,7 +111,7 @@ class CriticTrainer:
         if not self._learns:
             self.metrics = {}
             return policy
-        old_BT, scored_B = self._rows.values[VALUE], advantages.credit.scored_B[advantages.local_rows]
+        old_BT, scored_B = self._rows.values[VALUE], advantages.scored_N[advantages.local_rows]
         reward_B = advantages.reward_B.where(scored_B, 0.0)
         numbers = {"gamma": self._config.gamma, "decay": self._config.decay}
         target_BT = old_BT + generalized_advantage(old_BT, reward_B, self._rows.mask_BT, **numbers)

@@ -5,13 +5,57 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mmgrpo.config import EvaluationConfig
+from mmgrpo.config import EvaluationConfig, RunConfig
+from mmgrpo.data.prompt_loading import load_prompts_of
+from mmgrpo.data.unreadable_rows import prompt_check, require_media, usable_prompts
 from mmgrpo.distributed.job import Job
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
 from mmgrpo.runs.prompt_samples import with_preview
-from mmgrpo.scoring import Scorer
+from mmgrpo.scoring import NamedReward, Scorer
+from mmgrpo.scoring.required_columns import require_rows
+from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Plan, Prompt, Sample, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """The prompts and rewards of evaluations.
+
+    Attributes:
+        prompts: the held-out prompts; empty without an evaluation.
+        scorer: calls the held-out rewards.
+    """
+
+    prompts: Sequence[Prompt]
+    scorer: Scorer
+
+    @classmethod
+    def of(cls, config: RunConfig, rewards: Sequence[NamedReward], policy: Policy) -> HeldOut:
+        """The section ``evaluation`` of a run.
+
+        Args:
+            config: the run.
+            rewards: the training rewards, which evaluate where ``evaluation.rewards`` is empty.
+            policy: the policy that is evaluated.
+
+        Returns:
+            The prompts, loaded, and the rewards.
+
+        Raises:
+            ConfigError: a reward cannot be created.
+            DataError: the prompts cannot be read, or lack what the policy or a reward needs.
+        """
+        evaluation = config.held_out
+        section = None if evaluation is None else evaluation.prompts
+        functions = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else rewards
+        scorer = Scorer(functions, max_failure_frac=1.0, cache_mb=config.runtime.reward_cache_mb)
+        prompts = [] if section is None else load_prompts_of(section, key="evaluation.prompts", note=config.about.note)
+        if section is not None and section.on_error == "skip":
+            prompts = usable_prompts(prompts, "evaluation.prompts", prompt_check(policy))
+        require_media(prompts, section, prompt_check(policy))
+        require_rows(functions, prompts, "evaluation.prompts")
+        return cls(prompts, scorer)
 
 
 @dataclass(frozen=True, slots=True)

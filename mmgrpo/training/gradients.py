@@ -277,7 +277,7 @@ def _slice_by_slice(
     requested = policy_values(objective.values, views)
     with closing(evaluations(policy, rollout.keep(batch.mask_BT), requested)) as slices:
         for evaluation in slices:
-            decisions = _with_values(_at(batch, evaluation), evaluation)
+            decisions = _with_values(batch, evaluation)
             loss = objective(decisions)
             backward(loss.value)
             diagnostics += loss.diagnostics + Diagnostics(change_sums=terms_changed(objective.terms, decisions))
@@ -311,7 +311,7 @@ def _values_first(
             parts = [(of_logprob_BT, evaluation.logprob_BT)]
             parts += [(of_value[value], evaluation.values[value]) for value in policy_value_names]
             _backward(parts, evaluation)
-            max_gap = max(max_gap, _gap(_with_values(_at(values, evaluation), evaluation)))
+            max_gap = max(max_gap, _gap(_with_values(values, evaluation)))
             num_forwards += evaluation.num_forwards
     for value, view_rows in through.items():
         grad_BT = of_value[value]
@@ -338,13 +338,9 @@ def _backward(parts: Sequence[tuple[Tensor | None, Tensor]], evaluation: Evaluat
     backward(sum(terms, start=torch.zeros_like(terms[0])))
 
 
-def _at(decisions: Decisions, evaluation: Evaluation) -> Decisions:
-    """The slice's rows and columns, on its device."""
-    device = evaluation.logprob_BT.device
-    return decisions.map(lambda matrix_BT: cells(matrix_BT, evaluation).to(device))
-
-
-def _with_values(decisions: Decisions, evaluation: Evaluation) -> Decisions:
+def _with_values(batch: Decisions, evaluation: Evaluation) -> Decisions:
+    """The decisions of a slice, on its device, with their log-probabilities and values at the current weights."""
+    decisions = batch.at(index_of(evaluation), evaluation.logprob_BT.device)
     return replace(decisions, logprob_BT=evaluation.logprob_BT, values={**decisions.values, **evaluation.values})
 
 

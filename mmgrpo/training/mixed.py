@@ -102,7 +102,8 @@ class MixedTrainer:
                 before=self.tasks.copy(),
             )
         for name, trainer in self.tasks.items():
-            after = {other: task.scoring.scorer.names for other, task in self.tasks.items() if _is_after(task, name)}
+            downstream = {other: task.components for other, task in self.tasks.items() if _is_after(task, name)}
+            after = {other: components.rewards.scorer.names for other, components in downstream.items()}
             require_cross_task_rewards(name, [reward.function for reward in trainer.rewards], after)
         self.status = "running"
         self._mixed_folder = MixedFolder(self.tasks, self.config, self.job, folder)

@@ -107,12 +107,12 @@ def step_prompt_stats(
     Returns:
         The prompt_stats, the same on all processes.
     """
-    scored_N = advantages.credit.scored_B & (rewards.group_N == rewards.root_N)
+    scored_N = advantages.scored_N & (rewards.group_N == rewards.root_N)
     scores = rewards.counting
     value_BR = scores.value_BR.double().where(scores.valid_BR & (rewards.group_N == rewards.root_N)[:, None], 0.0)
     singly = dict(zip(scores.names, value_BR.T, strict=True))
     prompt_stats = ordered_prompt_stats(
-        rewards.root_N, advantages.credit.total_B, scored_N, key_of, step=step, rewards=singly
+        rewards.root_N, advantages.reward_N, scored_N, key_of, step=step, rewards=singly
     )
     shares = {key_of(request.prompt): request.share for request in requests if request.share is not None}
     prompt_stats = replace(prompt_stats, shares=shares)
@@ -125,14 +125,14 @@ def step_prompt_stats(
 
 def replay_rows(advantages: Advantages, key_of: Callable[[int], str], *, step: int) -> list[tuple[int, int, ReplayRow]]:
     """This process's rows that were drawn at this step and trained on, each with its group and member."""
-    rollout, advantage_B = advantages.rollout, advantages.credit.advantage_B[advantages.local_rows]
+    rollout, advantage_B = advantages.rollout, advantages.advantage_N[advantages.local_rows]
     on_policy_B = (
         torch.ones(len(advantage_B), dtype=torch.bool)
         if rollout.origin_B is None
         else rollout.origin_B == Origin.ON_POLICY
     )
     entries = []
-    for row in (on_policy_B & advantages.credit.keep_B[advantages.local_rows]).nonzero().flatten().tolist():
+    for row in (on_policy_B & advantages.keep_N[advantages.local_rows]).nonzero().flatten().tolist():
         sample = rollout.samples[row]
         off_policy = rollout.off_policy_sample(row, Origin.REPLAY)
         replay_row = ReplayRow(

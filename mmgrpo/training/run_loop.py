@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -15,12 +16,84 @@ from mmgrpo.runs.folder import RunFolder
 from mmgrpo.runs.progress import RunProgress
 from mmgrpo.runs.sample_logging import log_samples
 from mmgrpo.runs.stopping import StopRequests, Terminated
+from mmgrpo.training.checkpointed_run import CheckpointedRun
+from mmgrpo.training.compute_advantages import Advantages
+from mmgrpo.training.optimizer import GuardedOptimizer
 from mmgrpo.training.out_of_memory import naming_phase
-from mmgrpo.training.step import RunContext, StepResult, Task, TaskRollouts, take_updates
+from mmgrpo.training.rollout_rounds import Rollouts
+from mmgrpo.training.score_rollouts import Rewards
+from mmgrpo.training.update_policy import UpdateMetrics, UpdatePlan, update_jointly
 from mmgrpo.types import Sample, Scores
+
+Scored = tuple[Rewards, Advantages]
+"""The rewards of a task's samples and the advantages computed from them."""
 
 ALONE = ""
 """The name of the task of a run that has no others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What the tasks of a run share; a run alone has it to itself.
+
+    Attributes:
+        progress: says how far the task is.
+        stopping: what was asked for, of all tasks.
+        log: takes what a task writes down, by file, beside the task's own folder.
+        show: takes what an evaluation drew, and what was said of it, at a step of the task.
+        within: the folder that the task's own lies in; None: where its configuration says.
+    """
+
+    progress: RunProgress
+    stopping: StopRequests
+    log: Callable[[str, Mapping[str, Any]], None]
+    show: Callable[[int, Sequence[Sample], Scores], None]
+    within: Path | None = None
+
+
+class Task(Protocol):
+    """What a run trains step by step; a ``Trainer`` is one.
+
+    Until the first update of a step the weights are those of the step before.
+
+    Attributes:
+        config: of the task.
+        status: how the run ended; running until then.
+        session: its run folder and checkpoints.
+        optimizer: of its policy.
+    """
+
+    config: RunConfig
+    status: str
+    session: CheckpointedRun
+    optimizer: GuardedOptimizer
+
+    def begin(self, context: RunContext) -> None:
+        """Prepares the run folder and tries the rewards."""
+
+    def warm_up(self) -> None:
+        """The supervised warm-up and the evaluation before the first step."""
+
+    def rollout(self, before: Mapping[str, Rollouts]) -> Rollouts:
+        """Samples the rollouts of the step, given those of the tasks before it."""
+        ...
+
+    def score(self, rollouts: Rollouts, after: Mapping[str, Scored]) -> Scored:
+        """Waits for the rewards and computes the advantages, given those of the tasks after it."""
+        ...
+
+    def plan_update(self, scored: Scored) -> UpdatePlan:
+        """The updates of the step, before the first is taken."""
+        ...
+
+    def log_update(self, update: UpdateMetrics, scored: Scored) -> None:
+        """Logs an update."""
+
+    def finish_step(self, rollouts: Rollouts, scored: Scored) -> None:
+        """What follows the last update: the reference and the prompt statistics."""
+
+    def evaluate(self) -> None:
+        """Evaluates the weights on held-out prompts, where an evaluation is due."""
 
 
 class MixedRun(Protocol):
@@ -150,18 +223,18 @@ class RunLoop:
     def _train_step(self) -> None:
         """One step of GRPO of every task that takes part in it."""
         tasks = {name: task for name, task in self._tasks.items() if self.step % _role(task).every == 0}
-        task_rollouts: dict[str, TaskRollouts] = {}
+        rollouts: dict[str, Rollouts] = {}
         with naming_phase("the rollout", self.step + 1):
             for name, task in tasks.items():
-                task_rollouts[name] = task.rollout(task_rollouts)
-        results: dict[str, StepResult] = {}
+                rollouts[name] = task.rollout(rollouts)
+        scored: dict[str, Scored] = {}
         with naming_phase("judging", self.step + 1):
             for name, task in reversed(tasks.items()):
-                results[name] = task.score(task_rollouts[name], results)
+                scored[name] = task.score(rollouts[name], scored)
         with naming_phase("the update", self.step + 1):
             for owner, task in tasks.items():
                 if not _role(task).policy_of:
-                    take_updates([(tasks[name], results[name]) for name in self._training(owner) if name in tasks])
+                    self._update([name for name in self._training(owner) if name in tasks], rollouts, scored)
         self.step += 1
         every = self._config.checkpoint.every
         if (every and self.step % every == 0) or self.step == self._config.steps:
@@ -169,6 +242,16 @@ class RunLoop:
         with naming_phase("the evaluation", self.step):
             for task in tasks.values():
                 task.evaluate()
+
+    def _update(self, names: Sequence[str], rollouts: Mapping[str, Rollouts], scored: Mapping[str, Scored]) -> None:
+        """The updates of the tasks that train one policy, its owner first."""
+        tasks = {name: self._tasks[name] for name in names}
+        owner, plans = tasks[names[0]], [task.plan_update(scored[name]) for name, task in tasks.items()]
+        for updates in update_jointly(plans, owner.optimizer, **owner.config.update.passes):
+            for (name, task), update in zip(tasks.items(), updates, strict=True):
+                task.log_update(update, scored[name])
+        for name, task in tasks.items():
+            task.finish_step(rollouts[name], scored[name])
 
     def _training(self, owner: str) -> list[str]:
         """The tasks that train a task's policy: itself, and those that have theirs of it."""

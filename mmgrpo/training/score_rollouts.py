@@ -33,6 +33,7 @@ class Rewards:
         keep_N: bool, the samples that are trained on and that groups are compared by.
         local_rows: this process's rows.
         metrics: what became of rewards on their way from ``scores`` to ``counting``.
+        after_N: in a task after another, the samples of that task that each row was sampled after.
     """
 
     scores: Scores
@@ -42,9 +43,12 @@ class Rewards:
     keep_N: Tensor
     local_rows: slice
     metrics: Mapping[str, float]
+    after_N: Sequence[Sequence[tuple[int, int]]] = ()
 
 
-def score_rollouts(rollouts: Rollouts, reward_functions: Sequence[NamedReward], *, step: int, job: Job) -> Rewards:
+def score_rollouts(
+    rollouts: Rollouts, reward_functions: Sequence[NamedReward], *, step: int, job: Job, is_downstream: bool = False
+) -> Rewards:
     """Waits for the rewards of every process.
 
     Args:
@@ -52,6 +56,7 @@ def score_rollouts(rollouts: Rollouts, reward_functions: Sequence[NamedReward], 
         reward_functions: how each counts.
         step: counted from 0.
         job: the processes.
+        is_downstream: whether the rows were sampled after those of another task.
 
     Returns:
         The rewards, the same on all processes but for ``local_rows``.
@@ -65,15 +70,17 @@ def score_rollouts(rollouts: Rollouts, reward_functions: Sequence[NamedReward], 
     start = sum(len(group_B) for group_B in groups[: job.rank])
     if step == 0 and job.rank == 0:
         _tell_unapplied(scores)
-    counting = shape_scores(scores, reward_functions, step)
+    counting, metrics = shape_scores(scores, reward_functions, step)
+    after_of_ranks = job.gather([sample.after for sample in rollouts.samples]) if is_downstream else []
     return Rewards(
         scores=scores,
-        counting=counting.scores,
+        counting=counting,
         group_N=group_N,
         root_N=torch.tensor([rollouts.root_of.get(group, group) for group in group_N.tolist()]),
         keep_N=torch.cat(job.gather(rollouts.keep_B)),
         local_rows=slice(start, start + len(rollouts.keep_B)),
-        metrics=counting.metrics,
+        metrics=metrics,
+        after_N=[after for of_rank in after_of_ranks for after in of_rank],
     )
 
 

@@ -11,16 +11,16 @@ from typing import Any, final
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.data.history import History
-from mmgrpo.data.stream import StepPrompts
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies.downstream import FOLLOWED, following
 from mmgrpo.policy import Policy
 from mmgrpo.reward import CrossTaskReward
 from mmgrpo.scoring import NamedReward
+from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.ema import Average
-from mmgrpo.training.rollout_rounds import UpstreamRollouts
-from mmgrpo.training.step import StepResult, TaskRollouts
+from mmgrpo.training.rollout_rounds import Rollouts, UpstreamRollouts
+from mmgrpo.training.score_rollouts import Rewards
 from mmgrpo.types import Plan, Prompt
 
 
@@ -43,19 +43,14 @@ class TaskLink:
         self._config = algorithm.config.task
         self._templates = {FOLLOWED: algorithm.task_template}
 
-    def followed(self, task_rollouts: Mapping[str, TaskRollouts], job: Job) -> tuple[StepPrompts, UpstreamRollouts]:
-        """The other's prompts of this step, and what it has drawn of them. A collective."""
-        leader = task_rollouts[str(self._config.after)]
-        samples = leader.rollouts.samples
-        parts = job.gather([sample.identity for sample in samples])
-        owner = {group: rank for rank, part in enumerate(parts) for group, _ in part}
-        identities = [identity for part in parts for identity in part]
-        strategy = following(identities, compare=self._config.compare)
-        rollouts = leader.rollouts
-        return leader.prompts, UpstreamRollouts(
+    def followed(self, before: Mapping[str, Rollouts], job: Job) -> UpstreamRollouts:
+        """The rollouts of the task before, as this task reads them, from those by task. A collective."""
+        rollouts = before[str(self._config.after)]
+        parts = job.gather([sample.identity for sample in rollouts.samples])
+        return UpstreamRollouts(
             rollout=rollouts.rollout,
-            strategy=strategy,
-            owner=owner,
+            strategy=following([identity for part in parts for identity in part], compare=self._config.compare),
+            owner={group: rank for rank, part in enumerate(parts) for group, _ in part},
             root_of=rollouts.root_of,
             templates=self._templates,
         )
@@ -73,11 +68,13 @@ class TaskLink:
 
 
 @contextmanager
-def cross_task_rewards(rewards: Sequence[NamedReward], after: Mapping[str, StepResult]) -> Iterator[None]:
+def cross_task_rewards(
+    rewards: Sequence[NamedReward], after: Mapping[str, tuple[Rewards, Advantages]]
+) -> Iterator[None]:
     """Within it the rewards that go by another task know what came of the samples there."""
     rewards_of_tasks = [reward.function for reward in rewards if isinstance(reward.function, CrossTaskReward)]
     for reward in rewards_of_tasks:
-        reward.hear(downstream_rewards(after[reward.task], reward.reward))
+        reward.hear(downstream_rewards(*after[reward.task], reward.reward))
     try:
         yield
     finally:
@@ -85,24 +82,23 @@ def cross_task_rewards(rewards: Sequence[NamedReward], after: Mapping[str, StepR
             reward.hear({})
 
 
-def downstream_rewards(result: StepResult, reward: str | None) -> dict[tuple[int, int], float]:
-    """What came of each sample of the task before, by its group and member: the mean over the rows drawn after it.
+def downstream_rewards(rewards: Rewards, advantages: Advantages, reward: str | None) -> dict[tuple[int, int], float]:
+    """The reward of each sample of the task before, by its group and member: the mean over the rows sampled after it.
 
     Args:
-        result: the rows.
-        reward: whose values; None: what their rewards come to.
+        rewards: of the rows.
+        advantages: of the rows.
+        reward: the name of a reward; None: the combined reward.
 
     Returns:
         The means; none where no reward applied.
     """
-    scores = result.rewards.scores
-    if reward is None:
-        value_N, valid_N = result.advantages.credit.total_B, result.advantages.credit.scored_B
-    else:
+    value_N, valid_N, scores = advantages.reward_N, advantages.scored_N, rewards.scores
+    if reward is not None:
         column = scores.names.index(reward)
         value_N, valid_N = scores.value_BR[:, column], scores.valid_BR[:, column]
     values: dict[tuple[int, int], list[float]] = {}
-    for after, value, valid in zip(result.after_N, value_N.tolist(), valid_N.tolist(), strict=True):
+    for after, value, valid in zip(rewards.after_N, value_N.tolist(), valid_N.tolist(), strict=True):
         for identity in after if valid else ():
             values.setdefault(identity, []).append(value)
     return {identity: sum(group_values) / len(group_values) for identity, group_values in values.items()}

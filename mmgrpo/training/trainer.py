@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,12 @@ from accelerate.utils import set_seed
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig, TaskConfig
 from mmgrpo.config.parts import require_single
-from mmgrpo.data.prompt_loading import load_prompts_of
-from mmgrpo.data.unreadable_rows import prompt_check, require_media, usable_prompts
 from mmgrpo.distributed.job import Job
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.explain.idle import idle_mechanisms
-from mmgrpo.loop import Loop
+from mmgrpo.loop import Step
 from mmgrpo.memory import Memory
-from mmgrpo.policy import Policy, SupportsUnbatchedRows
+from mmgrpo.policy import Policy
 from mmgrpo.runs.alerts import Alert, Watchdog, first_step_note, watchdog_inputs
 from mmgrpo.runs.best import require_best
 from mmgrpo.runs.checkpoint import RunPosition, checkpoint_steps
@@ -32,27 +29,19 @@ from mmgrpo.runs.prompt_samples import with_preview
 from mmgrpo.runs.resuming import plan_resumption, resolve_config
 from mmgrpo.runs.sample_files import identity
 from mmgrpo.runs.sample_logging import MAX_LOGGED_SAMPLES
-from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.required_columns import require_rows
 from mmgrpo.training.arguments import RewardArgument, policy_of, prompts_of, rewards_of, with_policy, with_policy_name
-from mmgrpo.training.build import build_rewards, exchange_plan, require_images
-from mmgrpo.training.checkpointed_run import CheckpointedRun, TrainedState
-from mmgrpo.training.compute_advantages import SampleAdvantages
-from mmgrpo.training.evaluation import evaluate, probe_rewards
+from mmgrpo.training.build import exchange_plan
+from mmgrpo.training.checkpointed_run import CheckpointedRun
+from mmgrpo.training.components import Components
+from mmgrpo.training.compute_advantages import Advantages
+from mmgrpo.training.evaluation import HeldOut, evaluate, probe_rewards
 from mmgrpo.training.live_rewards import rewards_of_run
 from mmgrpo.training.out_of_memory import naming_phase
-from mmgrpo.training.prompt_stats import PromptStats
-from mmgrpo.training.references import ensure_reference, move_reference
-from mmgrpo.training.reward_changes import reward_changes
-from mmgrpo.training.run_loop import ALONE, RunLoop
-from mmgrpo.training.source_metrics import source_metrics
-from mmgrpo.training.step import RunContext, StepResult, StepUpdates, TaskRollouts
-from mmgrpo.training.step_log import StepLog
-from mmgrpo.training.step_metrics import UNBATCHED_ROWS, step_metrics, update_metrics
+from mmgrpo.training.rollout_rounds import Rollouts
+from mmgrpo.training.run_loop import ALONE, RunContext, RunLoop, Scored
 from mmgrpo.training.task_chain import TaskLink, cross_task_rewards, require_cross_task_rewards
-from mmgrpo.training.update_policy import UpdateMetrics
-from mmgrpo.training.warmup import warmup_of
-from mmgrpo.types import Prompt, Sample, Scores
+from mmgrpo.training.update_policy import UpdateMetrics, UpdatePlan
+from mmgrpo.types import Prompt, Scores
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -98,48 +87,33 @@ class Trainer:
         self.config = resumption.config if resumption else self.config
         require_single(self.config, mixed=before is not None)
         self.algorithm = Algorithm.of(self.config)  # a wrong function or number is an error before any model is loaded
-        self.now = self.algorithm.at(0, Memory())
+        self.algorithm.at(0, Memory())  # and a wrong value of a schedule
         run_rewards = rewards_of_run(rewards_of(rewards), self.config, loaded_prompts)
         self.rewards = run_rewards.named
         if before is None:
             require_cross_task_rewards("", [reward.function for reward in self.rewards], {})
         task = self.config.task or TaskConfig()
-        leader = before[task.after] if before and task.after else None
-        owner = before[task.policy_of] if before and task.policy_of else None
+        self._leader = before[task.after] if before and task.after else None
+        owner = before[task.policy_of].components if before and task.policy_of else None
         device = self.config.runtime.device or self.job.accelerator.device
         with self.job.deferred_placement():
             self.policy = policy = policy_of(policy, self.config, device)
             if owner is None:
                 self.job.distribute(policy)
-        self.task_link = TaskLink(leader.policy, self.algorithm, leader.average) if leader else None
-        if self.task_link is None:
-            require_media(loaded_prompts, self.config.prompts, prompt_check(policy))
-            require_images(loaded_prompts, self.algorithm)
-        loop_of = partial(Loop.of, job=self.job, device=device, owner=owner.loop if owner else None)
-        self.loop = loop_of(self.algorithm, policy, self.rewards, loaded_prompts)
-        self.parameters, self.optimizer, self.average = policy.trainable, self.loop.optimizer, self.loop.average
-        self.scoring, self.stream, self.critic = self.loop.scoring, self.loop.stream, self.loop.critic
-        self.warmup = warmup_of(policy, self.config, self.job)
-        evaluation = self.config.held_out
-        prompts_section = None if evaluation is None else evaluation.prompts
-        judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
-        self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=self.config.runtime.reward_cache_mb)
-        require_best(self.config, self.judges.names)
-        names = self.scoring.scorer.names, self.judges.names
+        self.task_link = TaskLink(self._leader.policy, self.algorithm, self._leader.average) if self._leader else None
+        components_of = partial(Components.of, job=self.job, device=device, owner=owner)
+        self.components = components = components_of(self.algorithm, policy, self.rewards, loaded_prompts)
+        self.parameters, self.optimizer, self.average = policy.trainable, components.optimizer, components.average
+        self.stream, self.critic, self.warmup = components.stream, components.critic, components.warmup
+        self.held_out = HeldOut.of(self.config, self.rewards, policy)
+        require_best(self.config, self.held_out.scorer.names)
+        names = components.rewards.scorer.names, self.held_out.scorer.names
         subject = watchdog_inputs(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
-        load_held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.about.note)
-        self.held_out = load_held_out(prompts_section) if prompts_section else []
-        if prompts_section and prompts_section.on_error == "skip":
-            self.held_out = usable_prompts(self.held_out, "evaluation.prompts", prompt_check(policy))
-        require_media(self.held_out, prompts_section, prompt_check(policy))
-        require_rows(judges, self.held_out, "evaluation.prompts")
         self.status = "running"
         self._explanation = explanation(run_rewards.explained(self.config))
         set_seed(self.config.seed)
-        self._owns = owner is None
-        trained = TrainedState(policy, self.optimizer, self.average, self.warmup, self.critic, owns=self._owns)
-        self.session = CheckpointedRun(trained, self.config, self.job, resumption, self.stream.memory)
+        self.session = CheckpointedRun(components, self.config, resumption)
         self.step = self.session.start.step
 
     @property
@@ -170,7 +144,7 @@ class Trainer:
             unlogged = [alert for alert in alerts if alert.step == self.step and (alert.step, alert.kind) not in logged]
             self._heed(unlogged)  # a process may have been killed before it gave them
         if self._warms_up():
-            scorers = [self.scoring.scorer, self.judges] if self.config.held_out else [self.scoring.scorer]
+            scorers = [self.components.rewards.scorer, *([self.held_out.scorer] if self.config.held_out else [])]
             with naming_phase("the rollout", self.step):
                 prompt = self.stream.at_step(0).prompt(0)
                 self.job.run_on_all(lambda: None if self.job.rank else probe_rewards(self.policy, prompt, scorers))
@@ -181,87 +155,62 @@ class Trainer:
         if self.warmup and not self.step and self.warmup.whole_step != self.warmup.config.steps:
             return  # told to end: what begins after the warm-up does so when that is done
         if not self.step:
-            ensure_reference(self.policy, self.now)  # what averages begin with, and what the reference is
-            if self.average:
-                self.average.restart()
+            self.components.start()
         with naming_phase("the evaluation", self.step):
             self.evaluate()
 
-    def rollout(self, before: Mapping[str, TaskRollouts]) -> TaskRollouts:
-        """Draws what the strategy asks for at this step, and hands it to the rewards."""
-        clock, job = time.perf_counter(), self.job
-        step, upstream = self.loop.at(self.step, self.session.memory), None
-        if self.task_link:
-            prompts, upstream = self.task_link.followed(before, job)
-            step = replace(step, prompts=prompts)
-        self._step, self.now = step, step.algorithm
-        size = self.now.config.rollout.prompts_per_step // job.size * self.now.config.rollout.group_size
+    def rollout(self, before: Mapping[str, Rollouts]) -> Rollouts:
+        """Samples the rollouts of the step; the rewards start on them."""
+        clock, upstream = time.perf_counter(), None
+        self._step = Step.of(self.components, self.step, self.session.memory)
+        if self._leader and self.task_link:
+            self._step.prompts = self._leader._step.prompts
+            upstream = self.task_link.followed(before, self.job)
+        rollout = self._step.algorithm.config.rollout
+        size = rollout.prompts_per_step // self.job.size * rollout.group_size
         give_up = self._context.stopping.raise_if_terminated_alone
-        rollouts = step.rollout(self._context.progress.track("rollout", size, give_up), upstream=upstream)
-        return TaskRollouts(step.prompts, rollouts, time.perf_counter() - clock)
+        rollouts = self._step.rollout(self._context.progress.track("rollout", size, give_up), upstream=upstream)
+        self._rollout_s = time.perf_counter() - clock
+        return rollouts
 
-    def score(self, task_rollouts: TaskRollouts, after: Mapping[str, StepResult]) -> StepResult:
-        """Waits for the rewards, and says what each sample earned."""
-        clock, config = time.perf_counter(), self.now.config
-        prompts, rollouts = task_rollouts.prompts, task_rollouts.rollouts
+    def score(self, rollouts: Rollouts, after: Mapping[str, Scored]) -> Scored:
+        """Waits for the rewards and computes the advantages."""
+        clock = time.perf_counter()
         self._context.progress.track("reward")
         self._context.stopping.raise_if_terminated()
-        with cross_task_rewards(self.scoring.rewards, after):
+        with cross_task_rewards(self.components.rewards.rewards, after):
             rewards = self._step.score(rollouts)
         advantages = self._step.compute_advantages(rollouts, rewards)
-        metrics = step_metrics(rollouts, rewards, advantages, config.advantage, self.job) | self.now.moved.metrics
-        metrics |= reward_changes(
-            rewards, advantages, self.now.advantages, reward_functions=self.scoring.rewards, job=self.job
-        )
-        if metrics.get(UNBATCHED_ROWS) and isinstance(self.policy, SupportsUnbatchedRows):
-            self.policy.disable_row_batching()
-        metrics |= source_metrics(rewards.scores, rewards.root_N, prompts.prompt)
-        if self.stream.skips:
-            metrics["prompts/unreadable"] = prompts.num_replaced
-        prompt_stats = self._step.prompt_stats(rollouts, rewards, advantages)
-        metrics |= {"time/rollout_s": task_rollouts.took_s, "time/reward_s": time.perf_counter() - clock}
+        self._step.metrics |= {"time/rollout_s": self._rollout_s, "time/reward_s": time.perf_counter() - clock}
         self._context.stopping.raise_if_terminated()
-        after_of_rank = self.job.gather([sample.after for sample in rollouts.samples]) if self.task_link else []
-        return StepResult(
-            rollouts,
-            rewards,
-            advantages,
-            prompt_stats,
-            metrics,
-            [after_rows for part in after_of_rank for after_rows in part],
-        )
+        return rewards, advantages
 
-    def update(self, result: StepResult) -> StepUpdates:
-        """Begins the step's updates."""
+    def plan_update(self, scored: Scored) -> UpdatePlan:
+        """Begins the updates of the step."""
+        rewards, advantages = scored
         self.step += 1
-        self._keep(result.rollouts.samples, result.rewards.scores, result.advantages.credit)
-        update = self.config.update
-        log = StepLog(result, num_updates=update.epochs * update.minibatches)
-        self._context.progress.track(f"update 1 of {log.num_updates}")
-        plan = self._step.plan_update(result.advantages, self._begin_update)
-        return StepUpdates(
-            plan, partial(self._log_update, log), partial(self._finish_updates, log, result.prompt_stats)
-        )
+        self._save_samples(advantages, rewards.scores)
+        self._context.progress.track(f"update 1 of {self.config.update.num_updates}")
+        return self._step.plan_update(advantages, self._begin_update)
 
-    def _log_update(self, log: StepLog, update: UpdateMetrics) -> None:
+    def log_update(self, update: UpdateMetrics, scored: Scored) -> None:
+        """Logs an update."""
         if update.applied.skipped:
-            self._name_skipped(update, log)
-        measured = update_metrics(update, self.job)
-        critic_metrics = self.critic.metrics if self.critic else {}
-        logged = {**measured, **critic_metrics, **self.now.course.inactive({**log.metrics, **measured})}
-        self._log("metrics.jsonl", log.line(self.step, update, logged, self.job))
-        if update.number + 1 < log.num_updates:
-            self._context.progress.track(f"update {update.number + 2} of {log.num_updates}")
+            self._log_skipped(update, scored)
+        self._log("metrics.jsonl", self._step.log_update(update))
+        if update.number + 1 < self.config.update.num_updates:
+            self._context.progress.track(f"update {update.number + 2} of {self.config.update.num_updates}")
 
-    def _finish_updates(self, log: StepLog, prompt_stats: PromptStats) -> None:
+    def finish_step(self, rollouts: Rollouts, scored: Scored) -> None:
+        """Alerts of the step; then the reference and the memory."""
+        log = self._step.log
+        assert log is not None
         self._context.progress.log_step(log.last)
         if self.step == 1 and (note := first_step_note(log.last)):
             self._context.progress.print_line(note)
         self._heed(self.watchdog.after_step(log.summary) if self.watchdog else [])
-        if self._owns:
-            move_reference(self.policy, self.config.update.reference, self.step, self.optimizer)
-        memory = self._step.updated_memory(prompt_stats)
-        self.session.memory = self.now.course.updated(memory, log.last)
+        self._step.move_reference()
+        self.session.memory = self._step.updated_memory(rollouts, *scored)
         self.session.whole_step = self.step
 
     def _begin_update(self) -> None:
@@ -275,16 +224,16 @@ class Trainer:
             if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
                 self._context.stopping.stop_after_alert(alarm.kind)
 
-    def _name_skipped(self, update: UpdateMetrics, log: StepLog) -> None:
-        """Says which samples, of all processes, gave a gradient that is not finite, and keeps them."""
-        advantages = log.advantages
+    def _log_skipped(self, update: UpdateMetrics, scored: Scored) -> None:
+        """Names and saves the samples, of all processes, whose gradient is not finite."""
+        rewards, advantages = scored
         local_rows = [
             (advantages.local_rows.start + row, advantages.rollout.samples[row]) for row in update.nonfinite_rows
         ]
         all_rows = [row for part in self.job.gather(local_rows) for row in part]
         rows, samples = [row for row, _ in all_rows], [sample for _, sample in all_rows]
         if self.job.is_main:
-            advantage_B = advantages.credit.advantage_B[rows]
+            advantage_B = advantages.advantage_N[rows]
             named = [
                 identity(sample) | {"advantage": float(a)}
                 for sample, a in zip(samples, advantage_B.tolist(), strict=True)
@@ -292,15 +241,16 @@ class Trainer:
             self.folder.log("skipped.jsonl", {"step": self.step, "update": update.number, "samples": named})
             if samples:
                 previews = [with_preview(self.policy, sample) for sample in samples]
-                self.folder.save_skipped(self.step, update.number, previews, log.scores.rows(rows), advantage_B)
+                self.folder.save_skipped(self.step, update.number, previews, rewards.scores.rows(rows), advantage_B)
         self._context.progress.log_skipped_update(self.step, [f"{sample.group}.{sample.member}" for sample in samples])
 
-    def _keep(self, samples: Sequence[Sample], scores: Scores, credit: SampleAdvantages) -> None:
-        """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""
-        num_kept = self.config.tracking.rollouts * self.now.config.rollout.group_size
+    def _save_samples(self, advantages: Advantages, scores: Scores) -> None:
+        """Saves the first groups of texts of the step, at the first step and where an evaluation is due."""
+        samples, group_size = advantages.rollout.samples, self._step.algorithm.config.rollout.group_size
+        num_saved = self.config.tracking.rollouts * group_size
         is_due = self.step in (1, self.config.steps) or self._evaluation_is_due()
-        if num_kept and is_due and self.job.is_main and samples[0].text is not None:
-            self.folder.save_rollout(self.step, samples[:num_kept], scores, credit.advantage_B)
+        if num_saved and is_due and self.job.is_main and samples[0].text is not None:
+            self.folder.save_rollout(self.step, samples[:num_saved], scores, advantages.advantage_N)
 
     def _evaluation_is_due(self) -> bool:
         evaluation = self.config.held_out
@@ -333,15 +283,15 @@ class Trainer:
         if config is None or not is_due or self._context.stopping.is_stopping():
             return
         clock = time.perf_counter()
-        share = len(self.held_out[self.job.rank :: self.job.size])
+        share = len(self.held_out.prompts[self.job.rank :: self.job.size])
         progress, give_up = self._context.progress, self._context.stopping.raise_if_terminated_alone
         taken = progress.track("evaluation", share * config.samples_per_prompt, give_up)
         averaged = self.average.applied() if self.average else nullcontext()
         with averaged, self.job.gathered_for_rollout(self.config.runtime):
             result = evaluate(
                 self.policy,
-                self.held_out,
-                self.judges,
+                self.held_out.prompts,
+                self.held_out.scorer,
                 config,
                 self.job,
                 plan=exchange_plan(self.config),

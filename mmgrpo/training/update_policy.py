@@ -186,6 +186,7 @@ def update_jointly(
                 call()
         applied = optimizer.apply()
         yield tuple(plan.applied(gradient, totals, applied) for plan, gradient in zip(plans, gradients, strict=True))
+        optimizer.require_progress()
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def test_answers_have_the_score_of_the_judge(name: str, monkeypatch: pytest.Monk
             for reward in runs_of(load_config(f"papers/{name}"))[judged.run].rewards
         ]
         rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in told])
-        scores = shape_scores(score(samples, rewards), rewards, 0).scores
+        scores = shape_scores(score(samples, rewards), rewards, 0)[0]
     assert scores.valid_BR.all()
     total_B = (scores.value_BR * scores.weight_R).sum(1)
     assert total_B.tolist() == pytest.approx([paid for *_, paid in judged.answers], abs=1e-6)
@@ -68,7 +68,7 @@ def test_edits_have_the_minimum_of_their_scores() -> None:
     with running(Server(says=says)) as server:
         told = [reward.model_dump(exclude_unset=True) | {"url": server.url} for reward in config.rewards]
         rewards = build_rewards([RewardConfig.model_validate(settings) for settings in told])
-        scores = shape_scores(score(edits, rewards), rewards, 0).scores
+        scores = shape_scores(score(edits, rewards), rewards, 0)[0]
     value_RPG = scores.value_BR.T[:, None]
     total_PG = COMBINATIONS[config.advantage.combine.name](value_RPG, scores.weight_R, scores.valid_BR.T[:, None])
     assert total_PG[0].tolist() == pytest.approx([math.sqrt(0.4 * 0.6), math.sqrt(0.2 * 0.6)])
@@ -91,5 +91,5 @@ def test_meaning_counts_in_addition_to_the_judge(tmp_path: Path) -> None:
         told = [reward.model_dump(exclude_unset=True) for reward in load_config("papers/medix-r1").rewards]
         told[1] |= {"model": encoder, "threshold": 0.999}
         rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in told])
-        scores = shape_scores(score(samples, rewards), rewards, 0).scores
+        scores = shape_scores(score(samples, rewards), rewards, 0)[0]
     assert (scores.value_BR * scores.weight_R).sum(1).tolist() == pytest.approx(list(answers.values()), abs=1e-6)

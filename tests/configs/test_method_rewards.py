@@ -295,8 +295,8 @@ def advantages(config: RunConfig, samples: Sequence[Sample]) -> torch.Tensor:
         valid_BR=torch.ones(len(samples), len(rewards)).bool(),
     )
     group_B = torch.zeros(len(samples), dtype=torch.long)
-    shaping = shape_scores(scores, rewards, 0)
-    return group_advantages(shaping.scores, group_B, Algorithm.of(config).advantages).advantage_B
+    shaped, _ = shape_scores(scores, rewards, 0)
+    return group_advantages(shaped, group_B, Algorithm.of(config).advantages).advantage_B
 
 
 @pytest.mark.parametrize("name", ["intuitor", "unlikeliness-reward"])

@@ -36,7 +36,7 @@ def test_answers_score_as_in_the_authors_code(name: str) -> None:
         )
         for member, (columns, text, length, _) in enumerate(PAID[name])
     ]
-    scores = shape_scores(score(samples, rewards), rewards, 0).scores
+    scores = shape_scores(score(samples, rewards), rewards, 0)[0]
     assert scores.valid_BR.any(1).all()
     assert scores.valid_BR.all() == (name not in ROUTED)
     total_B = (scores.value_BR * scores.weight_R).where(scores.valid_BR, 0.0).sum(1)

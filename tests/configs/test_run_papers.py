@@ -26,7 +26,7 @@ def paid(rewards: Sequence[NamedReward], answers: list[Answer], *, routed: bool 
         Sample(Prompt("q", columns=columns), 0, member, text=text, tokens=tuple(range(length)))
         for member, (columns, text, length, _) in enumerate(answers)
     ]
-    scores = shape_scores(score(samples, rewards), rewards, 0).scores
+    scores = shape_scores(score(samples, rewards), rewards, 0)[0]
     assert scores.valid_BR.any(1).all()
     assert scores.valid_BR.all() == (not routed)
     return (scores.value_BR * scores.weight_R).where(scores.valid_BR, 0.0).sum(1).tolist()

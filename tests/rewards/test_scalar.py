@@ -128,7 +128,7 @@ def test_the_two_right_answers_of_the_best_weakest_step_train(stepped: str) -> N
     samples = [
         Sample(Prompt("q", columns={"answer": "7"}), 0, i, text=f"so\n\n\\boxed{{{n}}}") for i, n in enumerate((7, 8))
     ]
-    scores = shape_scores(score(samples, rewards), rewards, 0).scores
+    scores = shape_scores(score(samples, rewards), rewards, 0)[0]
     (alone,) = said
     assert isinstance(alone, Score)
     assert (scores.value_BR * scores.weight_R).sum(1).tolist() == pytest.approx([alone.value, 0.0])

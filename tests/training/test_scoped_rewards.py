@@ -58,7 +58,7 @@ def credit(
     keep_B = torch.ones(len(rollout.samples), dtype=torch.bool)
     verdict = Rewards(
         scores=scores,
-        counting=shape_scores(scores, rewards, 0).scores,
+        counting=shape_scores(scores, rewards, 0)[0],
         group_N=rollout.prompt_index_B,
         root_N=rollout.prompt_index_B,
         keep_N=keep_B,
@@ -141,13 +141,13 @@ def test_a_sample_with_only_scored_parts_trains(policy: LanguagePolicy) -> None:
     estimator = {"name": "process_returns", "reward": "steps"}
     batch = credit(policy, written(policy, 2), [reward], estimator, zero_variance_groups="drop")
     assert batch.rollout.mask_BT.any(1).tolist() == [True, False]
-    assert batch.credit.keep_B.tolist() == [True, False]
-    assert batch.credit.zero_std_frac == 0.0  # its parts teach
+    assert batch.keep_N.tolist() == [True, False]
+    assert batch.zero_std_frac == 0.0  # its parts teach
     unread = credit(policy, written(policy, 2), [reward])
     assert not unread.rollout.mask_BT.any()
-    assert unread.credit.zero_std_frac == 1.0
+    assert unread.zero_std_frac == 1.0
     nothing = NamedReward("steps", of_lines([[0.0, 0.0, 0.0]] * 2), weight=0.0)
-    assert credit(policy, written(policy, 2), [nothing], estimator).credit.zero_std_frac == 1.0
+    assert credit(policy, written(policy, 2), [nothing], estimator).zero_std_frac == 1.0
 
 
 def test_a_failure_of_a_part_is_a_failure_and_masks_that_part(policy: LanguagePolicy) -> None:
