@@ -51,6 +51,21 @@ class RunContext:
     within: Path | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StepUpdates:
+    """The updates of a task at a step.
+
+    Attributes:
+        plan: the updates.
+        on_update: called after every update.
+        on_finish: called after the last update.
+    """
+
+    plan: UpdatePlan
+    on_update: Callable[[UpdateMetrics], None]
+    on_finish: Callable[[], None]
+
+
 class Task(Protocol):
     """What a run trains step by step; a ``Trainer`` is one.
 
@@ -82,15 +97,9 @@ class Task(Protocol):
         """Waits for the rewards and computes the advantages, given those of the tasks after it."""
         ...
 
-    def plan_update(self, scored: Scored) -> UpdatePlan:
-        """The updates of the step, before the first is taken."""
+    def update(self, rollouts: Rollouts, scored: Scored) -> StepUpdates:
+        """Begins the updates of the step."""
         ...
-
-    def log_update(self, update: UpdateMetrics, scored: Scored) -> None:
-        """Logs an update."""
-
-    def finish_step(self, rollouts: Rollouts, scored: Scored) -> None:
-        """What follows the last update: the reference and the prompt statistics."""
 
     def evaluate(self) -> None:
         """Evaluates the weights on held-out prompts, where an evaluation is due."""
@@ -245,13 +254,14 @@ class RunLoop:
 
     def _update(self, names: Sequence[str], rollouts: Mapping[str, Rollouts], scored: Mapping[str, Scored]) -> None:
         """The updates of the tasks that train one policy, its owner first."""
-        tasks = {name: self._tasks[name] for name in names}
-        owner, plans = tasks[names[0]], [task.plan_update(scored[name]) for name, task in tasks.items()]
-        for updates in update_jointly(plans, owner.optimizer, **owner.config.update.passes):
-            for (name, task), update in zip(tasks.items(), updates, strict=True):
-                task.log_update(update, scored[name])
-        for name, task in tasks.items():
-            task.finish_step(rollouts[name], scored[name])
+        owner = self._tasks[names[0]]
+        step_updates = [self._tasks[name].update(rollouts[name], scored[name]) for name in names]
+        plans = [updates.plan for updates in step_updates]
+        for all_metrics in update_jointly(plans, owner.optimizer, **owner.config.update.passes):
+            for updates, metrics in zip(step_updates, all_metrics, strict=True):
+                updates.on_update(metrics)
+        for updates in step_updates:
+            updates.on_finish()
 
     def _training(self, owner: str) -> list[str]:
         """The tasks that train a task's policy: itself, and those that have theirs of it."""

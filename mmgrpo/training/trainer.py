@@ -38,9 +38,9 @@ from mmgrpo.training.evaluation import HeldOut, evaluate, probe_rewards
 from mmgrpo.training.live_rewards import rewards_of_run
 from mmgrpo.training.out_of_memory import naming_phase
 from mmgrpo.training.rollout_rounds import Rollouts
-from mmgrpo.training.run_loop import ALONE, RunContext, RunLoop, Scored
+from mmgrpo.training.run_loop import ALONE, RunContext, RunLoop, Scored, StepUpdates
 from mmgrpo.training.task_chain import TaskLink, cross_task_rewards, require_cross_task_rewards
-from mmgrpo.training.update_policy import UpdateMetrics, UpdatePlan
+from mmgrpo.training.update_policy import UpdateMetrics
 from mmgrpo.types import Prompt, Scores
 
 if TYPE_CHECKING:
@@ -185,23 +185,23 @@ class Trainer:
         self._context.stopping.raise_if_terminated()
         return rewards, advantages
 
-    def plan_update(self, scored: Scored) -> UpdatePlan:
+    def update(self, rollouts: Rollouts, scored: Scored) -> StepUpdates:
         """Begins the updates of the step."""
         rewards, advantages = scored
         self.step += 1
         self._save_samples(advantages, rewards.scores)
         self._context.progress.track(f"update 1 of {self.config.update.num_updates}")
-        return self._step.plan_update(advantages, self._begin_update)
+        plan = self._step.plan_update(advantages, self._begin_update)
+        return StepUpdates(plan, partial(self._log_update, scored), partial(self._finish_step, rollouts, scored))
 
-    def log_update(self, update: UpdateMetrics, scored: Scored) -> None:
-        """Logs an update."""
+    def _log_update(self, scored: Scored, update: UpdateMetrics) -> None:
         if update.applied.skipped:
             self._log_skipped(update, scored)
         self._log("metrics.jsonl", self._step.log_update(update))
         if update.number + 1 < self.config.update.num_updates:
             self._context.progress.track(f"update {update.number + 2} of {self.config.update.num_updates}")
 
-    def finish_step(self, rollouts: Rollouts, scored: Scored) -> None:
+    def _finish_step(self, rollouts: Rollouts, scored: Scored) -> None:
         """Alerts of the step; then the reference and the memory."""
         log = self._step.log
         assert log is not None
