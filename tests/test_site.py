@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ import mmgrpo
 from mmgrpo.cli import app
 from mmgrpo.config.registry import REWARDS
 from mmgrpo.docgen.methods import KINDS
-from mmgrpo.docgen.site import FOLDER, reference_nav, reference_pages
+from mmgrpo.docgen.site import FOLDER, recipe_pages, reference_nav, reference_pages
+from tests.test_docs import anchor_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,7 +52,7 @@ def test_reference_has_the_keys_commands_methods_papers_rewards_and_the_api(page
     )
     assert "| `column` | text | `tests` |" in pages["reference/rewards/code_tests.md"]
     assert "\n::: mmgrpo.training.trainer.Trainer\n" in pages["reference/api/training.md"]
-    assert len(pages) == 3 + len(KINDS) + 2 + len(REWARDS) + 1 + 7
+    assert len(pages) == 3 + len(KINDS) + 2 + len(REWARDS) + 1 + 7 + len(recipe_pages())
 
 
 def test_page_of_the_commands_has_the_help_of_each(pages: dict[str, str]) -> None:
@@ -83,6 +85,21 @@ def test_navigation_has_every_page_once(pages: dict[str, str]) -> None:
     assert {"Reference": FOLDER} in nav
     written = [path for path in paths_in(nav) if path != FOLDER]
     assert sorted(written) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+
+
+def test_links_of_generated_pages_lead_to_files_and_headings(pages: dict[str, str]) -> None:
+    links = [
+        (path, os.path.normpath(Path(path).parent / target) if target else path, anchor)
+        for path, text in pages.items()
+        for target, anchor in re.findall(
+            r"\]\((?!https?:)([^):#\s]*)#?([^)\s]*)\)", re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.S)
+        )
+    ]
+    assert len(links) > 500
+    missing = [link for link in links if link[1] not in pages and not (ROOT / "docs" / link[1]).exists()]
+    assert missing == []
+    anchors = {path: {anchor_of(line) for line in re.findall(r"^#+ (.*)$", text, re.M)} for path, text in pages.items()}
+    assert [link for link in links if link[2] and link[1] in pages and link[2] not in anchors[link[1]]] == []
 
 
 def test_git_tracks_no_generated_page() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from mmgrpo.config.loading import CONFIGS
 from mmgrpo.config.registry import REWARDS
 from mmgrpo.docgen.api import PAGES, api_pages
 from mmgrpo.docgen.catalogue import by_kind as rewards_by_kind
@@ -29,7 +30,8 @@ def reference_pages(app: typer.Typer, exports: Mapping[str, str]) -> dict[str, s
         exports: ``mmgrpo.HOMES``.
 
     Returns:
-        Path below ``docs/`` -> Markdown: configuration keys, commands, API, methods, papers and rewards.
+        Path below ``docs/`` -> Markdown: configuration keys, commands, API, methods, recipes,
+        papers and rewards.
     """
     methods = _methods()
     pages = {
@@ -39,8 +41,15 @@ def reference_pages(app: typer.Typer, exports: Mapping[str, str]) -> dict[str, s
         **{f"methods/{name}": page for name, page in method_pages(methods).items()},
         **{f"rewards/{name}": page for name, page in reward_pages().items()},
         **{f"api/{name}": page for name, page in api_pages(exports).items()},
+        **{f"recipes/{name}.md": page for name, page in recipe_pages().items()},
     }
     return {f"{FOLDER}/{path}": page for path, page in pages.items()}
+
+
+def recipe_pages() -> dict[str, str]:
+    """Task -> the page of its recipes: ``README.md`` of their folder, with links from the site."""
+    pages = {path.parent.name: path.read_text(encoding="utf-8") for path in CONFIGS.glob("recipes/*/README.md")}
+    return {task: pages[task].replace("](../../../docs/", "](../../") for task in sorted(pages)}
 
 
 def reference_nav() -> list[Any]:
@@ -55,6 +64,7 @@ def reference_nav() -> list[Any]:
         {"Configuration": f"{FOLDER}/configuration.md"},
         {"Commands": f"{FOLDER}/commands.md"},
         {"Methods": _below("methods", ["index.md", *methods, {"From TRL": "trl.md"}])},
+        {"Recipes": [f"{FOLDER}/recipes/{task}.md" for task in recipe_pages()]},
         {"Papers": f"{FOLDER}/papers.md"},
         {"Rewards": _below("rewards", ["index.md", *rewards])},
         {"Python API": _below("api", ["index.md", *({page.title: f"{name}.md"} for name, page in PAGES.items())])},
