@@ -1,1 +1,0 @@
-/work/wt/me/mmgrpo/__init__.py
