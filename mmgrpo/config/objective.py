@@ -122,7 +122,7 @@ class ObjectiveConfig(Section):
     @property
     def ratio_levels(self) -> dict[str, Level]:
         """The levels that are set, by their key."""
-        levels = {
+        levels: dict[str, Level | None] = {
             "objective.ratio_level": self.ratio_level,
             "objective.off_policy.ratio_level": self.off_policy and self.off_policy.ratio_level,
             "objective.kl.ratio_level": self.kl.ratio_level,

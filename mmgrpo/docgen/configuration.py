@@ -74,6 +74,9 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "policy.density": DENSITIES,
     "policy.reduction": REDUCTIONS,
 }
+OF_TASKS = {"task": "tasks.NAME.task"}
+"""Keys of the configuration of a task, by the key of the run that contains it."""
+
 STEP_ARGUMENTS = {"seed", "step", "strength"}  # keyword parameters that the trainer passes
 PLAIN_TYPES = {str: "text", type(None): "null", bool: "true or false", Reward: "reward"}
 LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -100,6 +103,7 @@ def _section(
     inner: list[tuple[type[BaseModel], str, str]] = []
     for name, field in model.model_fields.items():
         key, part = prefix + name, _part_of(field.annotation)
+        key = OF_TASKS.get(key, key)
         is_repeated = part is not None and part in sections
         if part is not None and not is_repeated:
             sections[part] = key

@@ -116,6 +116,10 @@ class TestConfigAt:
             ({"schedules": {"objective.bound.low": {**KL["objective.kl.beta"]}}}, "has no bound"),
             ({"schedules": {"objective.kl.beta": {**KL["objective.kl.beta"], "end": -1}}}, "with objective.kl.beta"),
             ({"phases": [{"set": {"rollout.group_size": 1}}]}, "rollout.group_size"),
+            (
+                {"phases": [{"set": {"objective.views.hinted.weights": "old"}}]},
+                "views.*forward passes are planned before",
+            ),
             ({"phases": [{"set": {"policy.rollout_batch": 1, "policy.chat": True}}]}, "policy.chat cannot change"),
             ({"schedules": {"policy.update_tokens": {**KL["objective.kl.beta"]}}}, "can: temperature, top_k, top_p"),
             ({"phases": [{"set": {"rewards.x.weight": 1}}]}, "no reward of that label, known are overlong"),
