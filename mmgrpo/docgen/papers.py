@@ -292,8 +292,9 @@ def group_text(group: str) -> str:
     """The heading of a group: the kind of its methods, or the contribution of its papers with the configuration key."""
     folder, _, name = group.partition("/")
     if name:
-        kinds: Mapping[str, str] = KINDS
-        return kinds.get(name, OTHERS) if folder == "methods" else f"Runs of papers: {name.replace('_', ' ')}"
+        if folder == "methods":
+            return next((heading for kind, heading in KINDS.items() if kind == name), OTHERS)
+        return f"Runs of papers: {name.replace('_', ' ')}"
     heading, key = GROUPS[group]
     return f"Without a file: {heading.lower()}; {'not supported yet' if key is None else f'set in {key}'}"
 

@@ -54,6 +54,7 @@ def test_commands_of_a_page_are_valid(folder: Path) -> None:
             sources = [
                 word.partition("=")[2] for word in arguments if ".source=" in word or word.startswith("prompts.")
             ]
-            assert config.evaluation is not None
             assert config.prompts is not None
+            assert config.evaluation is not None
+            assert config.evaluation.prompts is not None
             assert not sources or {config.prompts.source, config.evaluation.prompts.source} <= set(sources)
