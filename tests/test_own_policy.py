@@ -71,7 +71,7 @@ def test_settings_are_typed() -> None:
 
 def test_methods_for_other_policies_raise() -> None:
     with pytest.raises(ConfigError, match="is for tokens, and the policy action_chunks is for denoising policies"):
-        load_config(PROJECT / "push.yaml", laid_over=["methods/aepo"])
+        load_config(PROJECT / "push.yaml", methods=["methods/aepo"])
 
 
 def test_an_unknown_kind_of_policy_raises(monkeypatch: pytest.MonkeyPatch) -> None:

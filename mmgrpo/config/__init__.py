@@ -308,7 +308,7 @@ class RunConfig(Section):
         description="a mixed run: named configurations, each with its includes, policy, prompts, rewards and updates, "
         "trained in common steps; none: a single run",
     )
-    task: TaskConfig | None = Field(default=None, description="how the task takes part; null in a run of its own")
+    task: TaskConfig | None = Field(default=None, description="how the task takes part; null in a single run")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)

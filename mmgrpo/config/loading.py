@@ -53,7 +53,7 @@ MAX_FILES, MAX_ENTRIES = 5, 1000
 
 
 def load_config(
-    path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), *, laid_over: Sequence[str | Path] = ()
+    path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), *, methods: Sequence[str | Path] = ()
 ) -> RunConfig:
     """The run configuration of a file or of a shipped name such as ``quickstart/digits-image``.
 
@@ -72,7 +72,7 @@ def load_config(
     Args:
         path: a file or a shipped name, with or without ``.yaml``.
         overrides: values merged on top of the files.
-        laid_over: further files or shipped names merged on top of the file, in order; if one is a method, the methods
+        methods: further files or shipped names merged on top of the file, in order; if one is a method, the methods
             that the file includes are left out, except for their published values where these apply.
 
     Returns:
@@ -88,7 +88,7 @@ def load_config(
             "the override use_paper_hparams is use_paper_hparams=true or use_paper_hparams=false, got "
             f"{published!r:.80}"
         )
-    upper = [read_layers(find_config(name), published=published) for name in laid_over]
+    upper = [read_layers(find_config(name), published=published) for name in methods]
     is_compared = any(at(values, "method.name", None) is not None for values in upper)
     merged = read_layers(find_config(path), published=published, with_methods=not is_compared)
     for values in upper:

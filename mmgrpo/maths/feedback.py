@@ -71,7 +71,7 @@ class Scoped:
         if bool(((self.scope_BT < -1) | (self.scope_BT >= S)).any()):
             raise ShapeError(f"scope_BT must hold scopes 0 to {S - 1}, or -1 for none")
 
-    def laid(self, value_BS: Tensor) -> Tensor:
+    def at_decisions(self, value_BS: Tensor) -> Tensor:
         """The scopes' values on their decisions; 0 where a decision is in none.
 
         Shapes: (B, S) -> (B, T).

@@ -134,7 +134,7 @@ def each_decision_once(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     row_BT = torch.arange(len(tree.mask_BT))[:, None].expand_as(tree.mask_BT)
     reached_K = tree.to_BT[tree.mask_BT]
     first_M = torch.full_like(tree.depth_M, len(row_BT)).scatter_reduce(0, reached_K, row_BT[tree.mask_BT], "amin")
-    return tree.mask_BT & (tree.laid(first_M) == row_BT)
+    return tree.mask_BT & (tree.at_decisions(first_M) == row_BT)
 
 
 def most_efficient_B(feedback: Feedback, *, count: int, by: str) -> Tensor:

@@ -90,7 +90,7 @@ class Forest:
             level_M[node_K] += level_M[self.parent_M[node_K]]
         return level_M
 
-    def laid(self, value_M: Tensor) -> Tensor:
+    def at_decisions(self, value_M: Tensor) -> Tensor:
         """Each kept decision's value of the node that it led to; 0 elsewhere.
 
         Shapes: (M,) -> (B, T).
@@ -106,7 +106,7 @@ class Forest:
         Shapes: -> integer (B, T).
         """
         reached_K = self.to_BT[self.mask_BT]
-        return self.laid(torch.zeros_like(self.depth_M).index_add(0, reached_K, torch.ones_like(reached_K)))
+        return self.at_decisions(torch.zeros_like(self.depth_M).index_add(0, reached_K, torch.ones_like(reached_K)))
 
     def _by_depth(self) -> list[Tensor]:
         """The nodes of each depth, from 0 on."""

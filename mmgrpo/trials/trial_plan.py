@@ -166,7 +166,7 @@ def _label(name: str) -> str:
 
 def _over_task(on: str, source: str, overrides: Sequence[str]) -> RunConfig:
     try:
-        return load_config(on, overrides, laid_over=[source])
+        return load_config(on, overrides, methods=[source])
     except ConfigError as error:
         raise ConfigError(f"{source} over {on}: {error}") from None
 

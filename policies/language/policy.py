@@ -141,7 +141,7 @@ class LanguagePolicy(
             path_for=self._path_for,
             vectors=self._vectors,
         )
-        self._frozen: dict[int, tuple[ForwardPath, ForwardPath]] = {}  # by copy: a way, and the same through the copy
+        self._frozen: dict[int, tuple[ForwardPath, ForwardPath]] = {}  # by copy: a path, and itself through the copy
         self._verified = VerifiedRows()
 
     def check_prompt(self, prompt: Prompt) -> None:
@@ -390,8 +390,10 @@ class LanguagePolicy(
         return rollout_selector, warmup_selector
 
     def _verify(self, rollout: Rollout) -> None:
-        """Compares rows with the plain call: the unlikeliest of the first rollout, and each that is longer or of a new
-        kind.
+        """Compares rows with the plain call.
+
+        They are the row of the lowest log-probability in the first rollout, and each that is longer than all before or
+        of a new kind.
         """
         if not bool(rollout.mask_BT.any()):
             return

@@ -64,7 +64,7 @@ def merge_rollouts(parts: Sequence[PolicyRows]) -> Rollout:
     rollouts = [part.rollout for part in parts]
     order_B = torch.cat([part.row_N for part in parts]).argsort()
 
-    def laid(matrices: Sequence[Tensor], value: int = 0) -> Tensor:
+    def joined(matrices: Sequence[Tensor], value: int = 0) -> Tensor:
         padded = [pad(matrix_NT, (0, T - matrix_NT.shape[1]), value=value) for matrix_NT in matrices]
         return torch.cat(padded)[order_B]
 
@@ -78,13 +78,13 @@ def merge_rollouts(parts: Sequence[PolicyRows]) -> Rollout:
     return Rollout(
         samples=[samples[row] for row in order_B.tolist()],
         prompt_index_B=torch.cat([rollout.prompt_index_B for rollout in rollouts])[order_B],
-        old_logprob_BT=laid([rollout.old_logprob_BT for rollout in rollouts]),
-        mask_BT=laid([rollout.mask_BT for rollout in rollouts]),
-        state_BT=laid([rollout.state_BT + start for rollout, start in zip(rollouts, starts, strict=True)]),
-        segment_BT=laid([rollout.segment_BT for rollout in rollouts]),
+        old_logprob_BT=joined([rollout.old_logprob_BT for rollout in rollouts]),
+        mask_BT=joined([rollout.mask_BT for rollout in rollouts]),
+        state_BT=joined([rollout.state_BT + start for rollout, start in zip(rollouts, starts, strict=True)]),
+        segment_BT=joined([rollout.segment_BT for rollout in rollouts]),
         trace=MixedTrace(parts),
-        values={value: laid([rollout.values[value] for rollout in rollouts]) for value in common},
-        token_BT=laid(tokens, -1) if len(tokens) == len(rollouts) else None,
+        values={value: joined([rollout.values[value] for rollout in rollouts]) for value in common},
+        token_BT=joined(tokens, -1) if len(tokens) == len(rollouts) else None,
         is_prefix=all(rollout.is_prefix for rollout in rollouts),
         num_decisions_B=torch.tensor(counts)[order_B],
         record_B=[records[row] for row in order_B.tolist()],

@@ -95,7 +95,7 @@ def test_scopes_are_assigned_to_their_decisions():
         value_BS=torch.tensor([[3.0, 5.0]]),
         valid_BS=torch.ones(1, 2, dtype=torch.bool),
     )
-    assert scoped.laid(scoped.value_BS).tolist() == [[3.0, 5.0, 0.0]]
+    assert scoped.at_decisions(scoped.value_BS).tolist() == [[3.0, 5.0, 0.0]]
 
 
 def test_the_job_concatenates_processes_and_separates_their_groups():

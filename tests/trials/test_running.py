@@ -36,7 +36,7 @@ def test_a_run_after_the_shared_warm_up_is_the_run_with_its_own(tmp_path: Path) 
     found = plan_comparison(["grpo"], TEXT, num_seeds=1, overrides=SHORT, root=tmp_path)
     trained(found.warmups[0].config)
     shared = trained(found.trials[0].config)
-    alone = trained(load_config(TEXT, [*SHORT, f"output={tmp_path}"], laid_over=["methods/grpo"]))
+    alone = trained(load_config(TEXT, [*SHORT, f"output={tmp_path}"], methods=["methods/grpo"]))
     assert all(map(torch.equal, shared, alone))
     assert run_status(found.trials[0].folder) == "finished"
 

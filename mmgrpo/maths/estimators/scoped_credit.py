@@ -75,7 +75,7 @@ def segment_differences(
     valid_BS = scoped.valid_BS & feedback.valid_B[:, None].where(ends_BS, valid_BS)
     change_BS = (after_BS - scoped.value_BS).where(valid_BS, 0.0)
     unlikely_BT = feedback.old_logprob_BT.exp() < below if below < 1 else torch.ones_like(feedback.mask_BT)
-    return advantage_BT + weight * scoped.laid(change_BS).where(unlikely_BT, 0.0).to(advantage_BT)
+    return advantage_BT + weight * scoped.at_decisions(change_BS).where(unlikely_BT, 0.0).to(advantage_BT)
 
 
 def with_parts(advantage_BT: Tensor, scores: Scoped, value_BS: Tensor, weight: float) -> Tensor:
@@ -83,7 +83,7 @@ def with_parts(advantage_BT: Tensor, scores: Scoped, value_BS: Tensor, weight: f
 
     Shapes: (B, T), (B, S) -> (B, T).
     """
-    return advantage_BT + weight * scores.laid(value_BS.where(scores.valid_BS, 0.0)).to(advantage_BT)
+    return advantage_BT + weight * scores.at_decisions(value_BS.where(scores.valid_BS, 0.0)).to(advantage_BT)
 
 
 def standardized_BS(value_BS: Tensor, valid_BS: Tensor, groups: Groups, eps: float) -> Tensor:

@@ -47,7 +47,7 @@ def temporal_difference(feedback: Feedback, advantage_BT: Tensor, *, mean_of: st
     tree = forest_of(feedback)
     value_M = node_value(mean_of)(tree, feedback.reward_B, feedback.valid_B)
     change_M = value_M - value_M[tree.parent_M]
-    return tree.laid(change_M.nan_to_num(nan=0.0)).to(advantage_BT)
+    return tree.at_decisions(change_M.nan_to_num(nan=0.0)).to(advantage_BT)
 
 
 @ESTIMATORS.register
@@ -86,7 +86,7 @@ def prune_depths(feedback: Feedback, advantage_BT: Tensor, *, depths: Sequence[i
         zeros.
     """
     tree = forest_of(feedback)
-    pruned_BT = torch.isin(tree.laid(tree.depth_M), torch.tensor(depths))
+    pruned_BT = torch.isin(tree.at_decisions(tree.depth_M), torch.tensor(depths))
     return advantage_BT.where(~pruned_BT, 0.0)
 
 

@@ -36,7 +36,7 @@ def by_level(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> 
     tree = forest_of(feedback)
     value_M = tree.below(feedback.reward_B, feedback.valid_B).where(tree.parts(), torch.nan)
     kin_M = node_pairs(tree.group_M, tree.levels())
-    return tree.laid(standardized_among(value_M, kin_M, eps=eps)).to(advantage_BT)
+    return tree.at_decisions(standardized_among(value_M, kin_M, eps=eps)).to(advantage_BT)
 
 
 @STRATEGIES.register

@@ -28,7 +28,9 @@ def _check_anchor_states(discount: float, similar: float) -> None:
 
 
 @ESTIMATORS.register
-@estimator(turns=True, turn_rewards=lambda reward: reward is None, check=_check_anchor_states)
+@estimator(  # it reads the rewards of turns unless it takes a reward of the sample
+    turns=True, turn_rewards=lambda reward: reward is None, check=_check_anchor_states
+)
 def anchor_states(
     feedback: Feedback,
     advantage_BT: Tensor,
@@ -43,26 +45,26 @@ def anchor_states(
     """A turn's discounted return against those of the group's turns that were taken in the same state.
 
     A_t <- A_t + weight (G - mean) / (std + eps) over the turns of one state, G_k = sum_{j >= k} discount^(j - k) r_j of
-    turn k of t; without the divisor where not ``normalize``. Sample std; 0 where the state was met once, or all G are
-    equal. r is the reward of the environment; with ``reward``, that reward of the complete sample, at its last turn.
-    A turn without any reward from it on has no return and is not compared. States are of one
-    ``Sample.turn_keys``; with ``similar`` < 1 a key also joins the first of the group's states with a similar first
-    key, by that ratio of matching characters.
+    the turn k that contains token t; without the divisor where not ``normalize``. Sample std; 0 where the state was met
+    once, or all G are equal. r is the reward of the environment; with ``reward``, that reward of the complete sample at
+    its last turn. A turn with no reward at or after it has no return and is not compared. Turns of a group share a
+    state if their keys (``Sample.turn_keys``) are equal; with ``similar`` < 1 also if that ratio of the key's
+    characters matches the first key of the state.
 
     Units: any reward scale -> standard deviations, or the reward's units; eps in the reward's units.
-    Raises: ConfigError for numbers out of range; without exchanges.
+    Raises: ConfigError for numbers out of range, and if no sample has turns.
     Source: GiGPO, arXiv:2505.10978, eq. 5 to 8, and its code (langfengQ/verl-agent, gigpo/core_gigpo.py).
     """
     turns = feedback.turns
-    paid = turns.given if reward is None else paid_at_last(turns.given, feedback.reward(reward))
-    return_BS = returns_to_go(paid, discount=discount).where(feedback.valid_B[:, None], torch.nan)
+    rewards = turns.given if reward is None else reward_at_last_turn(turns.given, feedback.reward(reward))
+    return_BS = returns_to_go(rewards, discount=discount).where(feedback.valid_B[:, None], torch.nan)
     state_BS = states(turns.keys_B_S, feedback.group_B.tolist(), S=return_BS.shape[1], similar=similar)
     among = partial(standardized_among, eps=eps) if normalize else centered_among
     score_BS = among(return_BS.flatten(), state_BS.flatten()).reshape(return_BS.shape)
-    return advantage_BT + weight * turns.given.laid(score_BS).to(advantage_BT)
+    return advantage_BT + weight * turns.given.at_decisions(score_BS).to(advantage_BT)
 
 
-def paid_at_last(turns: Scoped, reward: SampleColumn) -> Scoped:
+def reward_at_last_turn(turns: Scoped, reward: SampleColumn) -> Scoped:
     """A reward of each sample as one of its last turn; a sample without turns has none."""
     last_B1 = turns.scope_BT.amax(1, keepdim=True)
     valid_BS = (torch.arange(turns.value_BS.shape[1]) == last_B1) & reward.valid_B[:, None]
@@ -77,10 +79,10 @@ def returns_to_go(turns: Scoped, *, discount: float) -> Tensor:
 
     Shapes: -> float64 (B, S).   Units: those of the reward.   Source: GiGPO, arXiv:2505.10978, eq. 5.
     """
-    paid_BS = turns.value_BS.double().where(turns.valid_BS, 0.0)
-    return_BS, following_B = torch.empty_like(paid_BS), torch.zeros_like(paid_BS[:, 0])
-    for turn in reversed(range(paid_BS.shape[1])):
-        following_B = paid_BS[:, turn] + discount * following_B
+    reward_BS = turns.value_BS.double().where(turns.valid_BS, 0.0)
+    return_BS, following_B = torch.empty_like(reward_BS), torch.zeros_like(reward_BS[:, 0])
+    for turn in reversed(range(reward_BS.shape[1])):
+        following_B = reward_BS[:, turn] + discount * following_B
         return_BS[:, turn] = following_B
     known_BS = turns.valid_BS.int().flip(1).cummax(1).values.flip(1).bool()
     return return_BS.where(known_BS, torch.nan)

@@ -49,7 +49,7 @@ def trunk_and_exits(feedback: Feedback, advantage_BT: Tensor, *, decay: float = 
     mean_P1 = reward_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
     advantage_B = groups.rows((reward_PG - mean_P1).where(valid_PG, 0.0))
     mean_M = tree.below(advantage_B, feedback.valid_B)
-    return tree.laid(mean_M.nan_to_num(nan=0.0)).to(advantage_BT)
+    return tree.at_decisions(mean_M.nan_to_num(nan=0.0)).to(advantage_BT)
 
 
 @STRATEGIES.register
