@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 BOOST = "---\nsearch: {boost: 4}\n---\n\n"
 """Front matter of the page of configuration keys: a search for a key finds it first."""
 
-SOURCES = Path(tempfile.gettempdir()) / "mmgrpo-site-sources"
+SOURCES = Path(tempfile.mkdtemp(prefix="mmgrpo-site-"))
 """A copy of the package as it is installed, with ``policies`` in it: mkdocstrings reads files and imports nothing."""
 
 
