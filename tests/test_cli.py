@@ -167,10 +167,10 @@ class TestResume:
         shutil.copytree(run, copied)
         said = call("train", "--resume", str(copied))
         assert said.exit_code == 0, said.output
-        assert f"nothing to do: {copied} stands at step 1 of 1" in said.output
+        assert f"nothing to do: {copied} is at step 1 of 1" in said.output
         longer = call("train", "steps=2", "--resume", str(copied))
         assert longer.exit_code == 0, longer.output
-        assert f"run folder: {copied}, going on from step 1" in longer.output
+        assert f"run folder: {copied}, resuming from step 1" in longer.output
         assert "changed from here on: steps: 1 -> 2" in longer.output
         assert steps(copied) == [1, 2]
         assert [row["step"] for row in rows(copied / "evaluation.jsonl")] == [0, 1, 2]
@@ -237,7 +237,7 @@ def test_a_terminated_process_prints_how_to_resume(
                            capture_output=True, text=True, timeout=300)  # fmt: skip
     folder = tmp_path / "runs" / "digits-image"
     assert first.returncode == code, first.stdout + first.stderr
-    assert f"{status}; to go on from step {step}: mmgrpo train --resume {folder}\n" in first.stdout
+    assert f"{status}; to resume from step {step}: mmgrpo train --resume {folder}\n" in first.stdout
     assert json.loads((folder / "run.json").read_text())["status"] == status
     assert steps(folder) == list(range(1, step + 1))
     monkeypatch.chdir(tmp_path)  # the reward lies where the command was given

@@ -80,7 +80,7 @@ def test_a_reward_that_fails_at_a_step_loses_none_before_it(
     assert [path.name for path in list_checkpoints(run_folder)] == ["step-000002"]
     assert about(failed)["status"] == "failed"
     assert about(failed)["error"].startswith("RewardError: reward 'brightness' failed on 8 of 8 samples")
-    assert f'failed; to go on from step 2: Trainer(..., resume="{run_folder}")' in capsys.readouterr().out
+    assert f'failed; to resume from step 2: Trainer(..., resume="{run_folder}")' in capsys.readouterr().out
     resumed = run(tmp_path / "half", resume=run_folder, evaluation=EVALUATION)
     assert torch.equal(weights(resumed), weights(judged))
     for name in ("metrics.jsonl", "evaluation.jsonl"):
@@ -279,7 +279,7 @@ def test_a_finished_run_takes_no_step(tmp_path: Path, capsys: pytest.CaptureFixt
     first = run(tmp_path, steps=2, evaluation=EVALUATION)
     before = {path: path.read_bytes() for path in first.folder.path.rglob("*") if path.is_file()}
     again = run(tmp_path, resume=first.folder.path, steps=2, evaluation=EVALUATION)
-    assert f"nothing to do: {first.folder.path} stands at step 2 of 2" in (capsys.readouterr().out)
+    assert f"nothing to do: {first.folder.path} is at step 2 of 2" in (capsys.readouterr().out)
     assert again.status == "finished"
     assert {path: path.read_bytes() for path in first.folder.path.rglob("*") if path.is_file()} == before
 
@@ -320,7 +320,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, capsys: 
     last.write_bytes(content)
     resumed = run(tmp_path / "whole", resume=whole.folder.path)
     message = capsys.readouterr().out
-    assert "going on from step 3" in message
+    assert "resuming from step 3" in message
     assert "step-000004 is damaged (training.pt has changed since it was written)" in message
     assert torch.equal(weights(resumed), weights(whole))
 

@@ -53,8 +53,6 @@ WORDS = (
 DOCS_WORD = "what"
 PROSE = ("mmgrpo", "policies", "rewards", "examples")
 """Folders with prose in plain words: docstrings, comments, errors, descriptions of keys and help of commands."""
-UNFINISHED = ("mmgrpo/training",)
-"""Folders of ``PROSE`` that are not rewritten yet."""
 PHRASES = (
     *("drawn", "judged", "told", "tells", "lies?", "lays?", "laid", "lying", "learnt", "taught", "teach(?:es)?"),
     *("somebody", "nobody", "everybody", "whoever", "nowhere", "anew", "beside", "behind", "stands?", "stood", "whole"),
@@ -194,17 +192,11 @@ def _without_code(text: str) -> str:
     return re.sub(r"`+[^`]*`+|\S*\w_\w\S*|\S+/\S+", " ", text)
 
 
-def prose_files(folders: Iterable[str] = PROSE) -> list[Path]:
-    """Python files of the folders, without those that are not rewritten yet."""
-    unfinished = tuple(ROOT / folder for folder in UNFINISHED)
-    return [path for path in python_files(folders) if not path.is_relative_to(unfinished[0])]
-
-
 def phrase_places(folders: Iterable[str] = PROSE) -> dict[str, list[str]]:
     """Each of ``PHRASES`` that occurs in prose -> ``file:line: text`` of its places."""
     places: dict[str, list[str]] = defaultdict(list)
     patterns = {phrase: re.compile(rf"(?<![-\w]){phrase}(?![-\w])") for phrase in PHRASES}
-    for path in prose_files(folders):
+    for path in python_files(folders):
         for line, text in prose(path):
             for phrase, pattern in patterns.items():
                 if pattern.search(text):
@@ -215,7 +207,7 @@ def phrase_places(folders: Iterable[str] = PROSE) -> dict[str, list[str]]:
 def prose_per_thousand(word: str = DOCS_WORD, folders: Iterable[str] = PROSE) -> float:
     """How often a word occurs in 1,000 words of docstrings, comments and messages."""
     words = [
-        w for path in prose_files(folders) for _, t in prose(path) for w in re.findall(r"[a-z][a-z'-]*", t.lower())
+        w for path in python_files(folders) for _, t in prose(path) for w in re.findall(r"[a-z][a-z'-]*", t.lower())
     ]
     return 1000 * words.count(word) / max(len(words), 1)
 

@@ -1,1 +1,1 @@
-"""The step: gather, judge, credit, learn; and the trainer that repeats it."""
+"""The step: rollout, score, compute advantages, update; and the trainer that repeats it."""

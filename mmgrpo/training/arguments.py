@@ -1,4 +1,4 @@
-"""What people hand a Trainer, as the objects it works on: a path for a policy, one function for a list, a dataset."""
+"""Converts the arguments of a Trainer: a path to a policy, one function to a list, a dataset to prompts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RewardArgument = NamedReward | Callable[..., Any] | str
 """A function of samples or in TRL's form, an object with such a call, or a registered name."""
 
 MARKS = {"model_index.json": "denoising", "config.json": "language"}
-"""The file that tells a folder's kind, and the adapter for it; a pipeline's folder is looked at first."""
+"""The file that identifies the kind of a folder, and its adapter; a pipeline's folder is checked first."""
 
 SINGLE_FILE = ".safetensors"
 """How the names of one-file checkpoints end, which are pipelines."""
@@ -32,7 +32,7 @@ SINGLE_FILE = ".safetensors"
 def with_policy(policy: Any, config: RunConfig) -> RunConfig:
     """The configuration with a policy that is a path or hub id as its ``policy.model``, so that run folders record it.
 
-    Raises ConfigError where nothing tells which adapter a name is for.
+    Raises ConfigError if the adapter of a name is unknown.
     """
     if not isinstance(policy, str | Path):
         return config
@@ -45,7 +45,7 @@ def with_policy(policy: Any, config: RunConfig) -> RunConfig:
 def policy_of(policy: Any, config: RunConfig, device: str | torch.device) -> Policy:
     """A live policy itself; a path or hub id of a model or pipeline, loaded with the settings of ``policy:``.
 
-    None is what ``policy:`` names. Raises ConfigError for anything else, and where nothing tells which adapter a name
+    None is the policy of ``policy:``. Raises ConfigError for anything else, and if the adapter of a name is unknown
     is for.
     """
     if isinstance(policy, Policy):
@@ -63,7 +63,7 @@ def policy_of(policy: Any, config: RunConfig, device: str | torch.device) -> Pol
 def with_policy_name(config: Any, policy: Any) -> Any:
     """The values of a configuration whose section ``policy`` names no adapter, with the one that a model's path shows.
 
-    Anything else is given back as it is. Raises ConfigError where nothing shows which adapter it is.
+    Anything else is returned unchanged. Raises ConfigError if its adapter is unknown.
     """
     section = config.get("policy") if isinstance(config, Mapping) else None
     if not isinstance(policy, str | Path) or not isinstance(section, Mapping) or "name" in section:
@@ -106,8 +106,9 @@ def _adapter_for(model: str) -> str:
     adapter = adapter or (None if Path(model).expanduser().is_dir() else _adapter_on_hub(model))
     if adapter is None:
         raise ConfigError(
-            f"{model} holds neither {' nor '.join(MARKS)}, so nothing tells what it is; give a folder or hub id of "
-            "diffusers or transformers, or name the adapter: policy: {name: denoising} in the configuration"
+            f"{model} holds neither {' nor '.join(MARKS)}, so its kind is unknown; pass a folder or hub id of "
+            f"diffusers "
+            "or transformers, or name the adapter: policy: {name: denoising} in the configuration"
         )
     return adapter
 
@@ -122,9 +123,9 @@ def _adapter_on_hub(model: str) -> str | None:
         return MARKS[file] if (file := next(cached, None) or next(online, None)) else None
     except HFValidationError as error:
         raise ConfigError(f"policy: {model} is neither a folder nor the name of a model on the hub") from error
-    except Exception as error:  # offline, no such repository, not allowed: whoever loads the model says which
+    except Exception as error:  # offline, no such repository, not allowed: loading the model raises the specific error
         raise ConfigError(
-            f"policy: {model} is no folder, and the hub cannot be asked what it is ({type(error).__name__}); "
+            f"policy: {model} is no folder, and the hub cannot be reached ({type(error).__name__}); "
             "download it and give its path, or log in with `hf auth login`"
         ) from error
 

@@ -1,4 +1,4 @@
-"""Supervised learning beside the objective: further gradient of an update, from examples or from its groups' answers.
+"""Auxiliary supervised losses: further gradients of an update, from examples or from its groups' answers.
 
 Axes: B rows, P groups of an update on this process.
 """
@@ -39,10 +39,10 @@ from mmgrpo.training.supervision import (
 from mmgrpo.types import Example, Origin, Prompt, Sample
 
 Part = tuple[int, str | None]
-"""A group, and the context that some of its rows were drawn in; None: the group as a whole."""
+"""A group, and the context that some of its rows were sampled in; None: the complete group."""
 
 ExtraGradient = Callable[[int, Sequence[int]], Gradient]
-"""(number of the update, this process's rows of it) -> what it added beside the objective's gradient; a collective."""
+"""(number of the update, this process's rows of it) -> the metrics of the gradient that it added; a collective."""
 
 
 @final
@@ -59,7 +59,7 @@ class Auxiliaries:
             job: the processes.
 
         Raises:
-            ConfigError: the policy cannot be taught.
+            ConfigError: the policy has no supervised loss.
         """
         self._seed, self._job = seed, job
         self._supervised = require_supervised(policy, "objective.auxiliary") if configs else None
@@ -74,11 +74,11 @@ class Auxiliaries:
                 self._batches[config.label] = ExampleBatches(examples, config.batch_size or 64, seed)
 
     def extra_gradient(self, algorithm: Algorithm, advantages: Advantages, first: int) -> ExtraGradient | None:
-        """What joins the updates of a step.
+        """The auxiliary losses of the updates of a step.
 
         Args:
             algorithm: at the step, with the section and its prompt templates.
-            advantages: what the step's updates learn from.
+            advantages: the training data of the step's updates.
             first: how many updates the run has had.
 
         Returns:
@@ -190,7 +190,7 @@ class Auxiliaries:
 
 
 def success_rates(advantages: Advantages, rows: Sequence[int], parts: Sequence[Part], *, right: float) -> Tensor:
-    """The share of each part's drawn samples among these rows that are right; 1 where no reward applied to any.
+    """The share of each part's samples among these rows that are right; 1 where no reward applied to any.
 
     Args:
         advantages: the rows of this process.
@@ -214,12 +214,12 @@ def success_rates(advantages: Advantages, rows: Sequence[int], parts: Sequence[P
 
 
 def answer_of(prompt: Prompt, column: str, *, writes: bool) -> Example:
-    """The answer that a data row brings along, as an example of it.
+    """The answer of a data row as an example.
 
     Args:
         prompt: with its row's columns.
-        column: a text; or a picture in any form that ``opened`` takes, or a list of them, the frames of a video.
-        writes: whether the policy writes; otherwise it draws.
+        column: a text; or an image in any form that ``load_image`` takes, or a list of them, the frames of a video.
+        writes: whether the policy generates texts; otherwise it generates images.
 
     Returns:
         The example.
@@ -230,7 +230,7 @@ def answer_of(prompt: Prompt, column: str, *, writes: bool) -> Example:
     answer = prompt.columns.get(column)
     if answer is None or (writes and not isinstance(answer, str)):
         wanted = "a text" if writes else "a picture, or its frames,"
-        raise DataError(f"{wanted} is taught from the column {column!r}; the row has {sorted(prompt.columns)}")
+        raise DataError(f"{wanted} is supervised by the column {column!r}; the row has {sorted(prompt.columns)}")
     if writes:
         return Example(prompt, text=answer)
     if isinstance(answer, list | tuple):
@@ -239,11 +239,11 @@ def answer_of(prompt: Prompt, column: str, *, writes: bool) -> Example:
 
 
 def answered_rows(*, source: str, column: str, writes: bool = False, limit: int | None = None) -> list[Example]:
-    """Rows of a file or data set as examples, each with the answer that it brings along.
+    """Rows of a file or data set as examples, each with its answer.
 
     Args:
         source: as ``prompts.source``.
-        column: a text where the policy writes; else a picture or the frames of a video.
+        column: a text if the policy generates texts; else an image or the frames of a video.
         writes: whether the policy writes.
         limit: the first so many rows alone.
 

@@ -45,7 +45,7 @@ from mmgrpo.values import REFERENCE
 _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
 _created_environments: list[Named] = []  # environments of this process that could be made once
 LIVE = "live:"
-"""How the names of live functions begin, where a configuration stands for them."""
+"""Prefix of the names of live functions in a configuration."""
 
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -53,7 +53,7 @@ Functions = Mapping[str, Callable[..., Any]]
 def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
     """The policy of a run, loaded on its device.
 
-    Raises ConfigError if its settings are wrong or what they name cannot be loaded.
+    Raises ConfigError if its settings are wrong or name something that cannot be loaded.
     """
     if config.policy is None:
         raise ConfigError(
@@ -85,8 +85,8 @@ def build_rewards(configs: Sequence[EvaluationRewardConfig], *, live: Functions 
     """The rewards, each built with its own settings.
 
     A setting ``of``, ``likelihood`` or ``grade`` is another reward, by its name or with its settings, and built first.
-    Any setting ``python:module:attribute``, or a mapping with such a name and settings, is what that stands for; a name
-    of ``live``, as the reward's own or as a setting, is that function.
+    Any setting ``python:module:attribute``, or a mapping with such a name and settings, is replaced by that object; a
+    name of ``live``, as the reward's own or as a setting, is that function.
 
     Raises ConfigError for unknown names or settings.
     """
@@ -142,7 +142,7 @@ def plan_at(algorithm: Algorithm, policy: Policy, step: int) -> Plan:
         The plan, for any prompts.
 
     Raises:
-        ConfigError: the window or the tree lies outside the schedule, the tree is of another size than the group, or
+        ConfigError: the window or the tree is outside the schedule, the tree is of another size than the group, or
             the policy has no fixed number of decisions.
     """
     return replace(
@@ -162,7 +162,7 @@ def optimizer_of(
 
     Args:
         algorithm: of the run.
-        parameters: what is trained, in a fixed order.
+        parameters: the trained parameters, in a fixed order.
         job: the processes, whose gradients are summed.
         average: follows the weights.
 
@@ -197,7 +197,7 @@ def build_optimizer(
     """AdamW with a learning-rate schedule, for the policy, the warm-up and the critic.
 
     Args:
-        parameters: what is trained, in a fixed order.
+        parameters: the trained parameters, in a fixed order.
         settings: of AdamW, of the schedule and of the gradient norm.
         num_updates: of the run; the schedule advances by one per update.
         max_skipped_frac: fraction of the last updates that may have been skipped.
@@ -250,14 +250,12 @@ def build_critic(config: RunConfig, device: str | torch.device) -> Critic:
     assert config.critic is not None
     named = config.critic.policy or config.policy
     if named is None:
-        raise ConfigError(
-            "critic.policy: the policy of this run is a live one, so name the model to learn a value with"
-        )
+        raise ConfigError("critic.policy: the policy of this run is a live one, so name the model of the critic")
     policy = build_policy(config.model_copy(update={"policy": named}), device)
     if not isinstance(policy, SupportsCritic):
         raise ConfigError(
             f"critic: {type(policy).__name__} makes no critic (mmgrpo.policy.SupportsCritic); a language model does, "
-            "and for a policy that draws there is none: leave the section out"
+            "a policy of images does not: leave the section out"
         )
     return policy.critic()
 
@@ -277,7 +275,7 @@ def build_views(
         Views by name.
 
     Raises:
-        ConfigError: a view cannot be made, a view is read that is nowhere, or a gradient is to go through one that is
+        ConfigError: a view cannot be built, an undefined view is read, or a gradient would go through one that is
             not trained.
     """
     templates, config = algorithm.view_templates, algorithm.config
@@ -288,22 +286,22 @@ def build_views(
     for name, where in algorithm.views_read().items():
         if name not in views and not _has_weights(policy, name):
             raise ConfigError(
-                f"{where} reads the view {name!r}, which is nowhere: describe it under views:"
+                f"{where} reads the view {name!r}, which is not defined: define it under views:"
                 f"{suggestion(name, [*views, REFERENCE])}"
             )
     for name in sorted(algorithm.objective.through):
         if name not in views or not views[name].trained:
             raise ConfigError(
-                f"objective.views.{name} is not of the weights of now, so no gradient goes through it: leave out grad"
+                f"objective.views.{name} is not of the current weights, so no gradient goes through it: leave out grad"
             )
     return views
 
 
 def require_images(prompts: Sequence[Prompt], algorithm: Algorithm) -> None:
-    """Checks that the contexts of images have some to change: without any they show nothing in the whole run.
+    """Checks that contexts of images have images to change: without any they never apply.
 
     Args:
-        prompts: what the run trains on.
+        prompts: the prompts of the run.
         algorithm: of the run.
 
     Raises:
@@ -318,7 +316,7 @@ def require_images(prompts: Sequence[Prompt], algorithm: Algorithm) -> None:
     if not of_images or any(len(prompt.images) for prompt in prompts):
         return
     readers = {
-        f"objective.views.{view}": f" and what reads it ({where})" for view, where in algorithm.views_read().items()
+        f"objective.views.{view}": f" and its reader ({where})" for view, where in algorithm.views_read().items()
     }
     raise ConfigError(
         "; ".join(
@@ -350,7 +348,7 @@ def _view(
             raise ConfigError(f"objective.views.{name}: no average is kept: set update.ema, or take other weights")
         if average.is_sharded:
             raise ConfigError(
-                f"objective.views.{name}: the average of weights that lie in parts cannot be looked through; train "
+                f"objective.views.{name}: the average of sharded weights cannot be a view; train "
                 "adapters (policy.lora), or take the reference with update.reference.ema"
             )
         return View(name=name, using=average.applied, moves=True, context=context)
@@ -414,7 +412,7 @@ def _built_reward(config: EvaluationRewardConfig, live: Functions) -> Any:
 
 
 def _reward_setting(owner: str, setting: str, value: Any, live: Functions) -> Any:
-    """What a setting of a reward stands for: another reward, something of the user's own, or itself."""
+    """The value of a setting of a reward: another reward, a custom object, or itself."""
     if isinstance(value, str) and value in live:
         return live[value]
     named = value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else None
@@ -428,8 +426,7 @@ def _reward_setting(owner: str, setting: str, value: Any, live: Functions) -> An
     counted = sorted((nested.model_fields_set & RewardConfig.model_fields.keys()) - {"name"})
     if counted:
         raise ConfigError(
-            f"reward {owner}: {setting}: a reward within another does not count by itself; leave out "
-            f"{', '.join(counted)}"
+            f"reward {owner}: {setting}: an inner reward has no weight, gate or clip; leave out {', '.join(counted)}"
         )
     built = _built_reward(nested, live)
     return as_reward(built) if is_reward else built

@@ -44,7 +44,7 @@ class TrainedState:
         optimizer: of its weights, with its schedule.
         average: of the weights, if one is kept.
         warmup: the supervised stage, if there is one.
-        critic: that is learnt beside, if there is one.
+        critic: the critic of the run, if there is one.
         owns: whether checkpoints hold the weights; otherwise those of the task do whose policy it is.
     """
 
@@ -73,7 +73,7 @@ class TrainedState:
     ) -> None:
         """Writes a checkpoint of weights that are those of the place.
 
-        All processes call it if the weights lie in parts, the main one otherwise. Raises NonFiniteError for infinite
+        All processes call it if the weights are sharded, the main one otherwise. Raises NonFiniteError for infinite
         ones.
         """
         state = {"memory": memory.state_dict()}
@@ -92,7 +92,7 @@ class TrainedState:
         save_checkpoint(folder, position, policy, state, keep=keep, best=best, averaged=averaged, job=checkpoint_job)
 
     def restore(self, checkpoint: Path, *, updates_per_step: int | None, memory: Memory) -> tuple[RunPosition, Memory]:
-        """Becomes what a checkpoint holds.
+        """Restores the state of a checkpoint.
 
         Args:
             checkpoint: of the same run.
@@ -100,13 +100,13 @@ class TrainedState:
             memory: the empty one, which a checkpoint without any leaves as it is.
 
         Returns:
-            Where the run is, and what it remembers.
+            The position of the run, and its memory.
 
         Raises:
             CheckpointError: it is of another policy or cannot be read.
         """
         parameter = self.policy.trainable[0]
-        device = parameter.device if layout_of(parameter) is None else "cpu"  # whole, and so not where its part is
+        device = parameter.device if layout_of(parameter) is None else "cpu"  # complete, and so not with its shard
         position, state = load_checkpoint(checkpoint, self.policy if self.owns else None, device)
         num_updates = None if updates_per_step is None else position.step * updates_per_step
         try:
@@ -125,14 +125,14 @@ class TrainedState:
 
 @final
 class CheckpointedRun:
-    """The folder of a run while it goes on, and what of it is on the disk.
+    """The folder of a running run, and its files on the disk.
 
     Attributes:
-        resumption: how it goes on; None for a new run.
+        resumption: how it resumes; None for a new run.
         start: where it began this time.
         evaluated: the steps that were evaluated.
-        memory: what the run remembers of its whole steps; whoever trains puts another in its place with each.
-        whole_step: the step that the weights are of, which whoever trains says; None in the midst of its updates.
+        memory: the memory after the last complete step; the trainer replaces it at each step.
+        whole_step: the complete step of the weights, set by the trainer; None within its updates.
     """
 
     def __init__(
@@ -141,12 +141,12 @@ class CheckpointedRun:
         config: RunConfig,
         resumption: Resumption | None,
     ) -> None:
-        """Restores the checkpoint of a run that goes on; writes nothing yet.
+        """Restores the checkpoint of a resumed run; writes no file yet.
 
         Args:
             components: saved and restored; the memory of a new run is that of their prompt stream.
             config: the run's, from here on.
-            resumption: how the run goes on; None for a new one.
+            resumption: how the run resumes; None for a new one.
         """
         self._trained = trained = TrainedState.of(components)
         self._config = config
@@ -188,7 +188,7 @@ class CheckpointedRun:
         return RunPosition(step=self.whole_step, warmup_step=warmup_step)
 
     def is_over(self) -> bool:
-        """Whether a run that goes on has nothing left to do; its folder says so then."""
+        """Whether a resumed run is finished already; its folder records it then."""
         if self.resumption is None or not self.is_done(self.start):
             return False
         if self._job.is_main:
@@ -206,14 +206,14 @@ class CheckpointedRun:
         return self._config.held_out is None or position.step > self._config.steps or position.step in self.evaluated
 
     def begin(self, explanation: str, within: Path | None = None) -> list[str]:
-        """Makes the folder of a new run, or puts that of one that goes on in order.
+        """Creates the folder of a new run, or prepares that of a resumed one.
 
         Args:
-            explanation: what ``mmgrpo explain`` says of the configuration.
+            explanation: the output of ``mmgrpo explain`` for the configuration.
             within: the folder of the mixed run that this is a task of, which has the trackers; None: it is none.
 
         Returns:
-            What a person should be told, a line each.
+            Messages for the user, a line each.
         """
         if self._folder is None:
             config = self._config if within is None else self._config.model_copy(update={"output": str(within)})
@@ -255,14 +255,14 @@ class CheckpointedRun:
                 self.delete_old_checkpoints()
 
     def rescue(self, position: RunPosition | None, *, drops: bool = True, together: bool = False) -> None:
-        """Saves what is whole before an early end, on the main process alone: the others may be gone.
+        """Saves the last complete step before an early end, only on the main process: the others may be gone.
 
-        Weights that lie in parts are saved if all processes end for the same reason, and so are all here.
+        Sharded weights are saved if all processes end for the same reason, since then all are alive.
         """
         if position is None or position in (self._saved, START) or not self._writes or self._folder is None:
             return
         if self._job.is_sharded and not together:
-            logger.warning("the weights lie in parts and a process is gone: the newest checkpoint is what is left")
+            logger.warning("the weights are sharded and a process is gone: the newest checkpoint remains")
             return
         try:
             self._write(position, self._config.checkpoint.keep if drops else None)
@@ -271,10 +271,10 @@ class CheckpointedRun:
             logger.warning("%s", error)
 
     def report(self) -> None:
-        """Writes ``report.html`` of what the folder holds by now; what is wrong with it is said and ends no run."""
+        """Writes ``report.html`` of the folder's current files; errors are printed and end no run."""
         try:
             write_report(self.folder.path)
-        except Exception as error:  # of a page that nobody may look at, in a run of days
+        except Exception as error:  # of a page that may not be read, in a run of days
             logger.warning("no report was written: %s: %s", type(error).__name__, error)
 
     def end(self, status: str, failure: BaseException | None = None) -> list[str]:
@@ -282,10 +282,10 @@ class CheckpointedRun:
 
         Args:
             status: how.
-            failure: what it failed with.
+            failure: its exception.
 
         Returns:
-            What a person should be told, a line each.
+            Messages for the user, a line each.
         """
         if self._folder is None or not self._job.is_main:
             return []
@@ -300,7 +300,7 @@ class CheckpointedRun:
             return []
         where = _named(self._saved or START)
         how = resume_command(self._folder.path, self._config, self._job.num_processes)
-        return [f"{status}; to go on from {where}: {how}"]
+        return [f"{status}; to resume from {where}: {how}"]
 
     def _machine(self) -> dict[str, Any]:
         sharded = {"sharding": self._job.sharding.engine} if self._job.sharding else {}
@@ -322,12 +322,12 @@ class CheckpointedRun:
         return None if reward is None else best_step(self.folder.path, reward)
 
     def _tidy(self) -> None:
-        """Ends what a process that was killed had begun to delete."""
+        """Finishes the deletions of a killed process."""
         delete_unfinished(self.folder.path)
         delete_old_checkpoints(self.folder.path, self._config.checkpoint.keep, self._best())
 
     def _rewound(self) -> list[str]:
-        """Drops the lines after where it goes on, and those that cannot be read, which is what it gives."""
+        """Drops the lines after the resumed position, and unreadable ones; returns messages about the latter."""
         steps = self.start.step if self.start.step or self._warmed(self.start) else -1
         limits = dict.fromkeys(("metrics.jsonl", "alarms.jsonl", "skipped.jsonl", "evaluation.jsonl"), steps)
         return self.folder.rewind(limits | {"warmup.jsonl": self.start.warmup_step})
@@ -337,8 +337,8 @@ class CheckpointedRun:
             self.folder.open(self._config, explanation=explanation, machine=self._machine())
             return [f"run folder: {self.folder.path}"]
         path = self.folder.path
-        notes = [f"run folder: {path}, going on from {_named(self.start)}", *self.resumption.notes]
-        notes += [f"{moved.name} lies ahead and is now {moved}" for moved in set_aside(path, self.start)]
+        notes = [f"run folder: {path}, resuming from {_named(self.start)}", *self.resumption.notes]
+        notes += [f"{moved.name} is after the resumed step and is now {moved}" for moved in set_aside(path, self.start)]
         self._tidy()
         notes += self._rewound()
         record = self.resumption.as_record(self.start) | {"machine": self._machine()}

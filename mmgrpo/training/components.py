@@ -30,7 +30,7 @@ from mmgrpo.types import Prompt
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
-    """What all steps of a run share.
+    """The state that all steps of a run share.
 
     Attributes:
         algorithm: of the run.

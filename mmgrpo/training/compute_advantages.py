@@ -35,17 +35,17 @@ from mmgrpo.values import from_reference, seen_in
 
 @dataclass(frozen=True, slots=True)
 class SampleAdvantages:
-    """What each sample of the job earned.
+    """The advantages of the samples of the job.
 
     Attributes:
         advantage_B: float32; 0 where the sample is not trained on.
         keep_B: bool, whether the sample is trained on and counts: whether any reward applied to it, and with
             ``zero_variance_groups: drop``, whether its group has an advantage; or an estimator reads a reward of its
             parts.
-        zero_std_frac: share of the groups that teach nothing, all their advantages being 0; where there are estimators,
+        zero_std_frac: share of the groups with all advantages 0; with estimators,
             those of the decisions after them.
-        total_B: float64, the rewards as one, where any applied: what was compared, or their weighted sum where rewards
-            are normalised first.
+        total_B: float64, the combined rewards, where any applied: those that were compared, or their weighted sum if
+            rewards are normalized first.
         scored_B: bool, whether any reward of a weight other than 0 applied to the sample.
     """
 
@@ -57,13 +57,13 @@ class SampleAdvantages:
 
 
 def combined_reward(scores: Scores, group_B: Tensor, chain: AdvantageChain, penalty_B: Tensor | None = None) -> Tensor:
-    """What the rewards of each sample come to within its group, as one float64 number.
+    """The combined reward of each sample within its group, float64.
 
     Args:
-        scores: of whole groups.
+        scores: of complete groups.
         group_B: group of each sample.
-        chain: how rewards are combined; where each reward is normalized first, the plain weighted sum is given.
-        penalty_B: what is taken off.
+        chain: how rewards are combined; where each reward is normalized first, the weighted sum is returned.
+        penalty_B: is subtracted.
 
     Returns:
         (B,) rewards.
@@ -77,7 +77,7 @@ def combined_reward(scores: Scores, group_B: Tensor, chain: AdvantageChain, pena
 def combine_rewards(
     scores: Scores, group_B: Tensor, *, reward_functions: Sequence[NamedReward], chain: AdvantageChain, step: int
 ) -> CombinedRewards:
-    """What the scores of a round come to as they count at a step, for strategies."""
+    """The combined scores of a round at a step, for strategies."""
     counting, _ = shape_scores(scores, reward_functions, step)
     return CombinedRewards(combined_reward(counting, group_B, chain), counting.scored_B)
 
@@ -89,14 +89,14 @@ def group_advantages(
     divergence_B: Tensor | None = None,
     keep_B: Tensor | None = None,
 ) -> SampleAdvantages:
-    """Group-relative advantages of whole groups, of any sizes.
+    """Group-relative advantages of complete groups, of any sizes.
 
     Args:
-        scores: of the whole job.
+        scores: of all processes.
         group_B: group of each sample.
         chain: how rewards are combined and scaled.
-        divergence_B: from the reference, summed over each sample's decisions; kl_beta times it is taken off what the
-            rewards combine to, after any reward was normalised, so that it keeps its size (RLOO, arXiv:2402.14740).
+        divergence_B: from the reference, summed over each sample's decisions; kl_beta times it is subtracted from the
+            combined rewards, after any reward was normalized, so that it keeps its size (RLOO, arXiv:2402.14740).
         keep_B: bool, the samples that groups are compared by; the others earn nothing. None: all.
 
     Returns:
@@ -137,7 +137,7 @@ def without_truncated(rollout: Rollout, truncated: str) -> tuple[Rollout, Tensor
     """Leaves out samples that were cut off by their length limit.
 
     Args:
-        rollout: its mask keeps what is trained on.
+        rollout: its mask is True for trained decisions.
         truncated: ``objective.truncated``: keep, zero or drop.
 
     Returns:
@@ -200,24 +200,24 @@ def compute_advantages(
     remembered: Callable[[str], Tensor] | None = None,
     views: Mapping[str, View] | None = None,
 ) -> Advantages:
-    """Advantages of every decision, from what the rewards say of the whole job's samples.
+    """Advantages of every decision, from the scores of the samples of all processes.
 
-    What this takes of the decisions beside the rollout is measured once, at the weights that sampled.
+    Further values of the decisions are measured once, under the behavior policy.
 
     Args:
-        policy: what drew the rows, its weights still the same.
+        policy: the policy that sampled the rows, with unchanged weights.
         rollouts: this process's rows.
         rewards: on the rows of all processes.
         chain: from rewards to the advantage of each decision.
-        truncated: what becomes of samples cut off by their length limit: keep, zero or drop, as
-            ``objective.truncated`` says.
+        truncated: the handling of samples cut off by their length limit: keep, zero or drop, as
+            in ``objective.truncated``.
         step: of the run, from 0.
         job: the processes.
         remembered: columns of the memory before the step, of the samples of the job; for estimators that read it.
         views: those of the run.
 
     Returns:
-        What is learnt from.
+        The training data.
     """
     config, rollout, divergence_N = chain.config, rollouts.rollout, None
     if config.kl.divergence is not None:
@@ -265,7 +265,7 @@ def decision_advantages(
     """The advantage of each decision after all estimators, and the decisions that all filters keep. A collective.
 
     Args:
-        policy: what sampled the rows, its weights still the same.
+        policy: the policy that sampled the rows, with unchanged weights.
         advantages: of the samples, expanded to their decisions.
         rewards: the rewards of the rows of all processes.
         chain: the estimators and filters.
@@ -279,7 +279,7 @@ def decision_advantages(
 
     Raises:
         ConfigError: an estimator reads the memory, and there is none; or it reads the rewards of turns, and at the
-            first step there are exchanges that came to their end, and no turn has one.
+            first step conversations ended, and no turn has a reward.
     """
     rollout, advantage_BT, views = advantages.rollout, advantages.advantage_BT, advantages.views
     config, estimators, filters = chain.config, chain.estimators, chain.filters
@@ -288,7 +288,7 @@ def decision_advantages(
     values |= {seen_in(str(value.view)) for value in values if value.view in views}
     columns = {column.name for mechanism in estimators for column in mechanism.memory}
     if columns and remembered is None:
-        raise ConfigError("an estimator reads the memory, and estimate() was not given what is remembered")
+        raise ConfigError("an estimator reads the memory, but estimate() got no memory")
     feedback = feedback_of(
         policy,
         rollout,
@@ -331,7 +331,7 @@ def compared_groups(rewards: Rewards, rollout: Rollout, chain: AdvantageChain, j
 
 
 def split_off_policy_groups(group_B: Tensor, read_B: Tensor) -> Tensor:
-    """Whom each sample is compared with: the read members of a group are a group of their own.
+    """The group that each sample is compared with: the off-policy members of a group are a separate group.
 
     Shapes: integers (B,), bool (B,) -> integers (B,), in no order.
     Source: RePO, arXiv:2506.09340, and its code (SihengLi99/RePO, ``adv_norm_mode`` split).
@@ -340,7 +340,7 @@ def split_off_policy_groups(group_B: Tensor, read_B: Tensor) -> Tensor:
 
 
 def _is_read(rollout: Rollout) -> Tensor:
-    """(B,) bool, the rows that were not drawn at this step."""
+    """(B,) bool, the rows that were not sampled at this step."""
     on_policy_B = torch.zeros(len(rollout.samples), dtype=torch.bool)
     return on_policy_B if rollout.origin_B is None else rollout.origin_B != Origin.ON_POLICY
 
@@ -353,14 +353,12 @@ def _require_turn_rewards(feedback: Feedback, readers: Sequence[str], job: Job) 
     )
     totals = job.gather((num_rewards, num_ended))
     if sum(ended for _, ended in totals) and not sum(rewards for rewards, _ in totals):
-        reason = (
-            f"of {sum(ended for _, ended in totals)} exchanges that came to their end in the first step none has any"
-        )
+        reason = f"of {sum(ended for _, ended in totals)} conversations that ended in the first step none has any"
         raise ConfigError(without_turn_rewards(f"advantage.estimators: {', '.join(readers)}", reason))
 
 
 def _means(job: JobFeedback) -> dict[str, float]:
-    """What was measured of the decisions, each sample counting alike."""
+    """Means of the measured values of the decisions, with equal weight per sample."""
     known_N = job.length_N > 0
     return {
         f"decisions/{value.name}_mean": float(mean_N[known_N].mean())
@@ -370,7 +368,7 @@ def _means(job: JobFeedback) -> dict[str, float]:
 
 
 def _zero_frac(rollout: Rollout, advantage_BT: Tensor, job: Job) -> float:
-    """The share of the whole job's groups whose trained decisions all have the advantage 0."""
+    """The share of the groups of all processes with the advantage 0 in all trained decisions."""
     teaches_B = ((advantage_BT != 0) & rollout.mask_BT).any(1)
     group_B = rollout.prompt_index_B
     counts = job.gather((len(group_B.unique()), len(group_B[teaches_B].unique())))

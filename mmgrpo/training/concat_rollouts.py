@@ -1,4 +1,4 @@
-"""Rollouts of one policy as one: rows one after the other, each scored by the rollout that it came with."""
+"""Rollouts of one policy as one: rows one after the other, each scored by its original rollout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mmgrpo.types import Noise, Rollout
 
 @dataclass(frozen=True, slots=True)
 class RolloutParts:
-    """The trace of rollouts that were joined; each is scored by itself.
+    """The trace of concatenated rollouts; each is scored separately.
 
     Attributes:
         rollouts: in the order of their rows.
@@ -34,7 +34,7 @@ def concat_rollouts(
 
     Args:
         rollouts: the parts.
-        bare_B: bool, the rows that stand behind the prompt of their group as it is: their states are the same in every
+        bare_B: bool, the rows with the unchanged prompt of their group: their states are the same in every
             part, so that equal ones get one id; None, and where states are not prefixes (``Rollout.is_prefix``): states
             of different parts are different.
         policy: scores the rows of all parts together, if it can; otherwise who reads the trace finds ``Parts`` in it.
@@ -77,12 +77,12 @@ def concat_rollouts(
 def sampling_rows(
     identities: Sequence[tuple[int, int]], taken: Mapping[tuple[int, int], Branch], num_decisions: int
 ) -> Tensor:
-    """Which row drew each decision: the row itself, but for what it took over from another.
+    """The row that sampled each decision: the row itself, except for a prefix shared with another.
 
     Args:
         identities: group and member of each of B rows.
-        taken: what a group's member goes on from; those that go on from nothing are not there, nor is what a row took
-            over from one that is not among the rows told from what it drew itself.
+        taken: the branch that a group's member continues; other members are missing, and a prefix of a row that is not
+            among the rows counts as sampled by the member.
         num_decisions: T.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The section ``critic``: a value of states, measured of a step's rows and learnt in the same updates.
+"""The section ``critic``: a value of states, computed for a step's rows and trained in the same updates.
 
 Axes: B rows, T decisions.
 """
@@ -46,15 +46,15 @@ def with_critic_values(critic: Critic, rollout: Rollout) -> Rollout:
 
 @final
 class CriticTrainer:
-    """A critic, what it said of a step's rows at their rollout, and its optimiser.
+    """A critic, its values of a step's rows at their rollout, and its optimizer.
 
     Attributes:
-        parameters: what is trained of it.
-        metrics: of its last update, over the whole job.
+        parameters: its trained parameters.
+        metrics: of its last update, over all processes.
     """
 
     def __init__(self, config: RunConfig, critic: Critic, job: Job) -> None:
-        """Makes the optimiser.
+        """Creates the optimizer.
 
         Args:
             config: the run's, with a section ``critic``.
@@ -84,11 +84,11 @@ class CriticTrainer:
         self._learns = True
 
     def is_warming_up(self, step: int) -> bool:
-        """Whether the policy stands still at a step, counted from 0."""
+        """Whether the policy is frozen at a step, counted from 0."""
         return step < self._config.warmup_steps
 
     def valued(self, rollouts: Rollouts) -> Rollouts:
-        """The rows with the value of every state that a decision was taken in, at the weights of now."""
+        """The rows with the value of the state before every decision, under the current weights."""
         rollout, self._rows = rollouts.rollout, with_critic_values(self._critic, rollouts.rollout)
         values, num_forwards = {**rollout.values, **self._rows.values}, rollout.num_forwards + self._rows.num_forwards
         return replace(rollouts, rollout=replace(rollout, values=values, num_forwards=num_forwards))
@@ -96,12 +96,12 @@ class CriticTrainer:
     def extra_gradient(
         self, advantages: Advantages, policy: ExtraGradient | None, *, step: int
     ) -> ExtraGradient | None:
-        """What joins the updates of a step: the gradient of the critic's own loss, on its own weights.
+        """The addition to the updates of a step: the gradient of the critic's loss, on the critic's weights.
 
         Args:
             advantages: of the rows that were valued last.
-            policy: what joins the policy's gradient.
-            step: of the run, from 0; where the critic stands still, only that joins.
+            policy: the addition to the policy's gradient.
+            step: of the run, from 0; while the critic is frozen, only that is added.
 
         Returns:
             For ``update_policy``; ``apply`` then moves the weights.
@@ -119,7 +119,7 @@ class CriticTrainer:
         return partial(self._accumulate, rows, target_BT, policy)
 
     def apply(self) -> None:
-        """One update of the weights, where they learn."""
+        """One update of the weights, if they train."""
         if not self._learns:
             return
         applied = self.optimizer.apply()
@@ -128,7 +128,7 @@ class CriticTrainer:
         self.optimizer.require_progress()
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights and optimiser. Raises NonFiniteError for weights that are infinite."""
+        """Weights and optimizer. Raises NonFiniteError for weights that are infinite."""
         self.optimizer.require_finite_weights()
         weights = [parameter.detach().cpu() for parameter in self.parameters]
         return {"weights": weights, "optimizer": self.optimizer.state_dict()}
@@ -145,7 +145,7 @@ class CriticTrainer:
     def _accumulate(
         self, rollout: Rollout, target_BT: Tensor, policy: ExtraGradient | None, number: int, rows: Sequence[int]
     ) -> Gradient:
-        """Adds the gradient of the mean loss over the kept decisions of the whole job's update."""
+        """Adds the gradient of the mean loss over the kept decisions of the update on all processes."""
         in_update_B = torch.zeros(len(target_BT), dtype=torch.bool)
         in_update_B[list(rows)] = True
         rollout = rollout.keep(in_update_B[:, None])

@@ -14,12 +14,12 @@ from mmgrpo.distributed.parameter_shards import ParameterShard, as_piece, local_
 
 
 def kept_share(num_updates: int, config: EmaConfig) -> float:
-    """How much of the average stays when the weights after ``num_updates`` optimiser updates join it.
+    """The share of the average that stays when the weights after ``num_updates`` optimizer updates join it.
 
     share = min((1 + n) / (10 + n), decay) ** times where n + 1 is a multiple of ``every``, 1 elsewhere.
 
     Source: flow_grpo, flow_grpo/ema.py, EMAModuleWrapper.step, which its scripts call after each micro-batch with the
-    number of optimiser updates so far: a due update is averaged in as often as it has micro-batches (``times``).
+    number of optimizer updates so far: a due update is averaged in as often as it has micro-batches (``times``).
     """
     if (num_updates + 1) % config.every:
         return 1.0
@@ -37,19 +37,19 @@ class Average:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether it is of weights that lie in parts, which all processes have to swap at once."""
+        """Whether it is of sharded weights, which all processes must swap together."""
         return any(isinstance(parameter, ParameterShard) for parameter in self._parameters)
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Begins again from the parameters of now."""
+        """Restarts from the current parameters."""
         self._updates = 0
         for average, parameter in zip(self._average, self._parameters, strict=True):
             average.copy_(parameter)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Counts an optimiser update, and averages when it is due."""
+        """Counts an optimizer update, and averages when it is due."""
         self._updates += 1
         share = kept_share(self._updates, self._config)
         if share < 1:
@@ -67,7 +67,7 @@ class Average:
             self._set(trained)
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages and how many updates they have seen; of what lies in parts, pieces."""
+        """The averages and their number of updates; of sharded weights, the shards."""
         pairs = zip(self._average, self._parameters, strict=True)
         return {"average": [as_piece(average, parameter) for average, parameter in pairs], "updates": self._updates}
 

@@ -1,4 +1,4 @@
-"""Judging a policy on fixed prompts and seeds, drawn without noise."""
+"""Evaluates a policy on fixed prompts and seeds, sampled without noise."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HeldOut:
 
         Raises:
             ConfigError: a reward cannot be created.
-            DataError: the prompts cannot be read, or lack what the policy or a reward needs.
+            DataError: the prompts cannot be read, or lack a column that the policy or a reward needs.
         """
         evaluation = config.held_out
         section = None if evaluation is None else evaluation.prompts
@@ -60,12 +60,12 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """What an evaluation found; whole on the main process only.
+    """The result of an evaluation; complete on the main process only.
 
     Attributes:
         samples: one line per prompt and seed, the same requests in every evaluation.
-        scores: what each judge said.
-        policy: what drew them, and says how they are shown.
+        scores: the scores of each reward.
+        policy: the policy that sampled them and renders them.
     """
 
     samples: Sequence[Sample]
@@ -113,20 +113,20 @@ def evaluate(
     on_samples: Callable[[Sequence[Sample]], None] | None = None,
     show: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
 ) -> EvaluationResult | None:
-    """Draws ``samples_per_prompt`` for every prompt and asks the judges once about all of them together.
+    """Samples ``samples_per_prompt`` for every prompt and calls the rewards once with all of them.
 
     Args:
-        policy: what draws; its noise is off unless the configuration has it on.
-        prompts: the held-out prompts of the whole job; each process draws its own share of them.
-        judges: the rewards to ask; none of their failures stops an evaluation if it is made so.
+        policy: the policy that samples; its noise is off unless the configuration has it on.
+        prompts: the held-out prompts of the job; each process samples a share of them.
+        judges: the rewards; an evaluation may continue after their failures.
         config: how many samples, and their seed.
         job: the processes.
         plan: whose environment the samples are exchanges with; None: there is none.
-        on_samples: takes samples as they are drawn.
-        show: what the policy is shown in place of prompts, which the judges see; None: themselves.
+        on_samples: takes samples as they are generated.
+        show: the prompts of the policy in place of those that the rewards get; None: the same.
 
     Returns:
-        The judgement, on the main process; None elsewhere.
+        The evaluation, on the main process; None elsewhere.
     """
     local_prompts = list(enumerate(prompts))[job.rank :: job.size]
     samples: list[Sample] = []
@@ -157,12 +157,12 @@ def evaluate(
 
 
 def probe_rewards(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer]) -> None:
-    """Draws two samples without noise and asks the rewards, so that hours are not spent before one that cannot answer.
+    """Samples twice without noise and calls the rewards, so that failing rewards raise before the run.
 
     Args:
-        policy: what draws.
+        policy: the policy that samples.
         prompt: of the run.
-        scorers: the rewards to ask.
+        scorers: the rewards.
 
     Raises:
         RewardError: a reward cannot answer.

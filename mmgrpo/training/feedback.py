@@ -1,4 +1,4 @@
-"""From a step's rows and what the rewards say of them to what estimators and filters see.
+"""The input of estimators and filters from a step's rows and their scores.
 
 Axes: B rows of this process, T decisions.
 """
@@ -33,19 +33,19 @@ def feedback_of(
     job: Job,
     remembered: Mapping[str, Tensor] | None = None,
 ) -> Feedback:
-    """What estimators and filters see of this process's rows. One collective, and those that estimators ask for.
+    """The input of estimators and filters for this process's rows. One collective, and those that estimators request.
 
     Args:
-        policy: what drew the rows.
-        rollout: its mask keeps the rows that take part; it knows what is asked for.
+        policy: the policy that sampled the rows.
+        rollout: its mask keeps the rows that take part; it has the requested values.
         rewards: on the rows of all processes.
-        reward_B: what the rewards of each row come to.
+        reward_B: the combined reward of each row.
         requested: values of decisions.
-        parts: rewards whose words of parts are asked for.
-        turns: whether the turns of exchanges are asked for.
+        parts: rewards with requested scores of parts.
+        turns: whether the turns of conversations are requested.
         step: of the run, from 0.
         job: the processes.
-        remembered: columns of the memory, of the whole job's samples.
+        remembered: columns of the memory, of the samples of all processes.
 
     Returns:
         The feedback.
@@ -87,7 +87,8 @@ def feedback_of(
 
 
 def _after(samples: Sequence[Sample]) -> Tensor | None:
-    """(B,) the row whose text each was shown first, -1 for none that is here; None where no row was shown any."""
+    """(B,) the row with the first text in the prompt of each, -1 for none on this process; None if no prompt has such a
+    text."""
     if not any(sample.after for sample in samples):
         return None
     row_of = {(sample.group, sample.member): row for row, sample in enumerate(samples)}

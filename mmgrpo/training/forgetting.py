@@ -1,4 +1,4 @@
-"""Weights that have moved away from what a step has drawn so far, kept under a name for its further rounds.
+"""Weights that have unlearned the samples of a step so far, stored under a name for its further rounds.
 
 Axes: B rows, T decisions.
 """
@@ -22,10 +22,10 @@ from mmgrpo.values import ENTROPY
 def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], config: Forgetting, job: Job) -> int:
     """Keeps ``FORGETTING``; the weights that are trained stay as they are.
 
-    The loss is a mean over the whole job's rows of the mean over a row's kept decisions. A collective.
+    The loss is a mean over the rows of all processes of the mean over a row's kept decisions. A collective.
 
     Args:
-        policy: what drew the rows, its weights still the same.
+        policy: the policy that sampled the rows, with unchanged weights.
         rollouts: this process's rows of the step so far.
         config: the step.
         job: the processes.
@@ -37,7 +37,7 @@ def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], config: Forgett
         ConfigError: the policy keeps no weights.
     """
     if not isinstance(policy, SupportsNamedWeights):
-        raise ConfigError(f"the strategy draws with weights of its own, and {type(policy).__name__} keeps none")
+        raise ConfigError(f"the strategy samples with named weights, but {type(policy).__name__} does not support them")
     num_rows = sum(job.gather(sum(int(rollout.mask_BT.any(1).sum()) for rollout in rollouts)))
     entropy, count, num_forwards = _backward(policy, rollouts, config, num_rows)
     job.sum_gradients(policy.trainable)  # all have met, and none takes turns while the weights are elsewhere

@@ -1,4 +1,4 @@
-"""One optimiser update: streams the policy's log-probabilities through the objective.
+"""One optimizer update: streams the policy's log-probabilities through the objective.
 
 The objective is a scalar function of the matrix of log-probabilities. Where it treats decisions separately it is
 applied to each streamed slice. Where it couples them, its values come first (on policy they are the rollout's own),
@@ -9,9 +9,9 @@ Views of the configuration are other rows of the same decisions. Their values co
 differentiated by them, their backward is streamed as the policy's is.
 
 Decisions that the loss does not depend on take no forward: those without an advantage or a weight, and in a coupled
-objective those whose coefficients are all 0. The normalisers count them as ever.
+objective those whose coefficients are all 0. The normalizers count them as usual.
 
-Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of the whole job's update.
+Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of the update on all processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NO_VIEWS: Mapping[str, ViewRows] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What one pass over a minibatch left behind, beside the gradients themselves.
+    """The results of one pass over a minibatch, besides the gradients.
 
     Attributes:
         diagnostics: sums over those of this rank's decisions that the loss depends on.
@@ -59,7 +59,7 @@ class Gradient:
     num_forwards: int
 
     def merge(self, other: Gradient) -> Gradient:
-        """What both left behind."""
+        """The sum of both."""
         return Gradient(
             self.diagnostics + other.diagnostics,
             max(self.max_gap, other.max_gap),
@@ -82,14 +82,14 @@ def accumulate_gradient(
     """Adds the objective's gradient over ``rows`` to the trainable parameters' ``grad``.
 
     Args:
-        policy: what is trained.
-        rollout: what it drew or read; whether the weights are still those that sampled is told by its ages.
+        policy: the trained policy.
+        rollout: its rollout; the ages tell whether the weights are still those of the behavior policy.
         advantage_BT: advantage of each decision of the rollout.
         objective: the loss.
         rows: the samples of this minibatch on this rank.
-        totals: what the loss averages over, counted over all ranks' rows.
+        totals: the counts that the loss averages over, over the rows of all ranks.
         reward_B: reward of each sample, for terms that compare the samples of a group themselves.
-        gather: one tensor of every rank, on all of them; called as often on each, whatever its rows.
+        gather: one tensor of every rank, on all of them; called equally often on each rank, for any rows.
         views: the rows as the views of the configuration see them.
 
     Returns:
@@ -124,13 +124,13 @@ def accumulate_gradient(
 
 
 def nonfinite_rows(policy: Policy, rows: Sequence[int], accumulate: Callable[..., Gradient], job: Job) -> list[int]:
-    """Those of the rows whose own gradient has no finite norm, each tried by itself; for when their sum had none.
+    """Those of the rows with a gradient of no finite norm, each tried separately; used when their sum had none.
 
     Args:
-        policy: what is trained; no gradient is left behind.
+        policy: the trained policy; its gradients are cleared.
         rows: the samples of a minibatch on this rank.
-        accumulate: ``accumulate_gradient`` but for its ``rows``; without ``gather``, so that no other rank is waited
-            for, and a selection that looks at the whole job's entropies sees those of the row.
+        accumulate: ``accumulate_gradient`` without its ``rows``; without ``gather``, so that no other rank is waited
+            for, and a selection that reads the entropies of all processes reads those of the row.
         job: the processes, which take turns where gradients are those of all of them.
 
     Returns:
@@ -161,9 +161,9 @@ def with_values(
     """The rollout with these values of its decisions known, taken without grad at the weights that sampled.
 
     Args:
-        policy: what drew it, its weights still the same.
-        rollout: whose decisions are looked at; what it knows already is not computed again.
-        values: what to take; 0 where the mask is False.
+        policy: the policy that sampled it, with unchanged weights.
+        rollout: the rollout of the decisions; values that it has are not computed again.
+        values: the values to compute; 0 where the mask is False.
         views: the rows as the views of the configuration see them.
 
     Returns:
@@ -192,9 +192,9 @@ def with_values(
 
 
 def _ensure_reference(policy: Policy) -> None:
-    """A full fine-tune copies its weights when the reference is first asked for.
+    """A full fine-tune copies its weights on the first use of the reference.
 
-    Every rank has to ask before the weights first move, whether it has rows in this update or not.
+    Every rank must call this before the weights first move, with or without rows in this update.
     """
     with policy.reference():
         pass
@@ -236,7 +236,7 @@ def _decisions(
 def _values(
     policy: Policy, rollout: Rollout, decisions: Decisions, objective: Objective, views: Mapping[str, ViewRows]
 ) -> tuple[Decisions, int]:
-    """The decisions with their values at the weights of now, without grad, and the forwards that took.
+    """The decisions with their values under the current weights, without grad, and the number of forwards.
 
     Log-probabilities that nothing depends on stay the rollout's.
     """
@@ -265,7 +265,7 @@ def _values(
 def _job_values(
     values: Decisions, objective: Objective, gather: Callable[[Tensor], Sequence[Tensor]]
 ) -> dict[Value, Tensor]:
-    """(N,) values of the kept decisions of the whole job's update: those that selections and modulations read."""
+    """(N,) values of the kept decisions of the update on all processes: those that selections and modulations read."""
     return {value: torch.cat(list(gather(detached(values, value)[values.mask_BT]))) for value in objective.job_values}
 
 
@@ -331,7 +331,7 @@ def _through(view_rows: ViewRows, grad_BT: Tensor) -> int:
 
 
 def _backward(parts: Sequence[tuple[Tensor | None, Tensor]], evaluation: Evaluation) -> None:
-    """The backward of a slice: of what was computed now, times the coefficients."""
+    """The backward of a slice: of its computed values, times the coefficients."""
     terms = [
         (cells(grad_BT, evaluation).to(current) * current).sum() for grad_BT, current in parts if grad_BT is not None
     ]

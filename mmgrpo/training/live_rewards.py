@@ -1,4 +1,5 @@
-"""Rewards of methods beside live reward functions, as ``mmgrpo.config.method_rewards`` adds them to configured ones."""
+"""Adds rewards of methods to live reward functions, as ``mmgrpo.config.method_rewards`` adds them to configured
+ones."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class RunRewards:
     """The rewards of a run.
 
     Attributes:
-        named: what scores.
+        named: the rewards.
         configs: the same, as a configuration states them; a live function's name begins with ``live:``.
     """
 
@@ -40,7 +41,7 @@ def rewards_of_run(rewards: Sequence[NamedReward], config: RunConfig, prompts: S
     """Live rewards with those that the run's methods add; rewards built from the configuration as they are.
 
     Args:
-        rewards: what the trainer was given.
+        rewards: the argument of the trainer.
         config: the run.
         prompts: its rows.
 
@@ -49,7 +50,7 @@ def rewards_of_run(rewards: Sequence[NamedReward], config: RunConfig, prompts: S
 
     Raises:
         ConfigError: as ``with_method_rewards``; a live reward and the method's reward of it both have a schedule; or
-            the rows, or the run, lack what a reward or a method needs.
+            the rows, or the run, lack a need of a reward or a method.
     """
     run_rewards = joined_rewards(rewards, config)
     require_rows(run_rewards.named, prompts, "prompts")
@@ -72,7 +73,7 @@ def joined_rewards(rewards: Sequence[NamedReward], config: RunConfig) -> RunRewa
 
 
 def _with_labels_of(methods: Sequence[MethodConfig], stated: Sequence[RewardConfig]) -> list[RewardConfig]:
-    """Live rewards, of which one with the label of a method's replaces it; but for the only verifier of the run."""
+    """Live rewards; one with the label of a method's reward replaces it, except the only verifier of the run."""
     labels = {
         reward.known_as: method.name
         for method in methods

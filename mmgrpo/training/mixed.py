@@ -1,4 +1,4 @@
-"""Several tasks in one run: each with its own policy, prompts, rewards and optimiser, their steps taken together."""
+"""Several tasks in one run: each with its own policy, prompts, rewards and optimizer, trained in common steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample, Scores
 
 LOGS = ("metrics.jsonl", "evaluation.jsonl", "alarms.jsonl")
-"""Files of the tasks whose lines stand together in the run's own."""
+"""Files of the tasks with lines that the file of the run collects."""
 
 WARMED_UP = RunPosition(step=0, warmup_step=sys.maxsize)
 """As far as a run can be before its first step."""
@@ -66,19 +66,19 @@ class MixedTrainer:
         accelerator: Accelerator | None = None,
         resume: Path | str | None = None,
     ) -> None:
-        """Checks everything that can be checked before the first sample is drawn.
+        """Checks everything that can be checked before the first sample.
 
         Args:
             config: a ``RunConfig`` with ``tasks``, or its values.
             policies: live policies by task, in place of the section of that task.
             rewards: likewise, as ``Trainer`` takes them.
             prompts: likewise.
-            accelerator: accelerate's view of the processes; made if not given.
-            resume: the folder of a mixed run to go on from: the newest step that all its tasks have whole.
+            accelerator: accelerate's view of the processes; created if None.
+            resume: the folder of a mixed run to resume: from the newest complete step of all its tasks.
 
         Raises:
-            ConfigError: there are no tasks, one of them cannot be, or what is resumed had other ones.
-            CheckpointError: what is resumed is no folder of a mixed run.
+            ConfigError: there are no tasks, one of them is invalid, or the resumed run had other ones.
+            CheckpointError: the resumed folder is not that of a mixed run.
         """
         self.config = resolve_config(config, resume)
         tasks = tasks_of(self.config)
@@ -129,7 +129,7 @@ class MixedTrainer:
         return self._mixed_folder.folder
 
     def train(self) -> Path:
-        """Runs to the end, or to the next whole step of all tasks after Ctrl-C or SIGTERM.
+        """Runs to the end, or to the next complete step of all tasks after Ctrl-C or SIGTERM.
 
         Returns:
             The run folder, with a folder for each task.
@@ -142,7 +142,7 @@ class MixedTrainer:
 
 
 class _Resumed:
-    """Where a mixed run goes on: at a step, from a checkpoint or the folder of each task that has one."""
+    """The position from which a mixed run resumes: a step, and a checkpoint or the folder of each task that has one."""
 
     def __init__(self, step: int, paths: Mapping[str, Path]) -> None:
         self.step = step
@@ -150,15 +150,15 @@ class _Resumed:
 
 
 def _resumed(folder: Path, config: RunConfig, tasks: Mapping[str, RunConfig]) -> _Resumed:
-    """Goes back to the newest step that all tasks have whole; before the first, each to where its warm-up is."""
+    """Goes back to the newest complete step of all tasks; before the first, each to its position in the warm-up."""
     if is_checkpoint(folder):
         raise CheckpointError(
-            f"{folder} is a checkpoint of one task; a mixed run goes on from its folder, that above it"
+            f"{folder} is a checkpoint of one task; a mixed run resumes from its folder, the parent folder"
         )
     before = resolve_config(None, folder)
     if list(before.tasks) != list(config.tasks):
         raise ConfigError(
-            f"{folder} has the tasks {', '.join(before.tasks) or 'of a single run'}, and cannot go on with "
+            f"{folder} has the tasks {', '.join(before.tasks) or 'of a single run'}, and cannot resume with "
             f"{', '.join(config.tasks)}"
         )
     checkpoints = {
@@ -177,7 +177,7 @@ def _resumed(folder: Path, config: RunConfig, tasks: Mapping[str, RunConfig]) ->
 
 
 def _start(folder: Path) -> Path:
-    """The folder of a task, in which the newest checkpoint is of its warm-up: no step was whole for all tasks."""
+    """The folder of a task with a newest checkpoint of its warm-up: no step was complete for all tasks."""
     set_aside(folder, WARMED_UP)
     return folder
 
@@ -198,16 +198,16 @@ def _prompts_of(name: str, task: RunConfig) -> Any:
 
 @final
 class MixedFolder:
-    """The folder around those of the tasks: the configuration, the header, everybody's lines and one page."""
+    """The folder around those of the tasks: the configuration, the header, the lines of all tasks and one page."""
 
     def __init__(self, tasks: Mapping[str, Trainer], config: RunConfig, job: Job, resumed: Path | None) -> None:
         """Makes nothing yet.
 
         Args:
-            tasks: whose folders lie in it.
+            tasks: the tasks with folders in it.
             config: of the run.
             job: the processes; the main one writes.
-            resumed: the folder of a run that goes on; None: a new one.
+            resumed: the folder of a resumed run; None: a new one.
         """
         self._tasks = tasks
         self._config = config
@@ -224,7 +224,7 @@ class MixedFolder:
         return self._folder
 
     def begin(self) -> Path:
-        """Makes the folder, or goes on in it; the tasks' come next."""
+        """Creates or reuses the folder; those of the tasks are next."""
         if self._folder is None:
             self._folder = RunFolder(self._job.run_on_main(lambda: claim_folder(self._config)))
         self._has_begun = True
@@ -234,7 +234,7 @@ class MixedFolder:
         return self.folder.path
 
     def begun(self) -> None:
-        """The tasks' own files have gone back to where they go on: so do the lines of all."""
+        """The files of the tasks are at their resumed position: so are the lines of the run."""
         if self._job.is_main and self._resumed is not None:
             for file in LOGS:
                 lines = [(name, line) for name, task in self._tasks.items() for line in task.folder.lines(file)]
@@ -253,11 +253,11 @@ class MixedFolder:
         self._job.trackers.log({key: value for key, value in named_line.items() if "/" in key}, named_line["step"])
 
     def log_samples(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
-        """What a task's evaluation drew, in the trackers under the task's name."""
+        """Logs the samples of a task's evaluation to the trackers, under the task's name."""
         log_samples(self._job.trackers, self._step(name, step), samples, scores, task=name)
 
     def saved(self) -> None:
-        """The page is made anew."""
+        """Rewrites the page."""
         if self._job.is_main:
             write_report(self.folder.path)
 
@@ -276,7 +276,7 @@ class MixedFolder:
         self.saved()
         if status == "finished":
             return []
-        return [f"{status}; to go on: {resume_command(self.folder.path, self._config, self._job.num_processes)}"]
+        return [f"{status}; to resume: {resume_command(self.folder.path, self._config, self._job.num_processes)}"]
 
     def _prepared(self) -> None:
         text = "\n\n".join(explanation(task.config) for task in self._tasks.values())

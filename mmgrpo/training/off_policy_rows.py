@@ -1,4 +1,4 @@
-"""Rows of what is there already: answers of the data, rows that are remembered, and drafts.
+"""Off-policy rows: answers of the data, remembered rows, and drafts.
 
 Axes: B rows, T decisions.
 """
@@ -22,11 +22,12 @@ from mmgrpo.types import OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
 PromptOf = Callable[[int], Prompt]
 
 VERIFIED = 1
-"""Keys the random numbers by which drafts are kept, beside those of the member."""
+"""Keys the random numbers that accept drafts, in addition to those of the member."""
 
 
 def given_of(requests: Sequence[Request], prompt_of: PromptOf) -> list[OffPolicySample]:
-    """What requests give in place of drawing, member by member. Raises DataError for an answer that no row has."""
+    """The samples of requests in place of sampling, member by member. Raises DataError for an answer that no row
+    has."""
     return [
         _off_policy_sample(source, prompt_of(request.prompt), request.prompt, member)
         for request in requests
@@ -35,7 +36,7 @@ def given_of(requests: Sequence[Request], prompt_of: PromptOf) -> list[OffPolicy
 
 
 def read(policy: Policy, samples: Sequence[OffPolicySample], plan: Plan, seed: int) -> Rollout:
-    """Rows of samples that are there already. Raises ConfigError for a policy that only draws."""
+    """Rows of existing samples. Raises ConfigError for a policy that cannot re-score samples."""
     rollout = reader(policy).read(samples, seed=seed, plan=replace(plan, stochastic=None))
     recomputed = [sample.old_logprob_T is None for sample in samples]
     return replace(rollout, recomputed_B=torch.tensor(recomputed)) if any(recomputed) else rollout
@@ -44,20 +45,20 @@ def read(policy: Policy, samples: Sequence[OffPolicySample], plan: Plan, seed: i
 def verified(
     policy: Policy, drafts: Sequence[OffPolicySample], plan: Plan, seed: int, *, lenience: float
 ) -> tuple[list[OffPolicySample], int]:
-    """Drafts as far as the policy of now keeps them, as if it had drawn that much.
+    """The prefixes of drafts that the current policy accepts, as if it had sampled them.
 
     Args:
-        policy: what draws now.
-        drafts: each with the log-probabilities that it was drawn with.
-        plan: how decisions are drawn.
+        policy: the current policy.
+        drafts: each with the log-probabilities under its behavior policy.
+        plan: how decisions are sampled.
         seed: of the step.
         lenience: as ``accepted`` has it.
 
     Returns:
-        Each with those of its first decisions that are kept, and their log-probabilities of now; and the forwards.
+        Each with its accepted decisions and their current log-probabilities; and the forwards.
 
     Raises:
-        ConfigError: a draft is no text of one turn, or nobody knows how likely it was.
+        ConfigError: a draft is no text of one turn, or has no log-probabilities.
     """
     if any(
         candidate.sample.tokens is None or candidate.sample.turn_ends or candidate.old_logprob_T is None
@@ -84,10 +85,10 @@ def verified(
 
 
 def reader(policy: Policy) -> SupportsOffPolicyScoring:
-    """The policy as one that reads. Raises ConfigError for one that only draws."""
+    """The policy as one that re-scores samples. Raises ConfigError for others."""
     if not isinstance(policy, SupportsOffPolicyScoring):
         raise ConfigError(
-            f"the strategy reads samples, and {type(policy).__name__} only draws: choose another strategy"
+            f"the strategy re-scores samples, which {type(policy).__name__} does not support: choose another strategy"
         )
     return policy
 

@@ -1,6 +1,6 @@
-"""An optimiser that takes no step from a gradient that is not finite.
+"""An optimizer that takes no step from a gradient that is not finite.
 
-One update is: clear, accumulate, apply. What stood in ``grad`` before, from the warm-up or from a caller's own
+One update is: clear, accumulate, apply. Earlier contents of ``grad``, from the warm-up or from a caller's
 backward, is no part of it.
 """
 
@@ -27,12 +27,12 @@ RECENT = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What became of one gradient.
+    """The outcome of one gradient.
 
     Attributes:
         grad_norm: of all processes' gradient together, before it is clipped.
         lr: learning rate of the update.
-        skipped: whether that norm was not finite, so that weights, optimiser, schedule and average stayed as they were.
+        skipped: whether that norm was not finite, so that weights, optimizer, schedule and average did not change.
     """
 
     grad_norm: float
@@ -41,10 +41,10 @@ class Applied:
 
 
 class GuardedOptimizer:
-    """Optimiser, schedule and clipping over a fixed list of parameters, the same on every process.
+    """Optimizer, schedule and clipping over a fixed list of parameters, the same on every process.
 
     Attributes:
-        parameters: what is trained.
+        parameters: the trained parameters.
         optimizer: torch's.
         schedule: of the learning rate; like transformers' it counts the updates that were taken.
         max_grad_norm: the gradient is scaled down to this norm; None leaves it.
@@ -66,14 +66,14 @@ class GuardedOptimizer:
         """Puts the parts together.
 
         Args:
-            parameters: what is trained, in a fixed order.
-            optimizer: over what this process holds of them: ``local_shards``.
+            parameters: the trained parameters, in a fixed order.
+            optimizer: over this process's part of them: ``local_shards``.
             schedule: of its learning rate.
             job: the processes, whose gradients are added.
             max_grad_norm: the gradient is scaled down to this norm; None leaves it.
             max_skipped_frac: the run stops once more than this share of the last 20 updates was skipped.
             average: follows the weights.
-            hooks: what is done around each step, in order, by name.
+            hooks: the hooks around each step, in order, by name.
         """
         self.parameters = list(parameters)
         self._shards = local_shards(parameters)
@@ -88,7 +88,7 @@ class GuardedOptimizer:
         self._recent: list[bool] = []
 
     def begin(self, update: UpdateConfig, *, rests: bool) -> None:
-        """Takes over what may differ from step to step."""
+        """Sets the values that may differ from step to step."""
         self.max_grad_norm, self.rests = update.optimizer.max_grad_norm, rests
 
     def clear(self) -> None:
@@ -101,7 +101,7 @@ class GuardedOptimizer:
         self._job.sum_gradients(self.parameters)
         assign_gradients(self.parameters, self._shards)
         if all(parameter.grad is None for parameter in self._shards):
-            for parameter in self._shards:  # nothing was learnt: the optimiser still takes its step, with zeros
+            for parameter in self._shards:  # no gradient: the optimizer still takes its step, with zeros
                 parameter.grad = torch.zeros_like(parameter)
         hooks = [] if self.rests else list(self._hooks.values())
         for hook in hooks:
@@ -122,7 +122,7 @@ class GuardedOptimizer:
         return Applied(grad_norm=float(norm), lr=lr, skipped=skipped)
 
     def forget(self) -> None:
-        """Its moments begin anew; the schedule goes on."""
+        """Resets its moments; the schedule continues."""
         self.optimizer.state.clear()
 
     def require_progress(self) -> None:
@@ -133,23 +133,23 @@ class GuardedOptimizer:
                 f"{num_skipped} of the last {len(self._recent)} updates had a gradient that is not finite and were "
                 f"skipped, more than runtime.max_skipped_update_frac={self._max_skipped_frac:g} of {RECENT} allows; "
                 "skipped.jsonl names the samples. Look at their rewards and log-probabilities; clip the rewards, or "
-                "lower the learning rate and go on from a checkpoint"
+                "lower the learning rate and resume from a checkpoint"
             )
 
     def require_finite_weights(self) -> None:
         """Raises NonFiniteError if a weight is infinite or no number, before it is saved over a good one.
 
-        A collective for weights that lie in parts.
+        A collective for sharded weights.
         """
         finite = all(bool(parameter.isfinite().all()) for parameter in self._shards)
         if not (all(self._job.gather(finite)) if self._job.is_sharded else finite):
             raise NonFiniteError(
-                "weights are infinite or no numbers, so they are not saved; go on from the newest checkpoint with a "
+                "weights are infinite or NaN, so they are not saved; resume from the newest checkpoint with a "
                 "lower learning rate"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, schedule and which of the last updates were skipped; of what lies in parts, pieces."""
+        """Optimizer, schedule and the skipped ones of the last updates; of sharded weights, the shards."""
         optimizer = self.optimizer.state_dict()
         return {
             "optimizer": {**optimizer, "state": self._each(optimizer["state"], as_piece)},
@@ -183,7 +183,7 @@ class GuardedOptimizer:
     def _each(
         self, states: Mapping[int, Mapping[str, Any]], of: Callable[[Any, nn.Parameter], Any]
     ) -> dict[int, dict[str, Any]]:
-        """The optimiser's state of each parameter, tensor by tensor; torch numbers them in their order."""
+        """The optimizer's state of each parameter, tensor by tensor; torch numbers them in their order."""
         return {
             number: {name: of(tensor, self._shards[number]) for name, tensor in state.items()}
             for number, state in states.items()

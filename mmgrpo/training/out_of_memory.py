@@ -12,7 +12,7 @@ import torch
 from mmgrpo.errors import MmgrpoError, OutOfMemoryError
 from mmgrpo.system.out_of_memory import is_out_of_memory
 
-_ROLLOUT = "lower policy.rollout_batch, or set runtime.gather_for_rollout: false where the model lies in parts"
+_ROLLOUT = "lower policy.rollout_batch, or set runtime.gather_for_rollout: false where the model is sharded"
 _UPDATE = (
     "lower policy.update_batch (images and videos) or policy.update_tokens (texts), or set "
     "policy.gradient_checkpointing: true"
@@ -20,23 +20,23 @@ _UPDATE = (
 REMEDIES = {
     "the warm-up": _UPDATE,
     "the rollout": _ROLLOUT,
-    "judging": "lower policy.rollout_batch, or give rewards a machine of their own (mmgrpo serve-rewards)",
+    "judging": "lower policy.rollout_batch, or run the rewards on another machine (mmgrpo serve-rewards)",
     "the update": _UPDATE,
-    "the evaluation": f"{_ROLLOUT}, or give rewards a machine of their own (mmgrpo serve-rewards)",
+    "the evaluation": f"{_ROLLOUT}, or run the rewards on another machine (mmgrpo serve-rewards)",
 }
-"""What takes less memory, by the phase of a step."""
+"""Suggestions to save memory, by the phase of a step."""
 
 
 @contextmanager
 def naming_phase(phase: str, step: int) -> Iterator[None]:
-    """Where memory runs out within it, what was held is given back, so that what is whole can still be saved.
+    """If memory runs out within it, its tensors are freed, so that the last complete step can still be saved.
 
     Args:
         phase: one of ``REMEDIES``.
         step: that was being taken.
 
     Raises:
-        OutOfMemoryError: memory ran out; it says where, and what to lower.
+        OutOfMemoryError: memory ran out; the message names the phase and the setting to lower.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The rewards' work on a step that takes several rounds: groups are judged as they are in the end.
+"""The pending scores of a step with several rounds: groups are scored with their final members.
 
 Axes: B rows of this process, of all rounds, one round after the other.
 """
@@ -23,7 +23,7 @@ class PendingSamples:
     Attributes:
         pending: takes samples and gives their scores.
         samples: in order.
-        scores: what they came to, where that was waited for already.
+        scores: the scores, if already awaited.
     """
 
     pending: PendingScores
@@ -42,9 +42,9 @@ class PendingRewards:
     Attributes:
         rounds: on all rows of each round.
         rows: those of them that are the step's, counted over all rounds.
-        regrouped: on the members of groups that were judged in pieces, once they are whole, and on those that were
-            drawn after others with these; None: there are none.
-        regrouped_rows: where these stand among the step's; None for those that are not of the step.
+        regrouped: on the members of groups that were scored in several rounds, once they are complete, and on those
+            that were sampled after others with these; None: there are none.
+        regrouped_rows: their indices among those of the step; None for those that are not of the step.
     """
 
     rounds: Sequence[PendingSamples]
@@ -71,10 +71,10 @@ def pending_rewards(
     keep_B: Tensor,
     root_of: Mapping[int, int] | None = None,
 ) -> PendingRewards:
-    """Asks the rewards that may compare the members of a group once more, where no round has shown it as it is kept.
+    """Calls the rewards that may compare the members of a group once more, if no round had the final group.
 
     Args:
-        scorer: the rewards; None: another process asks them.
+        scorer: the rewards; None: another process calls them.
         rounds: their work so far.
         trained_B: bool, the rows that may be trained on.
         keep_B: bool, those that groups are compared by.
@@ -104,7 +104,7 @@ def pending_rewards(
 
 
 def in_chains(samples: Sequence[Sample], root_of: Mapping[int, int]) -> list[int]:
-    """The rows of every family in which some are drawn after others, trained on or not: they are judged together.
+    """The rows of every family in which some are sampled after others, trained or not: they are scored together.
 
     A family is a group with all that have its data row.
 

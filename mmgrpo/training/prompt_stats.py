@@ -1,4 +1,4 @@
-"""What a step leaves in the memory, and which of the rows it holds are read again."""
+"""Updates the memory after a step, including its replay rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mmgrpo.types import Origin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptStats:
-    """What the whole job saw at a step, the same on every process.
+    """The outcomes of a step over all processes, the same on every process.
 
     Attributes:
         keys: of the prompt of each of the job's B rows, in one fixed order.
@@ -28,8 +28,8 @@ class PromptStats:
         valid_B: bool, whether any reward applied.
         step: counted from 0.
         rows: those that may be read again, in a fixed order.
-        shares: how much of an answer the strategy last asked to be shown of a prompt, by key.
-        rewards: float64 (B,), what each single reward said of each row, by name; 0 where it does not apply.
+        shares: the last requested share of an answer in a prompt, by key.
+        rewards: float64 (B,), each single reward of each row, by name; 0 where it does not apply.
     """
 
     keys: Sequence[str]
@@ -57,15 +57,15 @@ def ordered_prompt_stats(
     step: int,
     rewards: Mapping[str, Tensor] | None = None,
 ) -> PromptStats:
-    """What the job saw, in the order of its groups, whichever process drew which.
+    """The outcomes in the order of the job's groups, for any distribution over processes.
 
     Args:
-        group_N: number of each row's prompt in the step, of the whole job.
+        group_N: number of each row's prompt in the step, over all processes.
         reward_N: its rewards as one.
         valid_N: bool, whether any applied.
         key_of: the key of a prompt by its number.
         step: counted from 0.
-        rewards: (N,) what each single reward said, by name; 0 where it does not apply.
+        rewards: (N,) each single reward, by name; 0 where it does not apply.
 
     Returns:
         The prompt_stats.
@@ -77,7 +77,7 @@ def ordered_prompt_stats(
 
 
 StateUpdate = Callable[[Memory, Outcomes], Memory]
-"""What a sampler or an estimator makes of a step in its own state, after the columns."""
+"""Updates the state of a sampler or an estimator after a step, after the columns."""
 
 
 def step_prompt_stats(
@@ -90,9 +90,9 @@ def step_prompt_stats(
     job: Job,
     requests: Sequence[Request] = (),
 ) -> PromptStats:
-    """What the job saw at a step, with the rows that are to be remembered. A collective, where there are any.
+    """The outcomes of a step, with the rows to remember. A collective, if there are any.
 
-    Groups that were drawn after the rows of others, with the data row of these, are no visit to it: their rewards are
+    Groups that were sampled after the rows of others, with the data row of these, are no visit to it: their rewards are
     left out.
 
     Args:
@@ -102,7 +102,7 @@ def step_prompt_stats(
         step: counted from 0.
         replay: whether rows are remembered.
         job: the processes.
-        requests: what was asked of the whole job.
+        requests: the requests of all processes.
 
     Returns:
         The prompt_stats, the same on all processes.
@@ -124,7 +124,7 @@ def step_prompt_stats(
 
 
 def replay_rows(advantages: Advantages, key_of: Callable[[int], str], *, step: int) -> list[tuple[int, int, ReplayRow]]:
-    """This process's rows that were drawn at this step and trained on, each with its group and member."""
+    """This process's rows that were sampled at this step and trained on, each with its group and member."""
     rollout, advantage_B = advantages.rollout, advantages.advantage_N[advantages.local_rows]
     on_policy_B = (
         torch.ones(len(advantage_B), dtype=torch.bool)
@@ -157,16 +157,16 @@ def replay_rows(advantages: Advantages, key_of: Callable[[int], str], *, step: i
 def update_prompt_stats(
     memory: Memory, prompt_stats: PromptStats, learners: Sequence[StateUpdate] = (), *, replay: Replay | None = None
 ) -> Memory:
-    """The memory after a step: each column by its rule, then what samplers learn of it, then rows to read again.
+    """The memory after a step: each column by its rule, then the states of samplers, then replay rows.
 
     Args:
         memory: before the step.
-        prompt_stats: of the whole job.
+        prompt_stats: of all processes.
         learners: of samplers and estimators, in a fixed order.
         replay: how many rows are held; None: none.
 
     Returns:
-        The memory; itself, if no column has a rule and nobody learns.
+        The memory; itself, if no column has a rule and no sampler has a state.
     """
     if replay is not None:
         memory = memory.with_replay(prompt_stats.rows, per_prompt=replay.per_prompt, total=replay.total)

@@ -1,4 +1,4 @@
-"""A reference that moves: reset to the weights of now, or following them as an average."""
+"""A reference that moves: reset to the current weights, or following them as an average."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def move_reference(policy: Policy, config: ReferenceConfig | None, step: int, op
         policy: whose reference it is.
         config: the section ``update.reference``; None: nothing moves.
         step: steps done.
-        optimizer: begins anew at a reset, where that is asked for.
+        optimizer: is reset too, if configured.
     """
     if config is None or not isinstance(policy, SupportsNamedWeights):
         return

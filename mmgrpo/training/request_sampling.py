@@ -1,4 +1,4 @@
-"""One round's requests on one process: drawn by the policy, or read.
+"""One round's requests on one process: sampled by the policy, or re-scored.
 
 Axes: B rows, T decisions.
 """
@@ -25,10 +25,10 @@ from mmgrpo.types import Continuation, OffPolicySample, Origin, Plan, Prompt, Ro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRollouts:
-    """What came of one round's requests on this process.
+    """The results of one round's requests on this process.
 
     Attributes:
-        requests: of the whole round.
+        requests: of the complete round.
         rollouts: this process's rows: in one rollout those alike in settings, in weights, and in whether they may be
             trained on.
         request_B: which of the requests each row answers.
@@ -69,27 +69,27 @@ def sample_requests(
     rewards: Sequence[Mapping[int, Mapping[int, float]]] = (),
     others: Sequence[Rollout] = (),
 ) -> RoundRollouts:
-    """Draws, or reads, what is asked of this process.
+    """Samples, or re-scores, the requests of this process.
 
     Args:
-        policy: what draws.
-        requests: of the whole round.
+        policy: the policy that samples.
+        requests: of the complete round.
         local_requests: which of them are this process's.
         prompt_of: a prompt of the step by its identity.
-        contexts: what a member is shown in place of the prompt, by name.
-        plan: how decisions are drawn.
+        contexts: transforms of the prompt of a member, by name.
+        plan: how decisions are sampled.
         seed: of the step.
-        reads: whether what is drawn, without noise, is read again, and what is read is trained on.
-        before: what came of the rounds before, whose rows may be continued, and shown in contexts.
-        rewards: what the rewards of those rounds come to, by group and member, where any applied.
-        others: what another policy has drawn at this step, whose rows may be shown in contexts.
+        reads: whether samples, generated without noise, are renoised, and the renoised states are trained on.
+        before: the results of earlier rounds; their rows may be continued, or inserted by contexts.
+        rewards: the combined rewards of those rounds, by group and member, where any applied.
+        others: samples of another policy at this step, which contexts may insert.
 
     Returns:
-        The rows; rewards see the prompt itself with each, whatever its context was. Where a context has nothing to show
-        of rows that others are drawn after, there are none.
+        The rows; rewards get the unchanged prompt with each, for any context. If a context has no text of rows
+        that others are sampled after, there are no rows.
 
     Raises:
-        ConfigError: the policy cannot do what is asked, or a context is not there.
+        ConfigError: the policy does not support a request, or a context is missing.
         DataError: an answer is to be read that a row does not have.
     """
     own_rows = rows_by_identity([rollout for earlier in before for rollout in earlier.rollouts])
@@ -120,7 +120,7 @@ def sample_requests(
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A prompt as some members of a group are shown it, and what they go on from."""
+    """A prompt of some members of a group, and the branch that they continue."""
 
     request: int
     group: int
@@ -146,7 +146,7 @@ def _histories(
     seed: int,
     text_ends: Callable[[Sample], Sequence[int]] | None,
 ) -> Callable[[Request], History]:
-    """What a context is told: the rows that a request is drawn after, or those of its group, of the rounds before."""
+    """The input of a context: the rows that a request is sampled after, or those of its group, of earlier rounds."""
     members_of: dict[int, list[tuple[int, int]]] = {}
     for identity in sorted(row_of):
         members_of.setdefault(identity[0], []).append(identity)
@@ -159,7 +159,9 @@ def _histories(
 
     def history(request: Request) -> History:
         if wrong := [identity for identity in request.after if identity not in row_of]:
-            raise ConfigError(f"the strategy draws after rows {wrong} (group, member), which no round before has drawn")
+            raise ConfigError(
+                f"the strategy samples after rows {wrong} (group, member), which no earlier round has sampled"
+            )
         identities = request.after or members_of.get(request.prompt, [])
         samples = [rollout.samples[row] for rollout, row in (row_of[identity] for identity in identities)]
         return History(
@@ -181,15 +183,15 @@ def _continued(request: Request, row_of: Mapping[tuple[int, int], tuple[Rollout,
     rollout, row = row_of.get((request.prompt, member), (None, 0))
     if rollout is None:
         raise ConfigError(
-            f"the strategy goes on from member {member} of prompt {request.prompt}, which no round before has drawn"
+            f"the strategy continues member {member} of prompt {request.prompt}, which no earlier round has sampled"
         )
     sample = rollout.samples[row]
     if sample.tokens is None or sample.turn_ends or not rollout.tokens_match_sample(row):
-        raise ConfigError("only what is written in one turn can be gone on from: denoisers part by rollout.tree")
+        raise ConfigError("only texts of one turn can be continued: for denoisers use rollout.tree")
     if not after < len(sample.tokens):
         raise ConfigError(
-            f"the strategy goes on after decision {after} of member {member} of prompt {request.prompt}, which has "
-            f"{len(sample.tokens)}: the last one to go on from is {len(sample.tokens) - 1}"
+            f"the strategy continues after decision {after} of member {member} of prompt {request.prompt}, which has "
+            f"{len(sample.tokens)}: the last one to continue from is {len(sample.tokens) - 1}"
         )
     return Continuation(
         token_ids=sample.tokens[:after],
@@ -236,7 +238,7 @@ def _entries(
 
 @dataclass(slots=True)
 class _PromptRestorer:
-    """Samples with the prompt itself and how they were shown it, each the same object whenever it is asked for."""
+    """Samples with the unchanged prompt and the name of their context, each the same object on every access."""
 
     prompt_of: PromptOf
     entry_of: Mapping[tuple[int, int], _Entry]
@@ -259,7 +261,7 @@ SampledParts = list[tuple[Rollout, list[int]]]
 def _read_samples(
     policy: Policy, requests: Sequence[tuple[int, Request]], prompt_of: PromptOf, plan: Plan, seed: int
 ) -> SampledParts:
-    """Rows of what is there already; drafts of which the policy keeps a part alone are drawn on from there."""
+    """Off-policy rows; drafts with an accepted prefix are sampled from there."""
     samples = given_of([request for _, request in requests], prompt_of)
     numbers = [n for n, request in requests for _ in request.members]
     (_, first), *_ = requests
@@ -281,7 +283,7 @@ def _read_samples(
 
 
 def _continued_draft(number: int, draft: OffPolicySample) -> _Entry:
-    """A member that goes on from what is kept of its draft."""
+    """A member that continues the accepted prefix of its draft."""
     sample, tokens = draft.sample, list(draft.sample.tokens or ())
     begun = Continuation(token_ids=tokens, old_logprob_T=draft.old_logprob_T, num_forced=sample.num_forced)
     return _Entry(number, sample.group, sample.prompt, (sample.member,), begun if tokens else None)
@@ -297,7 +299,7 @@ def _sample_entries(
     *,
     reads: bool = False,
 ) -> SampledParts:
-    """Rows that are drawn with the same settings and weights; none of no entries."""
+    """Rows that are sampled with the same settings and weights; none of no entries."""
     if not entries:
         return []
     sizes = {len(entry.members) for entry in entries}
@@ -331,8 +333,8 @@ def _rescore(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout
     """The samples of a rollout as the rows that reading makes of them: noised again, or hidden again."""
     if isinstance(policy, SupportsTextOffsets):
         raise ConfigError(
-            "rollout.training_states: renoised is for denoisers and masked policies; what is written is trained on as "
-            "it was drawn"
+            "rollout.training_states: renoised is for denoisers and masked policies; texts are trained on as they were "
+            "sampled"
         )
     samples = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in rollout.samples]
     rescored = reader(policy).read(samples, seed=seed, plan=replace(plan, stochastic=None))
@@ -340,11 +342,11 @@ def _rescore(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout
 
 
 def _score_under_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int, *, as_own: bool) -> Rollout:
-    """The same answers behind the prompt itself; what drew them is the policy that saw the context, or they are own."""
+    """The same answers with the unchanged prompt; their behavior policy is that with the context, or with the unchanged
+    prompt."""
     if any(sample.tokens is None for sample in rollout.samples):
         raise ConfigError(
-            "only what is written can be trained on behind another prompt than it was drawn from: set behind_prompt to "
-            "false"
+            "only texts can be trained on with another prompt than they were sampled from: set behind_prompt to false"
         )
     samples = [rollout.off_policy_sample(row, Origin.DEMONSTRATION) for row in range(len(rollout.samples))]
     if as_own:
@@ -362,5 +364,8 @@ def _weights(policy: Policy, name: str | None) -> AbstractContextManager[None]:
     if name is None:
         return nullcontext()
     if not isinstance(policy, SupportsNamedWeights):
-        raise ConfigError(f"the strategy draws with the weights {name!r}, and {type(policy).__name__} keeps none")
+        raise ConfigError(
+            f"the strategy samples with the weights {name!r}, but {type(policy).__name__} does not support named "
+            f"weights"
+        )
     return policy.weights.using(name)

@@ -1,6 +1,6 @@
-"""Gathering: what a strategy asks for, round by round, drawn by the policy and handed to the rewards as it comes.
+"""Rollout: the requests of a strategy, round by round, sampled by the policy and passed to the rewards immediately.
 
-Axes: B rows, N rows of the whole job, T decisions.
+Axes: B rows, N rows of all processes, T decisions.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ OnSamples = Callable[[Sequence[Sample]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
-    """What a step has gathered on this process, in whole groups; what may not be trained on is left out.
+    """The rollouts of a step on this process, in complete groups; untrained samples are left out.
 
     Attributes:
-        rollout: its rows, round after round; its forwards are those of all that was drawn.
+        rollout: its rows, round after round; its forwards are those of all samples.
         keep_B: bool, the rows that are trained on and that groups are compared by.
-        scored: the rewards' work on them, begun while they were drawn.
-        requests: what was asked of the whole job, over all rounds.
-        num_rounds: how often the strategy was asked.
+        scored: the pending rewards, started during the rollout.
+        requests: the requests of all processes, over all rounds.
+        num_rounds: number of rounds of the strategy.
         seed: of the step.
-        num_unshown: how many members the whole job was asked for whose context had nothing to show.
-        root_of: of groups drawn after the rows of others, the group whose data row is theirs as well.
+        num_unshown: number of requested members, over all processes, with a context that had no text to insert.
+        root_of: of groups sampled after the rows of others, the group with their data row.
     """
 
     rollout: Rollout
@@ -59,14 +59,14 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRollouts:
-    """What another policy has drawn at this step, for one that is shown it.
+    """The samples of another policy at this step, for a policy with them in its prompts.
 
     Attributes:
         rollout: its rows on this process.
-        strategy: what is drawn after them, in place of what the configuration plans.
+        strategy: the strategy after them, in place of the configured one.
         owner: the process of each group.
         root_of: the group whose data row a group has, where that is another one.
-        templates: how its samples are shown, by name.
+        templates: the templates that insert its samples, by name.
     """
 
     rollout: Rollout
@@ -78,7 +78,7 @@ class UpstreamRollouts:
 
 @dataclass(frozen=True, slots=True)
 class CombinedRewards:
-    """What the rewards of each row come to.
+    """The combined reward of each row.
 
     Attributes:
         reward_B: float64.
@@ -104,32 +104,32 @@ def collect_rollouts(
     on_samples: OnSamples = lambda samples: None,
     upstream: UpstreamRollouts | None = None,
 ) -> Rollouts:
-    """Draws what the strategy asks for until it asks for nothing more.
+    """Samples the requests of the strategy until there are none.
 
     The groups of a round are shared out over the processes; a group stays on the process that drew its first member.
 
     Args:
-        policy: what draws.
-        strategy: what is drawn.
+        policy: the policy that samples.
+        strategy: requests the samples.
         prompt_of: a prompt of the step by its identity.
-        scorer: the rewards, which are handed each sample as it is drawn.
-        setting: the step, as the strategy is told of it.
-        plan: how decisions are drawn; its prompts and members are the strategy's.
+        scorer: the rewards, which get each sample as soon as it is generated.
+        setting: the data of the step for the strategy.
+        plan: how decisions are sampled; its prompts and members are the strategy's.
         job: the processes.
-        value: combines the scores of a round, given the group of each row, and says where any applied; for strategies
+        value: combines the scores of a round by the group of each row, with the rows where any applied; for strategies
             that look back.
-        contexts: what a member is shown in place of the prompt, by name.
-        reads: whether samples are drawn without noise and what is trained on is read of them
+        contexts: transforms of the prompt of a member, by name.
+        reads: whether samples are generated without noise and their renoised states are trained on
             (``rollout.training_states``).
-        on_samples: takes samples as they are drawn.
-        upstream: what another policy has drawn, after which this one draws; None: nothing.
+        on_samples: takes samples as they are generated.
+        upstream: the samples of another policy, after which this one samples; None: none.
 
     Returns:
-        What came of it.
+        The rollouts.
 
     Raises:
-        ConfigError: the strategy asks for what the policy or the configuration does not have, or nothing random was
-            drawn.
+        ConfigError: the policy or the configuration does not support a request, or no decision was
+            random.
     """
     owner: dict[int, int] = dict(upstream.owner) if upstream else {}
     root_of: dict[int, int] = dict(upstream.root_of) if upstream else {}
@@ -177,10 +177,10 @@ def collect_rollouts(
         rounds.append(_round(requests, round_rows, value))
         pending_rounds.append(replace(part, scores=round_rows[job.rank].scores))
     if not any(each.trained for each in round_rollouts):
-        raise ConfigError("the strategy asked for nothing to train on on this process: raise rollout.prompts_per_step")
+        raise ConfigError("the strategy requested no trained sample on this process: raise rollout.prompts_per_step")
     rollout = _joined(round_rollouts, policy, plan)
     if not bool(rollout.mask_BT.any()):
-        raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
+        raise ConfigError("no decision of the rollout is random, so none can be trained: raise policy.strength")
     trained_B = torch.cat([each.trained_B for each in round_rollouts])
     keep_B = trained_B & _kept(strategy, rounds, setting, round_rollouts, job)
     return Rollouts(
@@ -210,7 +210,8 @@ def _num_unshown(round_: Round) -> int:
 
 
 def _assign(requests: Sequence[Request], owner: dict[int, int], loads: list[int]) -> None:
-    """Gives each new prompt to a process: the first ones in blocks of equal cost, later ones to whoever has least."""
+    """Gives each new prompt to a process: the first ones in blocks of equal cost, later ones to the process with the
+    lowest cost."""
     costs: dict[int, int] = {}
     for request in requests:
         costs[request.prompt] = costs.get(request.prompt, 0) + len(request.members)
@@ -247,7 +248,7 @@ def _sizes(requests: Sequence[Request]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RoundRows:
-    """What one process has to say of its rows of a round."""
+    """The statistics of one process's rows of a round."""
 
     request_B: Tensor
     identity_B2: Tensor
@@ -261,7 +262,7 @@ class _RoundRows:
 def _rows_of_all(
     rollouts: RoundRollouts, part: PendingSamples, policy: Policy, places: Places | None, job: Job
 ) -> list[_RoundRows]:
-    """What every process says of its rows, in rank order. One collective, whatever a process has drawn."""
+    """The statistics of the rows of every process, in rank order. One collective, for any number of rows."""
 
     def local_rows() -> _RoundRows:
         rows = [] if places is None else _rows(rollouts, policy, places)
@@ -285,7 +286,7 @@ def _round(
 ) -> Round:
     """The round as all processes know it."""
     if value is None:
-        raise ConfigError("a strategy that looks back needs to know what the scores combine to")
+        raise ConfigError("a strategy with several rounds needs the combined scores")
     identity_B2 = torch.cat([part.identity_B2 for part in parts])
     valued = value(Scores.concat([part.scores for part in parts]), identity_B2[:, 0])
     return Round(
@@ -303,13 +304,13 @@ def _round(
 
 
 def _rows(rollouts: RoundRollouts, policy: Policy, places: Places) -> list[Row]:
-    """What the rows say to whoever looks for places in them."""
+    """The data of the rows for finding branch points."""
     rows = [(rollout, row) for rollout in rollouts.rollouts for row in range(len(rollout.samples))]
     place_rows = []
     for (rollout, row), number in zip(rows, rollouts.request_B.tolist(), strict=True):
         sample, branch = rollout.samples[row], rollouts.requests[number].continues
         if sample.tokens is None or sample.turn_ends or not rollout.tokens_match_sample(row):
-            raise ConfigError("only what is written in one turn can be gone on from: denoisers part by rollout.tree")
+            raise ConfigError("only texts of one turn can be continued: for denoisers use rollout.tree")
         if places.text and not isinstance(policy, SupportsTextOffsets):
             raise ConfigError(f"the strategy looks for places in texts, which {type(policy).__name__} does not tell")
         place_rows.append(
@@ -325,7 +326,7 @@ def _rows(rollouts: RoundRollouts, policy: Policy, places: Places) -> list[Row]:
 
 
 def _joined(round_rollouts: Sequence[RoundRollouts], policy: Policy, plan: Plan) -> Rollout:
-    """The rows that may be trained on; where some went on from others, scored together if the policy can."""
+    """The rows that may be trained on; rows that continue others are scored together if the policy supports it."""
     requests = [
         rollouts.requests[n] for rollouts in round_rollouts for n in rollouts.request_B[rollouts.trained_B].tolist()
     ]
@@ -350,7 +351,7 @@ def _joined(round_rollouts: Sequence[RoundRollouts], policy: Policy, plan: Plan)
 def _kept(
     strategy: Strategy, rounds: Sequence[Round], setting: Setting, round_rollouts: Sequence[RoundRollouts], job: Job
 ) -> Tensor:
-    """This process's rows of what the strategy keeps."""
+    """This process's rows that the strategy keeps."""
     if not strategy.looks_back:
         return torch.cat([rollouts.trained_B for rollouts in round_rollouts])
     counts = job.gather([len(rollouts.request_B) for rollouts in round_rollouts])

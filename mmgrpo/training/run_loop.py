@@ -1,4 +1,4 @@
-"""The loop of a run: the steps of its tasks, taken together, and a checkpoint of a whole step however it ends."""
+"""The loop of a run: the common steps of its tasks, and a checkpoint of a complete step at any end."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ ALONE = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What the tasks of a run share; a run alone has it to itself.
+    """The state that the tasks of a run share; a single run has it alone.
 
     Attributes:
-        progress: says how far the task is.
-        stopping: what was asked for, of all tasks.
-        log: takes what a task writes down, by file, beside the task's own folder.
-        show: takes what an evaluation drew, and what was said of it, at a step of the task.
-        within: the folder that the task's own lies in; None: where its configuration says.
+        progress: the progress of the task.
+        stopping: the requested stop, of all tasks.
+        log: takes the lines of a task, by file, in addition to the task's folder.
+        show: takes the samples of an evaluation, and their scores, at a step of the task.
+        within: the parent of the task's folder; None: that of its configuration.
     """
 
     progress: RunProgress
@@ -67,7 +67,7 @@ class StepUpdates:
 
 
 class Task(Protocol):
-    """What a run trains step by step; a ``Trainer`` is one.
+    """A task that is trained step by step; a ``Trainer`` is one.
 
     Until the first update of a step the weights are those of the step before.
 
@@ -90,11 +90,11 @@ class Task(Protocol):
         """The supervised warm-up and the evaluation before the first step."""
 
     def rollout(self, before: Mapping[str, Rollouts]) -> Rollouts:
-        """Samples the rollouts of the step, given those of the tasks before it."""
+        """Samples the rollouts of the step, with those of the tasks before it."""
         ...
 
     def score(self, rollouts: Rollouts, after: Mapping[str, Scored]) -> Scored:
-        """Waits for the rewards and computes the advantages, given those of the tasks after it."""
+        """Waits for the rewards and computes the advantages, with those of the tasks after it."""
         ...
 
     def update(self, rollouts: Rollouts, scored: Scored) -> StepUpdates:
@@ -106,7 +106,7 @@ class Task(Protocol):
 
 
 class MixedRun(Protocol):
-    """What a mixed run has beside its tasks: a folder around theirs."""
+    """The folder of a mixed run around those of its tasks."""
 
     def begin(self) -> Path:
         """Puts the folder in order, before the tasks do so with theirs; gives it."""
@@ -116,16 +116,16 @@ class MixedRun(Protocol):
         """All tasks have begun."""
 
     def log(self, name: str, file: str, line: Mapping[str, Any]) -> None:
-        """Takes what a task writes down."""
+        """Takes the lines of a task."""
 
     def log_samples(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
-        """Takes what an evaluation of a task drew."""
+        """Takes the samples of an evaluation of a task."""
 
     def saved(self) -> None:
         """All tasks have a checkpoint of the same step."""
 
     def end(self, status: str, failure: BaseException | None) -> list[str]:
-        """Writes down how it ended; gives what a person should be told."""
+        """Records the end of the run; returns messages for the user."""
         ...
 
 
@@ -134,7 +134,7 @@ class RunLoop:
     """Takes the steps of one task, or of several: all roll out, all are scored, all update.
 
     Tasks roll out and update in their order, those of one policy in the same updates, and are scored in the reverse
-    order: a task may be shown the samples of a task before it, and be rewarded by those of a task after it.
+    order: a task may have the samples of an earlier task in its prompts, and be rewarded by those of a later one.
 
     A step that is abandoned before the first update leaves all weights at the step before.
 
@@ -158,7 +158,7 @@ class RunLoop:
             config: of the run.
             job: the processes.
             step: steps that were taken before.
-            mixed_run: what the run has around several tasks; None: its task is alone.
+            mixed_run: the folder of the run around several tasks; None: a single task.
         """
         self.step = step
         self._tasks = dict(tasks)
@@ -170,7 +170,7 @@ class RunLoop:
         self._progress = self._create_progress()
 
     def train(self) -> str:
-        """Runs to the end, or to the next whole step after Ctrl-C or SIGTERM.
+        """Runs to the end, or to the next complete step after Ctrl-C or SIGTERM.
 
         Returns:
             How it ended.
@@ -182,9 +182,7 @@ class RunLoop:
             if all(session.is_over() for session in sessions):
                 if self._mixed_run:
                     self._mixed_run.end("finished", None)
-                progress.print_line(
-                    f"nothing to do: {self._where()} stands at step {self.step} of {self._config.steps}"
-                )
+                progress.print_line(f"nothing to do: {self._where()} is at step {self.step} of {self._config.steps}")
                 self._end("finished")
                 return "finished"
             try:
@@ -268,7 +266,8 @@ class RunLoop:
         return [owner, *(name for name, task in self._tasks.items() if _role(task).policy_of == owner)]
 
     def _save(self) -> None:
-        """A checkpoint of every task; old ones go once all have theirs, so that some step is always whole."""
+        """A checkpoint of every task; old ones are deleted once all have theirs, so that one step is always
+        complete."""
         for task in self._tasks.values():
             assert task.session.position is not None
             task.session.save(task.session.position, drops=self._mixed_run is None)
@@ -278,7 +277,7 @@ class RunLoop:
             self._mixed_run.saved()
 
     def _rescue(self, *, together: bool) -> None:
-        """Saves what is whole before an early end, which all may have: all tasks at the same step, or none."""
+        """Saves the last complete step before an early end: all tasks at the same step, or none."""
         positions = [(task, task.session.position) for task in self._tasks.values()]
         if all(position and position.step == task_step(self.step, task.config) for task, position in positions):
             for task, position in positions:
@@ -315,7 +314,7 @@ class RunLoop:
         self._job.trackers.log({key: value for key, value in line.items() if "/" in key}, line["step"])
 
     def _create_progress(self) -> dict[str, RunProgress]:
-        """What tells how far each task is: one console, whose bars or lines name them."""
+        """The progress of each task: one console, with bars or lines that name them."""
         progress_of_task: dict[str, RunProgress] = {}
         for name, task in self._tasks.items():
             progress_of_task[name] = RunProgress(

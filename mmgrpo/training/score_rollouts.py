@@ -1,6 +1,6 @@
-"""Judging: what the rewards say of the whole job's samples, and how it counts at this step.
+"""Scoring: the rewards of the samples of all processes, and their weights at this step.
 
-Axes: B rows of this process, N rows of the whole job.
+Axes: B rows of this process, N rows of all processes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewards:
-    """What the rewards said of N samples, those of all processes in rank order.
+    """The scores of N samples, those of all processes in rank order.
 
     Attributes:
-        scores: as they said it.
+        scores: the raw scores.
         counting: as it counts at this step: clipped, gated, weighted.
         group_N: group of each sample.
-        root_N: the group whose data row each has: its own, but for what was drawn after the rows of others.
+        root_N: the group with the data row of each: its own, except for samples after the rows of others.
         keep_N: bool, the samples that are trained on and that groups are compared by.
         local_rows: this process's rows.
-        metrics: what became of rewards on their way from ``scores`` to ``counting``.
+        metrics: the changes of rewards from ``scores`` to ``counting``.
         after_N: in a task after another, the samples of that task that each row was sampled after.
     """
 
@@ -52,14 +52,14 @@ def score_rollouts(
     """Waits for the rewards of every process.
 
     Args:
-        rollouts: what was gathered; its rewards are at work already.
+        rollouts: the rollouts; their rewards are already running.
         reward_functions: how each counts.
         step: counted from 0.
         job: the processes.
         is_downstream: whether the rows were sampled after those of another task.
 
     Returns:
-        The rewards, the same on all processes but for ``local_rows``.
+        The rewards, the same on all processes except for ``local_rows``.
 
     Raises:
         RewardError: a reward failed on too many samples of any process.
@@ -85,7 +85,7 @@ def score_rollouts(
 
 
 def _tell_unapplied(scores: Scores) -> None:
-    """Warns of rewards that judged no sample of the first step: as a rule their rows lack what they compare with."""
+    """Warns of rewards that scored no sample of the first step: usually their rows lack a reference."""
     for name, valid_B in zip(scores.names, scores.valid_BR.T, strict=True):
         if len(valid_B) and not valid_B.any() and not scores.failures.get(name):
             logger.warning(

@@ -1,6 +1,6 @@
 """Values that are the same for all decisions of one state, so that thresholds do not separate equal decisions.
 
-What is computed in different batches differs by rounding errors.
+Results of different batches differ by rounding errors.
 
 Axes: B samples, T decisions, N kept decisions.
 """
@@ -25,7 +25,7 @@ def shared(decisions: Decisions, rollout: Rollout) -> Decisions:
     another prompt for each row.
 
     Args:
-        decisions: of whole rows, with values at the current weights, without grad.
+        decisions: of complete rows, with values at the current weights, without grad.
         rollout: whose decisions they are.
 
     Returns:

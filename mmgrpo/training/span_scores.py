@@ -1,6 +1,6 @@
-"""From what was said of parts of samples, by rewards or by an environment, to the decisions that wrote them.
+"""Assigns scores of parts of samples, by rewards or by an environment, to the decisions that wrote them.
 
-Axes: B rows of this process, T decisions, S parts of a sample, N rows of the whole job.
+Axes: B rows of this process, T decisions, S parts of a sample, N rows of all processes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from mmgrpo.types import Origin, Rollout, Sample, Scope, Scores
 
 
 def span_scores(policy: Policy, rollout: Rollout, rewards: Rewards, reward: str) -> Scoped:
-    """What a reward said of parts of this process's rows, and the part of each decision.
+    """Scores of a reward for parts of this process's rows, and the part of each decision.
 
     Args:
-        policy: what drew the rows.
+        policy: the policy that sampled the rows.
         rollout: the rows.
         rewards: on the rows of all processes.
         reward: its name.
 
     Returns:
-        The parts, numbered in their order in each sample; nothing is said of rows that groups are not compared by.
+        The parts, numbered in their order in each sample; rows that are not compared in groups have no scores.
 
     Raises:
         ConfigError: there is no such reward, or it gives numbers alone.
@@ -56,7 +56,7 @@ def span_scores(policy: Policy, rollout: Rollout, rewards: Rewards, reward: str)
 
 
 def turn_rewards(rollout: Rollout) -> Turns | None:
-    """The turns that this process's samples wrote to an environment; None if samples were drawn without one.
+    """The turns of this process's samples in an environment; None without one.
 
     A sample without turns, as an answer that was read, has no turn to compare.
     """
@@ -80,7 +80,7 @@ def turn_rewards(rollout: Rollout) -> Turns | None:
 
 
 def has_span_scores(scores: Scores, rewards: Collection[str]) -> Tensor:
-    """Which samples any of these rewards says something of parts of.
+    """The samples with scored parts by any of these rewards.
 
     Shapes: -> bool (N,).
     """
@@ -92,7 +92,7 @@ def has_span_scores(scores: Scores, rewards: Collection[str]) -> Tensor:
 
 
 def _ends(policy: Policy, sample: Sample, num_decisions: int) -> Tensor:
-    """Where what each decision made ends: in characters of the text, or in decisions where there is none."""
+    """The end of each decision's output: in characters of the text, or in decisions without a text."""
     if sample.text is None:
         return torch.arange(1, num_decisions + 1)
     if not isinstance(policy, SupportsTextOffsets):

@@ -69,7 +69,7 @@ def _rollout_metrics(
 ) -> dict[str, float]:
     """The metrics of the samples, their rewards and their advantages.
 
-    ``rollout/kept_frac`` is the share of all samples asked for, ``rollout/unshown_frac`` that of those whose context
+    ``rollout/kept_frac`` is the share of all requested samples, ``rollout/unshown_frac`` that of those whose context
     had nothing to show of the samples before, ``rollout/logprob_mean`` that of the decisions that train, by who drew
     them; everything else is of those that may be trained on.
     """
@@ -99,7 +99,7 @@ def _rollout_metrics(
 
 
 def update_metrics(update: UpdateMetrics, job: Job) -> dict[str, float]:
-    """What an update did, over the whole job."""
+    """The metrics of an update, over all processes."""
     diagnostics, applied = job.merge_diagnostics(update.gradient.diagnostics), update.applied
     return {
         **diagnostics.as_metrics(),
@@ -245,7 +245,7 @@ def source_metrics(scores: Scores, group_B: Tensor, prompt_of: Callable[[int], P
     """The mean of each reward over the samples of each source, as ``reward/NAME/mean@LABEL``.
 
     Args:
-        scores: of the whole job.
+        scores: of all processes.
         group_B: of each sample.
         prompt_of: of a group.
 

@@ -23,7 +23,7 @@ def evaluations(
 ) -> Generator[Evaluation, None, None]:
     """The policy's slices, with these values; every kept decision of the rollout in exactly one.
 
-    Values are asked in one order whatever the process hashes: the graph is built in it, and gradients add up in it.
+    Values are requested in a fixed order, independent of hashing: the graph is built in it, and gradients add up in it.
     """
     values = sorted(values, key=str, reverse=True)
     missing_BT = rollout.mask_BT.clone()
@@ -40,7 +40,7 @@ def evaluations(
 
 
 def _slices(policy: Policy | Critic, rollout: Rollout, values: Collection[Value]) -> Iterator[Evaluation]:
-    """The slices of every part of a rollout that was joined, their rows counted in the whole."""
+    """The slices of every part of a concatenated rollout, with row indices in the result."""
     if isinstance(rollout.trace, RolloutParts):
         start = 0
         for part in rollout.trace.rollouts:
@@ -59,7 +59,7 @@ def _slices(policy: Policy | Critic, rollout: Rollout, values: Collection[Value]
 
 
 def index_of(evaluation: Evaluation) -> tuple[Tensor, Tensor]:
-    """Where a slice lies in (B, T)."""
+    """The position of a slice in (B, T)."""
     assert evaluation.rows is not None
     return evaluation.rows[:, None], torch.as_tensor(list(evaluation.columns))[None, :]
 

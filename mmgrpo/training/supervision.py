@@ -1,4 +1,4 @@
-"""Supervised learning: examples, and the gradient of the loss on them, for the warm-up and beside an objective."""
+"""Supervised learning: examples, and the gradient of the loss on them, for the warm-up and auxiliary losses."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy, SupportsSupervisedLoss
 from mmgrpo.types import Example, SupervisedLoss
 
-EXAMPLES_SEED = 2  # keeps the examples' random numbers apart from the rollouts'
+EXAMPLES_SEED = 2  # separates the examples' random numbers from the rollouts'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedBatch:
-    """What is learnt from at once.
+    """One batch of examples.
 
     Attributes:
         examples: this process's.
-        seeds: one each, of whatever noise the loss takes.
+        seeds: one each, of the noise of the loss.
     """
 
     examples: Sequence[Example]
@@ -37,10 +37,10 @@ class SupervisedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedResult:
-    """What a lesson came to.
+    """The result of a supervised pass.
 
     Attributes:
-        mean: mean loss over the whole job's terms, or the weighted mean over its examples; 0 where nobody is taught.
+        mean: mean loss over the terms of all processes, or the weighted mean over their examples; 0 without examples.
         local_loss: this process's part of the scaled loss.
         local_sum: this process's part of the mean: terms, or the weights of its examples, and the sum over them.
     """
@@ -56,8 +56,8 @@ class ExampleBatches:
     """Examples in batches; the n-th is a function of the seed.
 
     Attributes:
-        examples: what there is.
-        batch_size: over the whole job.
+        examples: all examples.
+        batch_size: over all processes.
         seed: the run's.
     """
 
@@ -86,17 +86,17 @@ def accumulate_supervised(
 ) -> SupervisedResult:
     """Adds the gradient of the mean over the job's examples to the trainable parameters' ``grad``.
 
-    L = scale sum_i n_i l_i / sum_i n_i, l_i the mean loss of example i over its n_i terms, tokens or pictures.
+    L = scale sum_i n_i l_i / sum_i n_i, l_i the mean loss of example i over its n_i terms, tokens or images.
 
     Args:
-        policy: what is taught; it is given this process's examples together.
+        policy: the policy; it gets this process's examples together.
         batch: of this process.
         parameters: the trainable ones.
         job: the processes, each of which takes part.
         scale: of the loss.
 
     Returns:
-        What it came to.
+        The result.
 
     Raises:
         PolicyError: the policy's loss is no ``SupervisedLoss``.
@@ -138,15 +138,15 @@ def accumulate_weighted(
     L = scale sum_i w_i l_i / num, l_i the mean loss of example i. No two graphs are held at a time.
 
     Args:
-        policy: what is taught; it is given one example at a time.
+        policy: the policy; it gets one example at a time.
         batch: of this process; there may be nothing in it.
         weights: of its examples, above 0.
-        num: of all examples of the job, those that are not taught among them.
+        num: number of all examples of the job, including those of weight 0.
         job: the processes, each of which takes part.
         scale: of the loss.
 
     Returns:
-        What it came to.
+        The result.
 
     Raises:
         PolicyError: the policy's loss is no ``SupervisedLoss``.
@@ -177,14 +177,14 @@ def _loss(policy: SupportsSupervisedLoss, examples: Sequence[Example], seeds: Se
 
 
 def require_supervised(policy: Policy, section: str) -> SupportsSupervisedLoss:
-    """The policy, as one that can be taught. Raises ConfigError, naming the section, if it cannot."""
+    """The policy, as one with a supervised loss. Raises ConfigError, naming the section, if it has none."""
     if not isinstance(policy, SupportsSupervisedLoss):
-        raise ConfigError(f"{section}: {type(policy).__name__} cannot be taught from examples; remove the section")
+        raise ConfigError(f"{section}: {type(policy).__name__} has no supervised loss; remove the section")
     return policy
 
 
 def load_examples(named: Named, key: str) -> Sequence[Example]:
-    """The examples of a function, or of whatever the registry knows by that name.
+    """The examples of a function, or of a registered name.
 
     Args:
         named: with its arguments.
@@ -195,7 +195,7 @@ def load_examples(named: Named, key: str) -> Sequence[Example]:
 
     Raises:
         ConfigError: it names nothing or does not take these arguments.
-        DataError: what it returned are not ``Example`` rows.
+        DataError: it returned other objects than ``Example`` rows.
     """
     source = resolve("examples", named.name)
     try:

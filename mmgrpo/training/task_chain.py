@@ -1,6 +1,6 @@
-"""A task that is after another: it is shown what the other has drawn, and the other is told what came of it.
+"""A task after another: its prompts contain the samples of the other, which can be rewarded by its results.
 
-Axes: N rows of the whole job.
+Axes: N rows of all processes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from mmgrpo.types import Plan, Prompt
 
 @final
 class TaskLink:
-    """Links a task of a mixed run to the task before it, whose samples it is shown."""
+    """Links a task of a mixed run to the task before it, which generates its prompts."""
 
     def __init__(self, leader: Policy, algorithm: Algorithm, average: Average | None = None) -> None:
         """Links a task to the task before it.
 
         Args:
-            leader: the policy whose samples are shown.
+            leader: the policy that generates the prompts.
             algorithm: of the task that is after it.
             average: of the weights of the leader, if one is kept.
         """
@@ -56,7 +56,7 @@ class TaskLink:
         )
 
     def show(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Held-out prompts as the other would have them shown, without noise; as they are where it shows nothing."""
+        """Held-out prompts with the samples of the other task, without noise; unchanged where it has none."""
         plan = Plan(stochastic=(), prompt_ids=tuple(range(len(prompts))))
         with self._average.applied() if self._average else nullcontext():
             samples = self._leader.rollout(prompts, group_size=1, seed=0, plan=plan).samples
@@ -71,7 +71,7 @@ class TaskLink:
 def cross_task_rewards(
     rewards: Sequence[NamedReward], after: Mapping[str, tuple[Rewards, Advantages]]
 ) -> Iterator[None]:
-    """Within it the rewards that go by another task know what came of the samples there."""
+    """Within it the rewards that depend on another task have the results of its samples."""
     rewards_of_tasks = [reward.function for reward in rewards if isinstance(reward.function, CrossTaskReward)]
     for reward in rewards_of_tasks:
         reward.hear(downstream_rewards(*after[reward.task], reward.reward))

@@ -51,7 +51,7 @@ class Trainer:
     """Trains a policy from rewards.
 
     Attributes:
-        policy: what is trained.
+        policy: the trained policy.
         config: how.
         step: steps begun.
         status: how the run ended; running until then.
@@ -68,17 +68,17 @@ class Trainer:
         resume: Path | str | None = None,
         before: Mapping[str, Trainer] | None = None,
     ) -> None:
-        """Checks everything that can be checked before the first sample is drawn.
+        """Checks everything that can be checked before the first sample.
 
         Args:
-            policy: the policy, on its device; or the path or hub id of a model or pipeline, which is loaded; None: what
-                the section ``policy`` of the configuration names.
+            policy: the policy, on its device; or the path or hub id of a model or pipeline, which is loaded; None: that
+                of the section ``policy`` of the configuration.
             rewards: one or several functions of samples (or in TRL's form) or registered names; a mapping names them.
-            prompts: what to train on: texts, rows of columns or ``Prompt``s, a dataset, or where they are.
+            prompts: the prompts: texts, rows of columns or ``Prompt``s, a dataset, or its source.
             config: a ``RunConfig`` or its values; ``policy``, ``prompts`` and ``rewards`` sections are not needed here.
-            accelerator: accelerate's view of the processes; made if not given.
-            resume: a run folder or a checkpoint to go on from.
-            before: of a task of a mixed run, whose steps somebody else takes, the tasks before it.
+            accelerator: accelerate's view of the processes; created if None.
+            resume: a run folder or a checkpoint to resume from.
+            before: for a task of a mixed run, which runs its steps, the tasks before it.
         """
         self.config = with_policy(policy, resolve_config(with_policy_name(config, policy), resume))
         loaded_prompts = prompts_of(prompts, self.config)
@@ -122,9 +122,9 @@ class Trainer:
         return self.session.folder
 
     def train(self) -> Path:
-        """Runs to the end, or to the next whole step after Ctrl-C or SIGTERM.
+        """Runs to the end, or to the next complete step after Ctrl-C or SIGTERM.
 
-        However it ends, a checkpoint of the last whole step is left, and what to type to go on is said.
+        At any end there is a checkpoint of the last complete step, and the command to resume is printed.
 
         Returns:
             The run folder.
@@ -133,7 +133,7 @@ class Trainer:
         return self.folder.path
 
     def begin(self, context: RunContext) -> None:
-        """Puts the folder in order, tells the watchdog what went before, and tries the rewards."""
+        """Prepares the folder, passes earlier lines to the watchdog, and tries the rewards."""
         self._context = context
         self.job.broadcast_weights([*self.parameters, *(self.critic.parameters if self.critic else ())])
         for note in (*idle_mechanisms(self.algorithm), *self.session.begin(self._explanation, self._context.within)):
@@ -150,10 +150,10 @@ class Trainer:
                 self.job.run_on_all(lambda: None if self.job.rank else probe_rewards(self.policy, prompt, scorers))
 
     def warm_up(self) -> None:
-        """What comes before the first step: supervised updates, if there are any, and an evaluation."""
+        """Before the first step: supervised updates, if there are any, and an evaluation."""
         self._warm_up()
         if self.warmup and not self.step and self.warmup.whole_step != self.warmup.config.steps:
-            return  # told to end: what begins after the warm-up does so when that is done
+            return  # stopped: the parts after the warm-up start once it is finished
         if not self.step:
             self.components.start()
         with naming_phase("the evaluation", self.step):

@@ -1,4 +1,4 @@
-"""What is done around an optimiser step: which weights it moves, and where they are put afterwards.
+"""Hooks around an optimizer step: the weights that it moves, and their values afterwards.
 
 To add a hook: a final class of ``UpdateHook`` whose keyword-only parameters are its numbers, and a line in ``HOOKS`` of
 ``mmgrpo/config/registry.py``.
@@ -20,7 +20,7 @@ from mmgrpo.maths.seeds import derive_seed
 
 
 class UpdateHook(ABC):
-    """Something around each optimiser step, with a state of its own that checkpoints hold."""
+    """A hook around each optimizer step, with a state that checkpoints contain."""
 
     @abstractmethod
     def before(self) -> None:
@@ -28,11 +28,11 @@ class UpdateHook(ABC):
 
     @abstractmethod
     def after(self) -> None:
-        """The optimiser took its step; the weights may be put elsewhere. Not called where the update was skipped."""
+        """Called after the optimizer's step; may change the weights. Not called if the update was skipped."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What ``load_state_dict`` needs to go on as if never stopped."""
+        """The state with which ``load_state_dict`` continues exactly."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -45,9 +45,9 @@ class SlowFast(UpdateHook):
 
     w = w_0 + alpha (w_inner - w_0) after ``inner`` updates from w_0; after ``slow`` more the next round begins
 
-    ``alpha: 1`` changes nothing, and more than 1 goes on along the straight line. As published in SFPO, fast and
-    slow are whole passes over a rollout: with m minibatches ``epochs: 4``, ``inner: 3 m`` and ``slow: m`` make a round
-    a rollout.
+    ``alpha: 1`` has no effect, and more than 1 extrapolates along the straight line. As published in SFPO, fast and
+    slow are complete passes over a rollout: with m minibatches ``epochs: 4``, ``inner: 3 m`` and ``slow: m`` make a
+    round a rollout.
 
     Source: SFPO, arXiv:2510.04072, and its code (Urheen/SFPO, ``README.md``, with 3 passes and alpha 0.8): fast
         trajectory, reposition, slow correction. Deviation: the code gives up the fast trajectory for good once the
@@ -56,10 +56,10 @@ class SlowFast(UpdateHook):
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, inner: int, alpha: float, slow: int = 1) -> None:
-        """Begins a round at the weights of now.
+        """Starts a round at the current weights.
 
         Args:
-            parameters: what is trained.
+            parameters: the trained parameters.
             inner: fast updates of a round.
             alpha: how much of their way is gone.
             slow: updates of a round after that; 0: the next round begins at once.
@@ -98,7 +98,7 @@ class SlowFast(UpdateHook):
         return {"taken": self._taken, "start": start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on in the midst of a round."""
+        """Continues within a round."""
         self._taken = state["taken"]
         pairs = zip(state["start"], self._parameters, strict=False)
         self._start = [slice_for_shard(start, parameter).to(parameter.device) for start, parameter in pairs]
@@ -106,18 +106,18 @@ class SlowFast(UpdateHook):
 
 @final
 class Mask(UpdateHook):
-    """Only a share of the weights is trained, each drawn once by the seed; the others stay equal to the bit.
+    """Only a share of the weights is trained, each sampled once by the seed; the others stay bitwise identical.
 
-    The norm of the gradient is taken, and clipped, over what is trained.
+    The norm of the gradient is taken, and clipped, over the trained weights.
 
     Source: The Multiple Ticket Hypothesis, arXiv:2602.01599: RL in a random 1 % of the weights.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, share: float, seed: int = 0) -> None:
-        """Draws the weights.
+        """Samples the mask of the weights.
 
         Args:
-            parameters: what is trained.
+            parameters: the trained parameters.
             share: of the weights.
             seed: which.
 
@@ -154,7 +154,7 @@ class Mask(UpdateHook):
 
 
 def _drawn(parameter: nn.Parameter, share: float, seed: int) -> torch.Tensor:
-    """Whether each weight is trained; drawn on the CPU, so that every machine draws the same."""
+    """Whether each weight is trained; sampled on the CPU, so that every machine has the same mask."""
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(full_shape(parameter), generator=generator, dtype=torch.float64)
     return slice_for_shard(uniform < share, parameter).to(parameter.device)

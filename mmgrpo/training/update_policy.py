@@ -1,4 +1,4 @@
-"""Learning: all optimiser updates that a step's rows are good for.
+"""All optimizer updates of a step's rows.
 
 Axes: B rows, T decisions.
 """
@@ -27,13 +27,13 @@ from mmgrpo.values import of_view
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMetrics:
-    """One optimiser update.
+    """One optimizer update.
 
     Attributes:
         number: of the step's updates, from 0.
-        gradient: what this process's pass left behind.
-        totals: what its rows add to the loss's means, of the whole job.
-        applied: what became of the gradient.
+        gradient: the result of this process's pass.
+        totals: the counts of its rows in the loss's means, over all processes.
+        applied: the outcome of the gradient.
         nonfinite_rows: where it was not finite, this process's rows whose own gradient is not.
     """
 
@@ -46,7 +46,7 @@ class UpdateMetrics:
 
 @final
 class UpdatePlan:
-    """What a step's rows teach a policy, update by update."""
+    """The training data of a step for a policy, update by update."""
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class UpdatePlan:
         before_apply: Sequence[Callable[[], None]] = (),
         extra_gradient: Callable[[int, Sequence[int]], Gradient] | None = None,
     ) -> None:
-        """Looks once at what the updates do not move.
+        """Computes once the values that the updates do not change.
 
         Args:
-            policy: what is trained.
-            advantages: what it learns from.
+            policy: the trained policy.
+            advantages: its training data.
             objective: the loss.
-            job: the processes; each takes part in every update, with whatever rows it has.
+            job: the processes; each takes part in every update, with any rows.
             weight: how much its gradient counts relative to those of other plans.
             before_apply: called before the weights move.
             extra_gradient: adds a gradient, called with the number of the update and this process's rows
@@ -82,7 +82,7 @@ class UpdatePlan:
         self._local_totals = Totals(num_samples=0, num_decisions=0)
 
     def begin(self, number: int, *, epochs: int, minibatches: int, cycle_masks: bool) -> Totals:
-        """Takes the rows of an update; gives what they add to the loss's means, over the whole job."""
+        """Takes the rows of an update; returns their counts in the loss's means, over all processes."""
         epoch, part = divmod(number, minibatches)
         rows = ((self._group_index_B + epoch) % minibatches == part).nonzero().flatten().tolist()
         rollout = self._rollout
@@ -93,7 +93,7 @@ class UpdatePlan:
         return self._local_totals
 
     def accumulate(self, totals: Totals) -> Gradient:
-        """Adds the gradient of the update's rows, and of what is beside them, to that of the lessons before."""
+        """Adds the gradient of the update's rows, and of auxiliary losses, to that of earlier tasks."""
         with _counted(self._policy, self._weight, self.job):
             gradient = self._added(totals)(rows=self._rows, gather=self.job.gather)
             gradient, self._spent = replace(gradient, num_forwards=gradient.num_forwards + self._spent), 0
@@ -104,7 +104,7 @@ class UpdatePlan:
             )
 
     def applied(self, gradient: Gradient, totals: Totals, applied: Applied) -> UpdateMetrics:
-        """What the update came to; the rows are older by one if the weights moved."""
+        """The result of the update; the rows age by one if the weights moved."""
         bad_rows = nonfinite_rows(self._policy, self._rows, self._added(totals), self.job) if applied.skipped else []
         self._rollout = self._rollout if applied.skipped else self._rollout.aged()
         return UpdateMetrics(
@@ -131,17 +131,17 @@ def update_policy(
     before_apply: Sequence[Callable[[], None]] = (),
     extra_gradient: Callable[[int, Sequence[int]], Gradient] | None = None,
 ) -> Iterator[UpdateMetrics]:
-    """Updates the weights, once per item: ``epochs`` passes over the rows, each in ``minibatches`` of whole groups.
+    """Updates the weights, once per item: ``epochs`` passes over the rows, each in ``minibatches`` of complete groups.
 
     Args:
-        policy: what is trained.
-        advantages: what it learns from.
+        policy: the trained policy.
+        advantages: its training data.
         objective: the loss.
         optimizer: over its trainable parameters.
         epochs: passes.
         minibatches: updates per pass.
-        cycle_masks: whether a pass trains one segment of each row, the one of its own number, and not all.
-        job: the processes; each takes part in every update, with whatever rows it has.
+        cycle_masks: whether a pass trains one segment of each row, that of its number, and not all.
+        job: the processes; each takes part in every update, with any rows.
         before_apply: called before the weights move.
         extra_gradient: adds a gradient, called with the number of the update and this process's rows
             (``Auxiliaries.extra_gradient``).
@@ -191,7 +191,7 @@ def update_jointly(
 
 @contextmanager
 def _counted(policy: Policy, weight: float, job: Job) -> Iterator[None]:
-    """What is added to the gradient within it counts so many times."""
+    """Gradients that are added within it count so many times."""
     if weight == 1:
         yield
         return
@@ -199,14 +199,14 @@ def _counted(policy: Policy, weight: float, job: Job) -> Iterator[None]:
     for parameter in policy.trainable:
         parameter.grad = None
     yield
-    job.finish_sharded_calls()  # gradients of weights that lie in parts go on coming while others have rows
+    job.finish_sharded_calls()  # gradients of sharded weights still arrive while others have rows
     for parameter, before_grad in zip(policy.trainable, before, strict=True):
         added = None if parameter.grad is None else parameter.grad.mul_(weight)
         parameter.grad = added if before_grad is None else before_grad if added is None else before_grad.add_(added)
 
 
 def _with_still_views(policy: Policy, advantages: Advantages, objective: Objective) -> Rollout:
-    """The rollout with what views say whose weights the updates do not move: they are looked at once."""
+    """The rollout with the values of views that the updates do not move: they are computed once."""
     requested = {*map(of_view, objective.views), *objective.values}
     of_views = [value for value in sorted(requested, key=str) if value.view in advantages.views]
     still = [value for value in of_views if not advantages.views[str(value.view)].view.moves]

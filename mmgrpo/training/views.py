@@ -1,4 +1,4 @@
-"""Views: the same decisions under other weights, behind another prompt, or as another policy finds them.
+"""Views: the same decisions under other weights, with another prompt, or under another policy.
 
 Axes: B rows, T decisions.
 """
@@ -23,7 +23,7 @@ from mmgrpo.types import Prompt, Rollout
 from mmgrpo.values import OF_DISTRIBUTION, Value, of_view, seen_in
 
 OF_VIEWS = frozenset(("logprob", "seen")) | OF_DISTRIBUTION
-"""Names of what a view says of a decision."""
+"""Names of the values of a view for a decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class View:
         using: a context in which the policy has the view's weights.
         moves: whether they change with every update; otherwise it is looked at once, before the first.
         trained: whether they are those that are trained, so that gradients may go through it.
-        context: what each member is shown in place of the prompt; None: the rows as they were drawn, by another policy
+        context: the prompt of each member; None: the rows with their prompts, by another policy
             the prompt itself.
     """
 
@@ -54,7 +54,7 @@ class ViewRows:
 
     Attributes:
         view: the view.
-        policy: that says how likely they are.
+        policy: the policy that scores them.
         rollout: the same rows and columns, for it to evaluate.
         seen_B: bool, the rows that have the view.
     """
@@ -67,11 +67,11 @@ class ViewRows:
 
 @dataclass(frozen=True, slots=True)
 class ViewValues:
-    """What views say of decisions.
+    """The values of views for decisions.
 
     Attributes:
-        values: (B, T) log-probabilities, whether there is one, and what else was asked, by view; 0 where there is none.
-        num_forwards: what it took.
+        values: (B, T) log-probabilities, their validity, and other requested values, by view; 0 where there is none.
+        num_forwards: number of forwards.
     """
 
     values: Mapping[Value, Tensor]
@@ -97,10 +97,10 @@ class Views(Mapping[str, ViewRows]):
         Args:
             views: those of the run.
             policy: that is trained.
-            rollout: its rows, in whole groups.
-            reward_B: what the rewards of each come to.
+            rollout: its rows, in complete groups.
+            reward_B: the combined reward of each row.
             scored_B: bool, whether any applied.
-            seed: of the step; keys what contexts draw.
+            seed: of the step; keys the random numbers of contexts.
         """
         self._views, self._policy, self._rollout = views, policy, rollout
         self._rewards = [
@@ -127,8 +127,8 @@ class Views(Mapping[str, ViewRows]):
             return ViewRows(view=view, policy=policy, rollout=rollout, seen_B=every_B)
         if not isinstance(policy, SupportsPromptOverride):
             raise ConfigError(
-                f"objective.views.{view.name}: {type(policy).__name__} does not say how likely decisions are behind "
-                "other prompts than they were taken behind (mmgrpo.policy.SupportsPromptOverride): leave the view out"
+                f"objective.views.{view.name}: {type(policy).__name__} does not score decisions with other prompts "
+                "(mmgrpo.policy.SupportsPromptOverride): leave the view out"
             )
         prompts = self._view_prompts(view)
         overrides = [
@@ -142,7 +142,7 @@ class Views(Mapping[str, ViewRows]):
         )
 
     def _view_prompts(self, view: View) -> list[Prompt | None]:
-        """What each row is shown; rows of a group that are shown the same have the same object."""
+        """The prompt of each row; rows of a group with the same prompt have the same object."""
         samples = self._rollout.samples
         if view.context is None:
             return [sample.prompt for sample in samples]
@@ -175,15 +175,15 @@ def policy_values(values: Collection[Value], views: Mapping[str, ViewRows]) -> t
 
 
 def evaluate_views(rollout: Rollout, values: Collection[Value], views: Mapping[str, ViewRows]) -> ViewValues:
-    """What views say of the decisions that a rollout keeps, without grad.
+    """The values of views for the decisions that a rollout keeps, without grad.
 
     Args:
-        rollout: what it knows of a view is taken from it, unless the view's weights have moved since.
-        values: what is asked; of the policy's own nothing is given.
+        rollout: its values of a view are reused, unless the view's weights have changed.
+        values: the requested values; those of the policy itself are not returned.
         views: the rows as they see them.
 
     Returns:
-        The values of every view that is asked.
+        The values of every requested view.
 
     Raises:
         ConfigError: a value that views do not have.
@@ -191,7 +191,7 @@ def evaluate_views(rollout: Rollout, values: Collection[Value], views: Mapping[s
     requested = [value for value in values if value.view in views]
     if wrong := [str(value) for value in requested if value.name not in OF_VIEWS]:
         raise ConfigError(
-            "views have log-probabilities, what is estimated from them, and values of the distribution "
+            "views have log-probabilities, estimates from them, and values of the distribution "
             f"({', '.join(sorted(OF_DISTRIBUTION))}), and no {', '.join(wrong)}"
         )
     values_of_views: dict[Value, Tensor] = {}
@@ -238,6 +238,6 @@ def override_prompts(policy: SupportsPromptOverride | Critic, rollout: Rollout, 
 
 
 def _content(prompt: Prompt) -> tuple[object, ...]:
-    """What a policy is shown, media by their identity."""
+    """The prompt of a policy, media by their identity."""
     media = (prompt.images, prompt.videos, prompt.audios)
     return prompt.text, repr(prompt.messages), prompt.negative, *map(id, media)

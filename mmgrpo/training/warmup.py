@@ -23,10 +23,10 @@ def warmup_of(policy: Policy, config: RunConfig, job: Job) -> Warmup | None:
 
 
 class Warmup:
-    """The supervised stage; ``run`` goes on from wherever its state says.
+    """The supervised stage; ``run`` continues from its state.
 
     Attributes:
-        whole_step: how many steps the weights have seen; None in the midst of an update.
+        whole_step: number of complete steps of the weights; None within an update.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Warmup:
         )
 
     def run(self, start: int, should_stop: Callable[[], bool]) -> Iterator[WarmupStep]:
-        """Trains from step ``start`` on, one update per item, until done or told to stop.
+        """Trains from step ``start`` on, one update per item, until done or stopped.
 
-        A mean is over what the whole job's examples hold, tokens or pictures, however they lie on the processes.
+        A mean is over the terms of all examples, tokens or images, for any distribution over processes.
 
         Raises NonFiniteError if too many of the last updates had to be skipped.
         """
@@ -75,7 +75,7 @@ class Warmup:
             yield WarmupStep(step + 1, result.mean, applied.lr)
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser and schedule."""
+        """Optimizer and schedule."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -91,7 +91,7 @@ def test_view_of_images_without_images_is_an_error(tmp_path: Path) -> None:
     assert str(raised.value) == (
         "objective.views.masked: masked_image changes the images of a prompt, and none of the "
         f"{len(prompts_of('llama'))} prompts has one: train on rows with images, or leave out objective.views.masked "
-        "and what reads it (objective.terms)"
+        "and its reader (objective.terms)"
     )
     with pytest.raises(ConfigError, match="noised_image changes the images of a prompt, and none"):
         Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/vogue", bare))
@@ -124,7 +124,7 @@ def test_rewards_of_turns_that_no_exchange_has_are_an_error_at_the_first_step(tm
     config = load_config("methods/gigpo", {**small, "rollout.environment": "python:tests.configs.test_idle:Silent"})
     rewards = [NamedReward("returns", EnvironmentReturn()), NamedReward("right", by_member)]
     trainer = Trainer(terse("llama", max_new_tokens=60), rewards, prompts_of("llama"), config)
-    with pytest.raises(ConfigError, match="of 4 exchanges that came to their end in the first step none has any"):
+    with pytest.raises(ConfigError, match="of 4 conversations that ended in the first step none has any"):
         trainer.train()
 
 

@@ -128,7 +128,7 @@ def broken(folder: Path) -> dict[str, tuple[Path, str]]:
         "absent": (folder / "absent.mp4", "FileNotFoundError"),
         "a playlist of other files": (folder / "list.mp4", "InvalidDataError"),
         "sound": (folder / "a.wav", "it is of none of the formats mov"),
-        "sound in a container of videos": (folder / "sound.mp4", "it holds sound alone"),
+        "sound in a container of videos": (folder / "sound.mp4", "it holds audio only"),
     }
 
 

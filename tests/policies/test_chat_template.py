@@ -52,7 +52,7 @@ def test_arguments_of_a_row_override_those_of_the_policy() -> None:
 def test_arguments_without_a_use_are_an_error() -> None:
     with pytest.raises(DataError, match=r"sets tools for the chat template, .* does not use it"):
         policy("llama").check_prompt(row(prompt="hi", tools=[TOOL]))
-    with pytest.raises(DataError, match="for a chat template, and none is used"):
+    with pytest.raises(DataError, match="for a chat template, but none is used"):
         policy("llama", chat=False).check_prompt(row(prompt="hi", tools=[TOOL]))
 
 

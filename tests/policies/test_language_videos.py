@@ -145,12 +145,12 @@ def test_options_of_a_row_override_those_of_the_policy(clip: str) -> None:
         ),
         (
             {"type": "image", "max_pixels": "many"},
-            "'max_pixels' beside the image must be a positive number, got 'many'",
+            "'max_pixels' of the image must be a positive number, got 'many'",
         ),
         ({"type": "image", "resized_height": 16}, "needs both resized_height and resized_width"),
-        ({"type": "image", "min_pixels": 9, "max_pixels": 4}, "'min_pixels' beside the image is 9, above 'max_pixels'"),
+        ({"type": "image", "min_pixels": 9, "max_pixels": 4}, "'min_pixels' of the image is 9, above 'max_pixels'"),
         ({"type": "video", "fps": 1, "nframes": 2}, "set fps or nframes of the video, not both"),
-        ({"type": "audio", "audio_start": 1}, "'audio_start' beside the audio is not supported"),
+        ({"type": "audio", "audio_start": 1}, "'audio_start' of the audio is not supported"),
     ],
 )
 def test_options_that_cannot_be_honored_are_an_error_of_the_row(part: dict[str, Any], reason: str) -> None:

@@ -221,7 +221,7 @@ def played(case: Case, data: st.DataObject) -> tuple[Strategy, Setting, list[Rou
     rounds: list[Round] = []
     while requests := tuple(strategy.ask(rounds, setting)):
         rounds.append(answered(requests, random, strategy))
-        assert len(rounds) <= max(MOST_ROUNDS, setting.group_size + 1), "the strategy goes on asking"
+        assert len(rounds) <= max(MOST_ROUNDS, setting.group_size + 1), "the strategy continues to request"
         if not strategy.looks_back:
             break
     return strategy, setting, rounds

@@ -215,7 +215,7 @@ def test_invalid_inner_rewards_raise_with_their_setting():
         built(name="unlikeliness", of="exact_mach")
     with pytest.raises(ConfigError, match=r"reward exact_match: .*'extrakt'"):
         built(name="unlikeliness", of={"name": "exact_match", "extrakt": "tag"})
-    with pytest.raises(ConfigError, match="of: a reward within another does not count by itself; leave out weight"):
+    with pytest.raises(ConfigError, match="of: an inner reward has no weight, gate or clip; leave out weight"):
         built(name="unlikeliness", of={"name": "exact_match", "weight": 2})
     with pytest.raises(ConfigError, match=r"reward unlikeliness: .*'of'"):
         built(name="unlikeliness")

@@ -268,7 +268,7 @@ def test_an_empty_section_raises(section: dict[str, Any], said: str) -> None:
 
 
 def test_unsupported_examples_raise(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a text is taught from the column 'answer'; the row has \['solution'\]"):
+    with pytest.raises(DataError, match=r"a text is supervised by the column 'answer'; the row has \['solution'\]"):
         words(tmp_path / "a", prompts=answered(), objective={"auxiliary": [{"column": "answer"}]})
     with pytest.raises(ConfigError, match=r"auxiliary .supervised.: weight_by_success: unknown name 'bellow'"):
         words(

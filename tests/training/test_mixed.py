@@ -269,7 +269,7 @@ def test_invalid_configurations_raise(whole: MixedTrainer, tmp_path: Path) -> No
         Trainer(policy_of("llama"), vowels, ["a"], resume=whole.folder.path / "writing")
     with pytest.raises(ConfigError, match="this is a mixed run of writing, drawing"):
         Trainer(policy_of("llama"), vowels, ["a"], MIXED)
-    with pytest.raises(ConfigError, match="has the tasks writing, drawing, and cannot go on with writing"):
+    with pytest.raises(ConfigError, match="has the tasks writing, drawing, and cannot resume with writing"):
         mixed(tmp_path, resume=whole.folder.path, tasks={"writing": WRITING})
     with pytest.raises(ConfigError, match="seed: 0 -> 1"):
         mixed(tmp_path, resume=whole.folder.path, seed=1)

@@ -103,7 +103,7 @@ def test_explain_prints_the_part_of_each_task(run: Path) -> None:
 def test_a_finished_run_is_reported_and_one_task_does_not_resume_alone(run: Path) -> None:
     done = call("train", "--resume", str(run))
     assert done.exit_code == 0
-    assert f"nothing to do: {run} stands at step 3 of 3" in done.output
+    assert f"nothing to do: {run} is at step 3 of 3" in done.output
     alone = call("train", "--resume", str(run / "more"))
     assert alone.exit_code == 2
     assert "more is a task of a mixed run, which resumes as one run" in alone.output

@@ -229,9 +229,9 @@ def asking(further: Request) -> Strategy:
 
 
 def test_invalid_continuations_raise() -> None:
-    with pytest.raises(ConfigError, match="member 7 of prompt 0, which no round before has drawn"):
+    with pytest.raises(ConfigError, match="member 7 of prompt 0, which no earlier round has sampled"):
         gathered(asking(Request(prompt=0, members=(2,), continues=Branch(7, 1))), even_prompts_differ)
-    with pytest.raises(ConfigError, match="has 4: the last one to go on from is 3"):
+    with pytest.raises(ConfigError, match="has 4: the last one to continue from is 3"):
         gathered(asking(Request(prompt=0, members=(2,), continues=Branch(0, 4))), even_prompts_differ)
 
 
