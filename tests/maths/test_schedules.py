@@ -67,3 +67,9 @@ def test_learning_rates_ramp_up_and_fall() -> None:
     factors = [learning_rate_factor(update, schedule="linear", **numbers) for update in (0, 1, 2, 6, 10, 50)]
     assert factors == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1, 0.1])
     assert [learning_rate_factor(update, schedule="constant", **numbers) for update in (0, 1, 9)] == [0.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("numbers", [{"factor": 0.0}, {"factor": 0.5, "every": 0}])
+def test_an_exponential_schedule_without_a_factor_raises(numbers: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="factor > 0 and every >= 1"):
+        exponential_value(0, start=1.0, **numbers)

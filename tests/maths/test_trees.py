@@ -81,3 +81,8 @@ def test_rows_without_a_kept_decision_are_no_error() -> None:
     advantage_BT = torch.full((2, 3), 5.0)
     for name, numbers in (("prune_width", {}), ("prune_depths", {"depths": [2]}), ("along_segments", {})):
         assert ESTIMATORS[name](**numbers).assign(feedback, advantage_BT).shape == (2, 3)
+
+
+def test_an_even_tree_may_part_at_every_decision() -> None:
+    assert [split.decision for split in evenly(3, 8)] == [0, 1, 2]
+    assert [split.decision for split in evenly(4, 8)] == [0, 1, 2]  # floor(5 / 3) apart

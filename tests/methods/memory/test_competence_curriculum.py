@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mmgrpo.algorithm import prompt_sampler
 from mmgrpo.data.samplers import Pool
+from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
+from mmgrpo.methods.memory.competence_curriculum import curriculum
 from mmgrpo.types import Prompt
 from tests.configs.method_rows import A_TWO, ONE_OF_TWO, UP
 from tests.configs.method_steps import Step, assert_loss, config_of
@@ -31,3 +35,10 @@ def test_the_curriculum_opens() -> None:
     indices = set(sampler.draw(memory, 50, pool, 50, 0))
     assert indices <= set(range(99, 200))
     assert not indices <= set(range(150, 200))
+
+
+@pytest.mark.parametrize("numbers", [{"steps": 0}, {"steps": 1, "start": 0.0}, {"steps": 1, "start": 1.5}])
+def test_a_curriculum_that_opens_nothing_raises(numbers: dict[str, float]) -> None:
+    curriculum(by="difficulty", steps=1, start=1.0)
+    with pytest.raises(ConfigError, match="curriculum needs"):
+        curriculum(by="difficulty", **numbers)

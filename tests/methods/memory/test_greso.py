@@ -44,3 +44,15 @@ def test_a_step_without_a_reward_changes_no_probability() -> None:
     outcomes = Outcomes(keys=("0", "1"), num_K=zero_K.long(), reward_sum_K=zero_K, reward_square_sum_K=zero_K, step=0)
     assert sampler.learn is not None
     assert dict(sampler.learn(memory, outcomes).state("skip_settled")) == {"easy": 0.25, "hard": 0.75}
+
+
+def test_a_rate_at_the_bound_counts_as_wrong() -> None:
+    """All prompts are wrong, more than two thirds of the target: fewer wrong ones are kept, and more right ones."""
+    sampler = skip_settled(wrong=0.25, start=0.5, pace=0.01)
+    rate_K = torch.full((2,), 0.25, dtype=torch.float64)
+    outcomes = Outcomes(
+        keys=("0", "1"), num_K=torch.ones(2).long(), reward_sum_K=rate_K, reward_square_sum_K=rate_K, step=0
+    )
+    assert sampler.learn is not None
+    state = dict(sampler.learn(Memory().declared(sampler.columns), outcomes).state("skip_settled"))
+    assert state == pytest.approx({"easy": 0.51, "hard": 0.49})

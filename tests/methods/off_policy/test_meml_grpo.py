@@ -30,6 +30,7 @@ def test_loss_of_the_method() -> None:
 
 
 def test_missing_system_texts_raise() -> None:
+    weakest_system(texts=["a", "b"])
     with pytest.raises(ConfigError, match="two at least"):
         weakest_system(texts=["a"])
     with pytest.raises(ConfigError, match="at least one text"):

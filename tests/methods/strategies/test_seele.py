@@ -60,6 +60,7 @@ def test_each_round_has_the_share_that_makes_half_of_it_right() -> None:
     assert shares[2] == [fitted(points).share_for(0.5) for points in second]
     with pytest.raises(ConfigError, match="equal rounds"):
         strategy.ask((), replace(setting, group_size=6))
+    adaptive_hints(context="begun", first=1.0)
     with pytest.raises(ConfigError, match="adaptive_hints needs"):
         adaptive_hints(context="begun", target=1.0)
 
@@ -86,5 +87,6 @@ def test_a_rate_at_the_floor_needs_no_share() -> None:
 
 @pytest.mark.parametrize("numbers", [{"target": 0.0}, {"target": 1.0}, {"rounds": 0}, {"first": 1.5}])
 def test_numbers_without_a_share_raise(numbers: dict[str, float]) -> None:
+    adaptive_hints(context="begun", first=1.0)
     with pytest.raises(ConfigError, match="adaptive_hints needs"):
         adaptive_hints(context="begun", **numbers)
