@@ -23,6 +23,7 @@ from tests.test_trainer import BASE, brightness, make_policy
 
 LINES = ("metrics", "evaluation", "warmup", "alarms", "skipped")
 KEPT = 2
+DIGITS = "python:mmgrpo.examples.digits:digit_prompts"
 ALL: dict[str, Any] = {
     "steps": 3,
     "checkpoint": {"every": 1, "warmup_every": 2, "keep": KEPT},
@@ -70,7 +71,7 @@ def images(output: Path, resume: Path | None, reward: Reward) -> Trainer:
         "output": str(output),
         "checkpoint": {**ALL["checkpoint"], "best": "brightness"},
         "warmup": {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps": 4, "batch_size": 4},
-        "evaluation": {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 2},
+        "evaluation": {**ALL["evaluation"], "prompts": {"source": DIGITS, "limit": 2}, "every": 2},
     }
     return Trainer(make_policy(), {"brightness": reward}, digit_prompts(), values, resume=resume)
 
@@ -85,7 +86,11 @@ def texts(output: Path, resume: Path | None, reward: Reward) -> Trainer:
         "objective": {"kl": {"divergence": "k3", "beta": 0.1}},
         "update": {"minibatches": 2, "optimizer": {"lr": 1e-3}, "ema": {"decay": 0.5}},
         "warmup": {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 4, "batch_size": 4},
-        "evaluation": {"prompts": {"source": "python:tests.faults.runs:asked", "limit": 2}, "every": 2},
+        "evaluation": {
+            **ALL["evaluation"],
+            "prompts": {"source": "python:tests.faults.runs:asked", "limit": 2},
+            "every": 2,
+        },
     }
     policy = policy_of("llama", lora={"rank": 2, "alpha": 4})
     return Trainer(policy, {"length": reward}, asked(), values, resume=resume)

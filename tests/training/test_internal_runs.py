@@ -163,7 +163,7 @@ def test_tokens_that_would_move_much_are_left_out(tmp_path: Path) -> None:
     assert slow["policy/trained_frac"] == 1.0  # the step that is predicted is that of the update
     other = [near | {"lr": 1e-3}]
     with pytest.raises(
-        ConfigError, match=r"within_curvature.lr is 0.001 and update.optimizer.lr 1.5e-05.*: leave it out"
+        ConfigError, match=r"within_curvature.lr is 0.001 and update.optimizer.lr 1.5e-05.*: leave out its lr"
     ):
         lines_of("capo", tmp_path, **zero, **{"advantage.filters": other})
 
