@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from mmgrpo.training.prompt_stats import read_prompt_stats, step_prompt_stats, update_prompt_stats
     from mmgrpo.training.rollout_rounds import collect_rollouts
     from mmgrpo.training.score_rollouts import score_rollouts
+    from mmgrpo.training.supervision import Warmup
     from mmgrpo.training.trainer import Trainer
     from mmgrpo.training.update_policy import update_policy
-    from mmgrpo.training.warmup import Warmup
     from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores, SupervisedLoss
 
 if str(TOP) not in __path__:  # a checkout
@@ -53,7 +53,7 @@ HOMES = {
     "Step": "mmgrpo.loop",
     "Components": "mmgrpo.training.components",
     "Scorer": "mmgrpo.scoring",
-    "Warmup": "mmgrpo.training.warmup",
+    "Warmup": "mmgrpo.training.supervision",
     "Algorithm": "mmgrpo.algorithm",
     **dict.fromkeys(
         ("build_policy", "build_rewards", "optimizer_of", "plan_at"),

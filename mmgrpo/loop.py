@@ -17,8 +17,8 @@ from mmgrpo.policy import SupportsUnbatchedRows
 from mmgrpo.training.build import plan_at
 from mmgrpo.training.components import Components
 from mmgrpo.training.compute_advantages import Advantages, combine_rewards, compute_advantages
+from mmgrpo.training.optimizer import move_reference
 from mmgrpo.training.prompt_stats import read_prompt_stats, step_prompt_stats, update_prompt_stats
-from mmgrpo.training.references import move_reference
 from mmgrpo.training.rollout_rounds import OnSamples, Rollouts, UpstreamRollouts, collect_rollouts
 from mmgrpo.training.score_rollouts import Rewards, score_rollouts
 from mmgrpo.training.step_metrics import UNBATCHED_ROWS, StepLog, step_metrics

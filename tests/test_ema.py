@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mmgrpo.config import EmaConfig
-from mmgrpo.training.ema import Average, kept_share
+from mmgrpo.training.optimizer import Average, kept_share
 
 
 def averaged(config: EmaConfig, num_updates: int) -> float:

@@ -36,7 +36,7 @@ from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import escape_controls
 from mmgrpo.training.build import build_critic, build_views, plan_at
 from mmgrpo.training.critic import with_critic_values
-from mmgrpo.training.ema import Average
+from mmgrpo.training.optimizer import Average
 from mmgrpo.training.request_sampling import sample_requests
 from mmgrpo.training.views import Views
 from mmgrpo.types import Plan, Prompt, Rollout, Sample

@@ -35,8 +35,7 @@ from mmgrpo.runs.resuming import policy_weights_folder
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.system.process_settings import restored_settings
 from mmgrpo.system.targets import is_python_target
-from mmgrpo.training.ema import Average
-from mmgrpo.training.optimizer import GuardedOptimizer
+from mmgrpo.training.optimizer import Average, GuardedOptimizer
 from mmgrpo.training.update_hooks import UpdateHook
 from mmgrpo.training.views import View
 from mmgrpo.types import Plan, Prompt

@@ -28,9 +28,8 @@ from mmgrpo.runs.resuming import START, Resumption, evaluated_steps, resume_comm
 from mmgrpo.system.machine import machine
 from mmgrpo.training.components import Components
 from mmgrpo.training.critic import CriticTrainer
-from mmgrpo.training.ema import Average
-from mmgrpo.training.optimizer import GuardedOptimizer
-from mmgrpo.training.warmup import Warmup
+from mmgrpo.training.optimizer import Average, GuardedOptimizer
+from mmgrpo.training.supervision import Warmup
 
 logger = logging.getLogger(__name__)
 

@@ -1,29 +1,28 @@
-"""The components that all steps of a run share, each created once."""
+"""The components that all steps of a run share, each created once, and the rewards at a step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from mmgrpo.algorithm import Algorithm
+from mmgrpo.config.schedules import Moved
 from mmgrpo.data.stream import PromptStream
 from mmgrpo.data.unreadable_rows import prompt_check, require_media
 from mmgrpo.distributed.job import Job
+from mmgrpo.errors import ConfigError
 from mmgrpo.explain.advantage_inputs import require_advantages
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.runs.progress import WarmupStep
-from mmgrpo.scoring import NamedReward
+from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.training.auxiliary import Auxiliaries
-from mmgrpo.training.build import build_critic, build_views, optimizer_of, plan_at, require_images
+from mmgrpo.training.build import build_critic, build_rewards, build_views, optimizer_of, plan_at, require_images
 from mmgrpo.training.critic import CriticTrainer
-from mmgrpo.training.ema import Average
-from mmgrpo.training.optimizer import GuardedOptimizer
-from mmgrpo.training.references import ensure_reference, require_movable
-from mmgrpo.training.step_rewards import StepRewards
+from mmgrpo.training.optimizer import Average, GuardedOptimizer, ensure_reference, require_movable
+from mmgrpo.training.supervision import Warmup, warmup_of
 from mmgrpo.training.views import View
-from mmgrpo.training.warmup import Warmup, warmup_of
 from mmgrpo.types import Prompt
 
 
@@ -128,3 +127,66 @@ class Components:
         ensure_reference(self.policy, self.algorithm.at(0, Memory()))
         if self.average:
             self.average.restart()
+
+
+@final
+class StepRewards:
+    """The rewards of a run as they count at a step; without a schedule they are created once.
+
+    Attributes:
+        rewards: how each counts.
+        scorer: calls them.
+    """
+
+    def __init__(self, rewards: Sequence[NamedReward], algorithm: Algorithm) -> None:
+        """Takes the rewards as they are at the first step.
+
+        Args:
+            rewards: how each counts without any schedule.
+            algorithm: of the run.
+
+        Raises:
+            ConfigError: a schedule or phase changes the numbers of a reward that does not exist.
+        """
+        config = algorithm.config
+        self._base = list(rewards)
+        self._moved = algorithm.moved
+        _require_rewards(self._base, algorithm)
+        self.rewards = self._base
+        self.scorer = Scorer(
+            self._base, max_failure_frac=config.runtime.max_reward_failure_frac, cache_mb=config.runtime.reward_cache_mb
+        )
+
+    def move(self, algorithm: Algorithm) -> None:
+        """Takes the numbers of a step. Raises ConfigError for a value that a reward does not take."""
+        before, self._moved = self._moved, algorithm.moved
+        if self._moved.rewards != before.rewards:
+            self.rewards = [self._reward(number, self._moved, before) for number in range(len(self._base))]
+            self.scorer = self.scorer.renewed(self.rewards)
+
+    def _reward(self, number: int, moved: Moved, before: Moved) -> NamedReward:
+        """A reward with its numbers at the step; the same object while they stay."""
+        base = self._base[number]
+        numbers, earlier = moved.rewards.get(base.name, {}), before.rewards.get(base.name, {})
+        if numbers == earlier:
+            return self.rewards[number]
+        counts = {name: value for name, value in numbers.items() if name in ("weight", "clip")}
+        settings, settings_before = (
+            {name: value for name, value in values.items() if name not in counts} for values in (numbers, earlier)
+        )
+        if settings and settings != settings_before:
+            (configured,) = (reward for reward in moved.config.rewards if reward.known_as == base.name)
+            base = replace(base, function=build_rewards([configured])[0].function)
+        elif settings:
+            base = replace(base, function=self.rewards[number].function)
+        return replace(base, **counts)
+
+
+def _require_rewards(rewards: Sequence[NamedReward], algorithm: Algorithm) -> None:
+    names, configured = [reward.name for reward in rewards], [reward.known_as for reward in algorithm.config.rewards]
+    for key in (key for key in algorithm.course.keys if key.startswith("rewards.")):
+        label, _, number = key.removeprefix("rewards.").rpartition(".")
+        if label not in names:
+            raise ConfigError(f"{key}: there is no reward '{label}', known are {', '.join(names)}")
+        if number not in ("weight", "clip") and label not in configured:
+            raise ConfigError(f"{key}: the reward is a live object; of one that rewards: names its numbers can move")

@@ -23,11 +23,10 @@ from mmgrpo.maths.group_stats import grouped
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shape_scores
-from mmgrpo.training.feedback import feedback_of
+from mmgrpo.training.feedback import feedback_of, has_span_scores
 from mmgrpo.training.gradients import with_values
 from mmgrpo.training.rollout_rounds import CombinedRewards, Rollouts
 from mmgrpo.training.score_rollouts import Rewards
-from mmgrpo.training.span_scores import has_span_scores
 from mmgrpo.training.views import View, ViewRows, Views
 from mmgrpo.types import Origin, Rollout, Scores
 from mmgrpo.values import from_reference, seen_in

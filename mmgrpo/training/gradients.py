@@ -1,17 +1,21 @@
-"""One optimizer update: streams the policy's log-probabilities through the objective.
+"""The gradient of an update: streams the policy's log-probabilities through the objective.
 
 The objective is a scalar function of the matrix of log-probabilities. Where it treats decisions separately it is
-applied to each streamed slice. Where it couples them, its values come first (on policy they are the rollout's own),
-it is differentiated with respect to that small matrix, and the policy's backward is streamed with the coefficients.
-Either way the gradient is the full graph's, and memory does not grow with T. Selections look at the values first too.
+applied to each streamed slice. Where it couples them, its values are computed first (on policy they are the rollout's
+own), it is differentiated with respect to that small matrix, and the policy's backward is streamed with the
+coefficients. Either way the gradient is that of the full graph, and memory does not grow with T. Selections read the
+values first too.
 
-Views of the configuration are other rows of the same decisions. Their values come first, without grad; where a term is
-differentiated by them, their backward is streamed as the policy's is.
+Views of the configuration are auxiliary forward passes of the same decisions. Their values are computed first, without
+grad; where a term is differentiated by them, their backward is streamed as the policy's is.
 
 Decisions that the loss does not depend on take no forward: those without an advantage or a weight, and in a coupled
-objective those whose coefficients are all 0. The normalizers count them as usual.
+objective those whose coefficients are all 0. The normalizers count them.
 
-Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of the update on all processes.
+Thresholds do not separate equal decisions: values of one state, computed in different batches, differ by rounding
+errors, so selections compare the value of the first decision of each state (``shared``).
+
+Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of the update of the job.
 """
 
 from __future__ import annotations
@@ -35,11 +39,10 @@ from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
 from mmgrpo.maths.modulations import detached
 from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
 from mmgrpo.policy import Policy
-from mmgrpo.training.shared_states import shared
 from mmgrpo.training.streaming import cells, evaluations, index_of
 from mmgrpo.training.views import ViewRows, evaluate_views, policy_values
 from mmgrpo.types import Evaluation, Rollout
-from mmgrpo.values import REFERENCE, Value, of_view
+from mmgrpo.values import OF_STATE, REFERENCE, Value, of_view
 
 NO_VIEWS: Mapping[str, ViewRows] = MappingProxyType({})
 
@@ -347,3 +350,57 @@ def _with_values(batch: Decisions, evaluation: Evaluation) -> Decisions:
 def _gap(decisions: Decisions) -> float:
     gap_BT = (decisions.logprob_BT.detach() - decisions.old_logprob_BT).abs()
     return float(gap_BT.where(decisions.mask_BT, 0.0).nan_to_num(nan=float("inf")).max())
+
+
+def shared(decisions: Decisions, rollout: Rollout) -> Decisions:
+    """The decisions with the value of the first of each state, in the order of rows and columns, on all of the state.
+
+    A state is one of the rollout's under the same sampling settings. Values of the distribution are shared by state,
+    log-probabilities by state and token; all others are left as they are, those of views among them, which may have
+    another prompt for each row.
+
+    Args:
+        decisions: of complete rows, with values at the current weights, without grad.
+        rollout: whose decisions they are.
+
+    Returns:
+        The decisions, for comparisons alone.
+    """
+    keep_BT = decisions.mask_BT
+    if not bool(keep_BT.any()):
+        return decisions
+    sampling_BT = _sampling(rollout)[:, None].expand(rollout.shape)
+    state_N2 = torch.stack([sampling_BT[keep_BT], rollout.state_BT[keep_BT]], dim=1)
+    first_N = _first(state_N2)
+    values = {
+        value: _taken(matrix_BT, keep_BT, first_N) if value.view is None and value.name in OF_STATE else matrix_BT
+        for value, matrix_BT in decisions.values.items()
+    }
+    logprob_BT = decisions.logprob_BT
+    if rollout.token_BT is not None:
+        first_N = _first(torch.cat([state_N2, rollout.token_BT[keep_BT][:, None]], dim=1))
+        logprob_BT = _taken(logprob_BT, keep_BT, first_N)
+    return replace(decisions, logprob_BT=logprob_BT, values=values)
+
+
+def _sampling(rollout: Rollout) -> Tensor:
+    """(B,) a number of each row's sampling settings; 0 for all where no record holds them."""
+    records = rollout.record_B or [None] * len(rollout.samples)
+    keys = [repr(None if record is None else record.get("settings")) for record in records]
+    number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+    return torch.tensor([number[key] for key in keys])
+
+
+def _taken(matrix_BT: Tensor, keep_BT: Tensor, index_N: Tensor) -> Tensor:
+    return matrix_BT.masked_scatter(keep_BT, matrix_BT[keep_BT][index_N])
+
+
+def _first(key_Nk: Tensor) -> Tensor:
+    """The place of the first key that equals each.
+
+    Shapes: (N, k) -> (N,).
+    """
+    number_N = key_Nk.unique(dim=0, return_inverse=True)[1]
+    index_N = torch.arange(len(number_N))
+    first_K = torch.full_like(index_N, len(index_N)).scatter_reduce(0, number_N, index_N, reduce="amin")
+    return first_K[number_N]

@@ -1,12 +1,13 @@
-"""An optimizer that takes no step from a gradient that is not finite.
+"""What an update does to weights: the optimizer, the average of the weights, and the reference.
 
-One update is: clear, accumulate, apply. Earlier contents of ``grad``, from the warm-up or from a caller's
-backward, is no part of it.
+The optimizer takes no step from a gradient that is not finite. One update is: clear, accumulate, apply. Gradients that
+were in ``grad`` before, of the warm-up or of a caller's own backward, are not part of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,21 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from mmgrpo.algorithm import Algorithm
+from mmgrpo.config import EmaConfig, ReferenceConfig
 from mmgrpo.config.update import UpdateConfig
 from mmgrpo.distributed.job import Job
-from mmgrpo.distributed.parameter_shards import as_piece, assign_gradients, local_shards, slice_for_shard
-from mmgrpo.errors import NonFiniteError
-from mmgrpo.training.ema import Average
+from mmgrpo.distributed.parameter_shards import (
+    ParameterShard,
+    as_piece,
+    assign_gradients,
+    local_shards,
+    slice_for_shard,
+)
+from mmgrpo.errors import ConfigError, NonFiniteError
+from mmgrpo.policy import Policy, SupportsNamedWeights
 from mmgrpo.training.update_hooks import UpdateHook
+from mmgrpo.values import REFERENCE
 
 RECENT = 20
 """How many of the last updates the share of skipped ones is taken over."""
@@ -192,3 +202,113 @@ class GuardedOptimizer:
     @property
     def _groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups
+
+
+def kept_share(num_updates: int, config: EmaConfig) -> float:
+    """The share of the average that stays when the weights after ``num_updates`` optimizer updates join it.
+
+    share = min((1 + n) / (10 + n), decay) ** times where n + 1 is a multiple of ``every``, 1 elsewhere.
+
+    Source: flow_grpo, flow_grpo/ema.py, EMAModuleWrapper.step, which its scripts call after each micro-batch with the
+    number of optimizer updates so far: a due update is averaged in as often as it has micro-batches (``times``).
+    """
+    if (num_updates + 1) % config.every:
+        return 1.0
+    return min((1 + num_updates) / (10 + num_updates), config.decay) ** config.times
+
+
+class Average:
+    """Exponential moving average of a fixed list of parameters, from their values when it is made."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], config: EmaConfig) -> None:
+        self._parameters = local_shards(parameters)
+        self._config = config
+        self._updates = 0
+        self._average = [parameter.detach().clone() for parameter in self._parameters]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether it is of sharded weights, which all processes must swap together."""
+        return any(isinstance(parameter, ParameterShard) for parameter in self._parameters)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Restarts from the current parameters."""
+        self._updates = 0
+        for average, parameter in zip(self._average, self._parameters, strict=True):
+            average.copy_(parameter)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Counts an optimizer update, and averages when it is due."""
+        self._updates += 1
+        share = kept_share(self._updates, self._config)
+        if share < 1:
+            for average, parameter in zip(self._average, self._parameters, strict=True):
+                average.lerp_(parameter, 1 - share)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within it the parameters hold their averages."""
+        trained = [parameter.detach().cpu().clone() for parameter in self._parameters]
+        self._set(self._average)
+        try:
+            yield
+        finally:
+            self._set(trained)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages and their number of updates; of sharded weights, the shards."""
+        pairs = zip(self._average, self._parameters, strict=True)
+        return {"average": [as_piece(average, parameter) for average, parameter in pairs], "updates": self._updates}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores ``state_dict``."""
+        for average, stored, parameter in zip(self._average, state["average"], self._parameters, strict=True):
+            average.copy_(slice_for_shard(stored, parameter))
+        self._updates = state["updates"]
+
+    @torch.no_grad()
+    def _set(self, values: Sequence[torch.Tensor]) -> None:
+        for parameter, value in zip(self._parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def require_movable(policy: Policy, config: ReferenceConfig | None) -> None:
+    """Raises ConfigError if the reference is to move and the policy keeps no weights."""
+    if config is not None and not isinstance(policy, SupportsNamedWeights):
+        raise ConfigError(
+            f"update.reference: {type(policy).__name__} keeps no weights under names, so its reference stays"
+        )
+
+
+def move_reference(policy: Policy, config: ReferenceConfig | None, step: int, optimizer: GuardedOptimizer) -> None:
+    """Moves the reference after a step, if that is due; right after a reset the divergence from it is 0.
+
+    Every process does the same with the same weights.
+
+    Args:
+        policy: whose reference it is.
+        config: the section ``update.reference``; None: nothing moves.
+        step: steps done.
+        optimizer: is reset too, if configured.
+    """
+    if config is None or not isinstance(policy, SupportsNamedWeights):
+        return
+    if config.reset_every is not None and step % config.reset_every == 0:
+        policy.weights.store(REFERENCE)
+        if config.reset_optimizer:
+            optimizer.forget()
+    elif config.ema is not None and step % config.ema.every == 0:
+        policy.weights.store(REFERENCE, decay=config.ema.decay)
+
+
+def ensure_reference(policy: Policy, algorithm: Algorithm) -> None:
+    """Has a full fine-tune copy its weights before the first update, if a later step may read the reference."""
+    config = algorithm.config
+    is_viewed = any(view.weights == REFERENCE for view in config.objective.views.values())
+    moves = any(key.endswith(".kl.beta") for key in algorithm.course.keys)
+    if config.update.reference is not None or moves or is_viewed:
+        with policy.reference():
+            pass

@@ -1,25 +1,30 @@
-"""The loop of a run: the common steps of its tasks, and a checkpoint of a complete step at any end."""
+"""The loop of a run: the steps of its tasks, and a checkpoint of a complete step however the run ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
 
+import torch
+
 from mmgrpo.config import RunConfig, TaskConfig
 from mmgrpo.distributed.heartbeat import Heartbeat
 from mmgrpo.distributed.job import Job
-from mmgrpo.errors import ProcessLostError
+from mmgrpo.errors import MmgrpoError, OutOfMemoryError, ProcessLostError
 from mmgrpo.runs.folder import RunFolder
 from mmgrpo.runs.progress import RunProgress
 from mmgrpo.runs.sample_logging import log_samples
 from mmgrpo.runs.stopping import StopRequests, Terminated
+from mmgrpo.system.out_of_memory import is_out_of_memory
 from mmgrpo.training.checkpointed_run import CheckpointedRun
 from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.optimizer import GuardedOptimizer
-from mmgrpo.training.out_of_memory import naming_phase
 from mmgrpo.training.rollout_rounds import Rollouts
 from mmgrpo.training.score_rollouts import Rewards
 from mmgrpo.training.update_policy import UpdateMetrics, UpdatePlan, update_jointly
@@ -335,3 +340,45 @@ def task_step(step: int, config: RunConfig) -> int:
 
 def _role(task: Task) -> TaskConfig:
     return task.config.task or TaskConfig()
+
+
+_ROLLOUT = "lower policy.rollout_batch, or set runtime.gather_for_rollout: false where the model is sharded"
+_UPDATE = (
+    "lower policy.update_batch (images and videos) or policy.update_tokens (texts), or set "
+    "policy.gradient_checkpointing: true"
+)
+REMEDIES = {
+    "the warm-up": _UPDATE,
+    "the rollout": _ROLLOUT,
+    "judging": "lower policy.rollout_batch, or run the rewards on another machine (mmgrpo serve-rewards)",
+    "the update": _UPDATE,
+    "the evaluation": f"{_ROLLOUT}, or run the rewards on another machine (mmgrpo serve-rewards)",
+}
+"""Suggestions to save memory, by the phase of a step."""
+
+
+@contextmanager
+def naming_phase(phase: str, step: int) -> Iterator[None]:
+    """If memory runs out within it, its tensors are freed, so that the last complete step can still be saved.
+
+    Args:
+        phase: one of ``REMEDIES``.
+        step: that was being taken.
+
+    Raises:
+        OutOfMemoryError: memory ran out; the message names the phase and the setting to lower.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, MmgrpoError) or not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold the activations
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        message = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise OutOfMemoryError(
+            f"out of memory in {phase} at step {step}: {REMEDIES[phase]}; this changes nothing "
+            f"that is learned, and can be set when a run resumes (docs/how-to/symptoms.md). The message: {message:.300}"
+        ) from error

@@ -18,7 +18,7 @@ from mmgrpo.policy import Policy
 from mmgrpo.reward import CrossTaskReward
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.compute_advantages import Advantages
-from mmgrpo.training.ema import Average
+from mmgrpo.training.optimizer import Average
 from mmgrpo.training.rollout_rounds import Rollouts, UpstreamRollouts
 from mmgrpo.training.score_rollouts import Rewards
 from mmgrpo.types import Plan, Prompt

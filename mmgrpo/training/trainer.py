@@ -29,16 +29,22 @@ from mmgrpo.runs.prompt_samples import with_preview
 from mmgrpo.runs.resuming import plan_resumption, resolve_config
 from mmgrpo.runs.sample_files import identity
 from mmgrpo.runs.sample_logging import MAX_LOGGED_SAMPLES
-from mmgrpo.training.arguments import RewardArgument, policy_of, prompts_of, rewards_of, with_policy, with_policy_name
+from mmgrpo.training.arguments import (
+    RewardArgument,
+    policy_of,
+    prompts_of,
+    rewards_of,
+    rewards_of_run,
+    with_policy,
+    with_policy_name,
+)
 from mmgrpo.training.build import exchange_plan
 from mmgrpo.training.checkpointed_run import CheckpointedRun
 from mmgrpo.training.components import Components
 from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.evaluation import HeldOut, evaluate, probe_rewards
-from mmgrpo.training.live_rewards import rewards_of_run
-from mmgrpo.training.out_of_memory import naming_phase
 from mmgrpo.training.rollout_rounds import Rollouts
-from mmgrpo.training.run_loop import ALONE, RunContext, RunLoop, Scored, StepUpdates
+from mmgrpo.training.run_loop import ALONE, RunContext, RunLoop, Scored, StepUpdates, naming_phase
 from mmgrpo.training.task_chain import TaskLink, cross_task_rewards, require_cross_task_rewards
 from mmgrpo.training.update_policy import UpdateMetrics
 from mmgrpo.types import Prompt, Scores

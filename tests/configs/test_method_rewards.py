@@ -20,9 +20,9 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shape_scores
+from mmgrpo.training.arguments import joined_rewards
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.compute_advantages import group_advantages
-from mmgrpo.training.live_rewards import joined_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.policies.tiny_language import picture, prompts_of

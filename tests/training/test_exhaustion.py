@@ -10,7 +10,7 @@ import torch
 from mmgrpo.errors import OutOfMemoryError
 from mmgrpo.runs.checkpoint import checkpoint_steps
 from mmgrpo.system.out_of_memory import is_out_of_memory
-from mmgrpo.training.out_of_memory import naming_phase
+from mmgrpo.training.run_loop import naming_phase
 from tests.faults.disturbed import on_forward
 from tests.faults.runs import CASES, Case
 

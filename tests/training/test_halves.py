@@ -12,7 +12,7 @@ from torch import Tensor
 from mmgrpo.distributed.job import Job
 from mmgrpo.maths.forgetting import FORGETTING, Forgetting
 from mmgrpo.policy import Policy
-from mmgrpo.training.forgetting import keep_forgetting
+from mmgrpo.training.rollout_rounds import keep_forgetting
 from mmgrpo.types import Rollout
 from tests.policies.tiny_language import policy_of, prompts_of
 

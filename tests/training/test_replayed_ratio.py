@@ -15,7 +15,7 @@ from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
 from mmgrpo.training.concat_rollouts import concat_rollouts
-from mmgrpo.training.off_policy_rows import read
+from mmgrpo.training.request_sampling import read
 from mmgrpo.types import Origin, Plan
 from tests.policies import tiny_image_tokens, tiny_language, tiny_masked
 

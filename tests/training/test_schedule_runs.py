@@ -16,7 +16,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
 from mmgrpo.system.yamls import parse_yaml
 from mmgrpo.training.build import build_rewards
-from mmgrpo.training.step_rewards import StepRewards
+from mmgrpo.training.components import StepRewards
 from mmgrpo.types import Prompt, Sample
 from tests.test_trainer import BASE, lines, run, weights
 

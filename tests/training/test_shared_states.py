@@ -11,7 +11,7 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.modulations import ADVANTAGE, LOGPROB
 from mmgrpo.maths.selections import top_entropy
 from mmgrpo.methods.selection.kl_cov import kl_covariance
-from mmgrpo.training.shared_states import shared
+from mmgrpo.training.gradients import shared
 from mmgrpo.types import Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, Value
 
