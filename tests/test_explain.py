@@ -126,7 +126,7 @@ def test_a_coupled_ratio_takes_values_before_every_update_but_the_first() -> Non
     # 4 updates of half the samples, the first of them without: 3 * 1/2 passes of 4 forwards; 2 epochs of updates
     assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [10.0, 6.0, 0.0, 8.0]
     said = rows(config)
-    assert said["values"].startswith("a pass before every update of a rollout but the first")
+    assert said["coupled values"].startswith("a pass before every update of a rollout but the first")
     assert said["forwards"].startswith("per sample and step: rollout 10.0, values 6.0, update 8.0; in all 24.0")
 
 
@@ -134,7 +134,7 @@ def test_a_coupled_ratio_with_a_reference_takes_values_before_every_update() -> 
     config = changed(objective={"ratio_level": "sequence"}, update={"minibatches": 1})
     # one pass for the values and one for the gradient, the reference beside each
     assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [10.0, 4.0, 8.0, 4.0]
-    assert rows(config)["values"].startswith("a pass before every update: ")
+    assert rows(config)["coupled values"].startswith("a pass before every update: ")
 
 
 def test_the_first_minibatch_may_hold_more_groups() -> None:
@@ -169,7 +169,7 @@ def test_formula_and_numbers() -> None:
     assert said["advantage A"].endswith("eps = 0.0001, correction = 1. Advantage clamped to [-limit, limit], limit = 5")
     assert said["surrogate l"] == "clipped: l = max(-A r, -A clip(r, 1 - low, 1 + high)), low = 0.001, high = 0.002"
     assert said["log-ratio"] == "decision: log r = logprob - old_logprob"
-    assert said["weight v"] == "sequence_mean: w = m / (kept decisions of the row * num_samples)"
+    assert said["weight v"] == "sequence_mean: v = m / (kept decisions of the row * num_samples)"
     assert said["KL"].startswith("kl_beta = 0.1, gaussian: KL of two Gaussians")
     assert said["sampler"].startswith("chosen by the scheduler: flow_sde on flow levels, native for")
     named = rows(changed(policy={"sampler": "flow_sde"}))["sampler"]
@@ -183,7 +183,7 @@ def test_normalized_log_ratio_and_step_weight() -> None:
     said = rows(changed(objective={"ratio_level": "sequence", "normalize_ratio": True, "step_weight": "inverse_step"}))
     assert "normalized to (log r + b) * std, with b = mean((mu - mu_old)^2) / (2 std^2)" in said["log-ratio"]
     assert "; then log r_i = mean_t log r_it" in said["log-ratio"]
-    assert said["weight w"].startswith("v times inverse_step: 1 / h on the masked decisions")
+    assert said["weight w"].startswith("w = v times inverse_step: 1 / h on the masked decisions")
 
 
 def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
@@ -210,7 +210,7 @@ def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
     assert second.startswith("w = 0 unless A >= 0 or mean_t (old_logprob - logprob) <= limit")
     assert said["truncated"].startswith("samples cut off by their length limit: decisions left out, counted as zeros")
     assert "times the ratio at the level step, with gradient, k3: " in said["KL"]
-    assert said["values"].startswith("a pass before every update: the sequence ratio couples decisions")
+    assert said["coupled values"].startswith("a pass before every update: the sequence ratio couples decisions")
     assert "skipped" not in said
 
 
@@ -226,13 +226,13 @@ def test_a_sampler_that_changes_the_marginals_is_marked() -> None:
 def test_selections_alone_take_values_first() -> None:
     near = {"selections": ({"name": "near_policy", "limit": 0.1},), "kl": {"beta": 0}}
     said = rows(changed(objective=near))
-    assert said["values"].startswith("a pass before every update of a rollout but the first")
-    assert said["values"].endswith("selections read all values first")
+    assert said["coupled values"].startswith("a pass before every update of a rollout but the first")
+    assert said["coupled values"].endswith("selections read all values first")
     assert said["skipped"].startswith("decisions without an advantage or a weight take no forward")
     assert (
         "pass before every update: "
         in rows(changed(objective={"selections": ({"name": "top_entropy", "share": 0.2},), "kl": {"beta": 0}}))[
-            "values"
+            "coupled values"
         ]
     )
 
@@ -259,7 +259,7 @@ def test_geometry_passes_and_method() -> None:
     assert said["updates"] == "1 epoch x 2 minibatches = 2 updates a rollout, of 80 samples"
     assert said["in all"] == "60 steps, 9,600 samples, 120 updates"
     assert said["old policy"].startswith("no pass")
-    assert said["values"].startswith("no pass")
+    assert said["coupled values"].startswith("no extra pass")
     assert said["reference"].startswith("a pass with each pass of the policy")
     assert said["evaluation"] == (
         "before the first step, every 10 steps and after the last: 40 samples a prompt of 40 forwards each, "
@@ -338,7 +338,7 @@ def test_off_policy_rows_and_auxiliary_losses() -> None:
     assert found["auxiliary"] == f"{taught}, weighted by below of the group's success"
     found = rows(load_config("methods/meml-grpo", {"policy": None}))
     assert found["auxiliary"].endswith("weighted by below of the part's success")
-    assert found["values"].startswith("a pass before every update: gradients go through the view weakest")
+    assert found["coupled values"].startswith("a pass before every update: gradients go through the view weakest")
 
 
 def no_planner() -> int:

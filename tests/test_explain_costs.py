@@ -181,7 +181,8 @@ def test_passes_of_the_policies() -> None:
     preference = {"name": "preference", "score_by": "sum_log_ratio", "against": "reference"}
     explained = rows(changed(objective={"surrogate": None, "kl": {"beta": 0}, "terms": [preference]}))
     assert explained["reference"] == "a pass with each pass of the policy, for preference"
-    assert explained["values"].endswith("preference couples decisions, and the rollout does not know its KL or entropy")
+    reason = "preference couples decisions, and the rollout does not know its KL or entropy"
+    assert explained["coupled values"].endswith(reason)
     average = {"name": "diffusion_nft", "view": "average"}
     read = {"training_states": "renoised", "window": None}
     explained = rows(changed(rollout=read, objective={"surrogate": None, "kl": {"beta": 0}, "terms": [average]}))

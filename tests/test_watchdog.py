@@ -257,7 +257,8 @@ class TestWhatIsTrainedOn:
 
 def test_explain_lists_the_alerts() -> None:
     said = " ".join(explanation(run_of(stop=["grid"], length=None)).split())
-    assert "watchdog alarms for hacking, diversity, grid, dead_groups, on_policy_gap, no_effect; stops at grid" in said
+    kinds = "hacking, diversity, grid, dead_groups, on_policy_gap, no_effect"
+    assert f"watchdog alerts for {kinds}; an alert stops the run: grid" in said
 
 
 def test_variety_within_groups() -> None:

@@ -170,13 +170,14 @@ def _formula_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     surrogate, aggregate = objective.surrogate, objective.aggregate
     yield from _function_rows("surrogate l", () if surrogate is None else (surrogate,), SURROGATES)
     yield from _foreign_row(objective.off_policy)
-    yield from _function_rows("weight v", (aggregate,), AGGREGATES)
+    for label, line in _function_rows("weight v", (aggregate,), AGGREGATES):
+        yield label, line.replace(": w = ", ": v = ", 1)
     if objective.step_weight is None:
-        yield "weight w", "v: no step weight"
+        yield "weight w", "w = v: no step weight"
     else:
         weight = objective.step_weight
         line = _summary(named_in("objective.step_weight", STEP_WEIGHTS, weight.name))
-        yield "weight w", f"v times {weight.name}{_numbers(weight.numbers)}: {line}"
+        yield "weight w", f"w = v times {weight.name}{_numbers(weight.numbers)}: {line}"
     yield from _function_rows("selection", objective.selections, SELECTIONS)
     yield from _function_rows("modulation", objective.modulations, MODULATIONS)
     for (label, line), term in zip(_function_rows("term", objective.terms, TERMS), objective.terms, strict=True):
@@ -314,7 +315,7 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
 def _pass_rows(algorithm: Algorithm, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     config = algorithm.config
     yield "old policy", "no pass: the log-probabilities stored at the rollout serve every update"
-    yield "values", _values_line(algorithm)
+    yield "coupled values", _values_line(algorithm)
     yield "reference", _reference_line(algorithm)
     yield from moving_reference_rows(algorithm)
     yield from view_rows(algorithm)
@@ -324,7 +325,8 @@ def _pass_rows(algorithm: Algorithm, settings: Mapping[str, Any] | None) -> Iter
     watchdog = config.watchdog
     if watchdog is not None:
         kinds = [kind for kind in get_args(AlertKind) if getattr(watchdog, kind) is not None]
-        yield "watchdog", f"alarms for {', '.join(kinds)}; stops at {', '.join(watchdog.stop) or 'none'}"
+        stop = ", ".join(watchdog.stop) or "never"
+        yield "watchdog", f"alerts for {', '.join(kinds)}; an alert stops the run: {stop}"
 
 
 def _reference_line(algorithm: Algorithm) -> str:
@@ -344,7 +346,7 @@ def _values_line(algorithm: Algorithm) -> str:
     objective, config = algorithm.objective, algorithm.config
     num_updates = config.update.epochs * config.update.minibatches
     if not objective.needs_values:
-        return "no pass: the loss is a sum over decisions"
+        return "no extra pass: the loss is a sum over decisions, and each depends on that decision alone"
     reason = _values_reason(objective)
     if not objective.rollout_knows_values:
         return f"a pass before every update: {reason}, and the rollout does not know its KL or entropy"
