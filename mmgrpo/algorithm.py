@@ -44,17 +44,17 @@ from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator
 from mmgrpo.maths.filters import FILTERS, Filter
 from mmgrpo.maths.modulations import MODULATIONS, Modulation
-from mmgrpo.maths.objectives import Foreign, Objective
-from mmgrpo.maths.origins import ORIGINS
+from mmgrpo.maths.objectives import Objective, OffPolicySurrogate
 from mmgrpo.maths.prompt_weights import ANSWER_WEIGHTS
 from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.selections import SELECTIONS, Selection
+from mmgrpo.maths.sources import SOURCES
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.strategies import STRATEGIES, Setting, Strategy
 from mmgrpo.maths.surrogates import SURROGATES
-from mmgrpo.maths.terms import TERMS, Term, of_origins, weighted
+from mmgrpo.maths.terms import TERMS, Term, from_sources, weighted
 from mmgrpo.maths.trees import TREES
 from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.memory import Memory
@@ -552,13 +552,13 @@ def _with_lr(named: Named, lr: float) -> Named:
 def _term(config: TermConfig) -> Term:
     term = _call("objective.terms", TERMS, config, Term)
     if config.sources is not None:
-        term = of_origins(term, [ORIGINS[name] for name in config.sources])
+        term = from_sources(term, [SOURCES[name] for name in config.sources])
     return weighted(term if config.label is None else replace(term, name=config.label), config.weight)
 
 
-def _foreign(config: OffPolicyConfig) -> Foreign:
+def _foreign(config: OffPolicyConfig) -> OffPolicySurrogate:
     surrogate = bound("objective.off_policy.surrogate", SURROGATES, config.surrogate)
-    return Foreign(surrogate=surrogate, ratio_level=_level(config.ratio_level), weight=config.weight)
+    return OffPolicySurrogate(surrogate=surrogate, ratio_level=_level(config.ratio_level), weight=config.weight)
 
 
 def _window(named: Named | None) -> Callable[..., Sequence[int]] | None:

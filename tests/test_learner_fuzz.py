@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmgrpo.maths import surrogates
 from mmgrpo.maths.aggregates import AGGREGATES, count
-from mmgrpo.maths.objectives import Foreign, Objective
+from mmgrpo.maths.objectives import Objective, OffPolicySurrogate
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.terms import divergence_terms, weighted
 from mmgrpo.maths.terms.view_terms import negative_logprob
@@ -194,7 +194,7 @@ def _objective(loss: Loss) -> Objective:
     foreign = None
     if loss.replayed is not None:
         name, numbers, of_replayed, weight = loss.replayed
-        foreign = Foreign(surrogate=surrogate(name, numbers), ratio_level=of_replayed, weight=weight)
+        foreign = OffPolicySurrogate(surrogate=surrogate(name, numbers), ratio_level=of_replayed, weight=weight)
     return Objective(
         surrogate=surrogate(*loss.surrogate),
         aggregate=partial(AGGREGATES[loss.aggregate[0]], **loss.aggregate[1]),

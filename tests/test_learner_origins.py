@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from mmgrpo.maths.aggregates import count, sequence_mean
-from mmgrpo.maths.objectives import Foreign, Objective
-from mmgrpo.maths.origins import GIVEN, REPLAYED
+from mmgrpo.maths.objectives import Objective, OffPolicySurrogate
+from mmgrpo.maths.sources import DEMONSTRATION, REPLAY
 from mmgrpo.maths.surrogates import shaped
-from mmgrpo.maths.terms import of_origins
+from mmgrpo.maths.terms import from_sources
 from mmgrpo.maths.terms.view_terms import negative_logprob
 from mmgrpo.methods.off_policy.rl_plus import mixture
 from mmgrpo.training.gradients import accumulate_gradient
@@ -23,14 +23,18 @@ ALL = [0, 1, 2, 3]
 MIXED_B = torch.tensor([Origin.ON_POLICY, Origin.DEMONSTRATION, Origin.REPLAY, Origin.ON_POLICY])
 SHAPED = partial(shaped, gamma=0.1)
 OWN = Objective(surrogate=CLIPPED, aggregate=sequence_mean)
-GIVEN_ALONE = of_origins(negative_logprob(), (GIVEN,))
+GIVEN_ALONE = from_sources(negative_logprob(), (DEMONSTRATION,))
 
 OBJECTIVES = {
-    "separable": replace(OWN, foreign=Foreign(surrogate=SHAPED)),
-    "foreign rows coupled": replace(OWN, foreign=Foreign(surrogate=SHAPED, ratio_level="sequence", weight=0.5)),
-    "own rows coupled": replace(OWN, ratio_level="sequence", foreign=Foreign(surrogate=partial(mixture, power=0.5))),
+    "separable": replace(OWN, foreign=OffPolicySurrogate(surrogate=SHAPED)),
+    "foreign rows coupled": replace(
+        OWN, foreign=OffPolicySurrogate(surrogate=SHAPED, ratio_level="sequence", weight=0.5)
+    ),
+    "own rows coupled": replace(
+        OWN, ratio_level="sequence", foreign=OffPolicySurrogate(surrogate=partial(mixture, power=0.5))
+    ),
     "a term of given rows": replace(OWN, further=(GIVEN_ALONE,)),
-    "with a divergence": replace(OWN, foreign=Foreign(surrogate=SHAPED), divergence="k3", kl_beta=0.3),
+    "with a divergence": replace(OWN, foreign=OffPolicySurrogate(surrogate=SHAPED), divergence="k3", kl_beta=0.3),
 }
 
 
@@ -84,7 +88,7 @@ def test_foreign_rows_of_weight_0_take_no_forward() -> None:
     totals, ones_BT = count(rollout.mask_BT), torch.ones(rollout.shape)
     spent = []
     for weight in (1.0, 0.0):
-        objective = replace(OWN, foreign=Foreign(surrogate=SHAPED, weight=weight))
+        objective = replace(OWN, foreign=OffPolicySurrogate(surrogate=SHAPED, weight=weight))
         spent.append(accumulate_gradient(policy, rollout, ones_BT, objective, rows=ALL, totals=totals).num_forwards)
     assert spent == [12, 6]
     gradient(policy)
@@ -102,4 +106,4 @@ def test_a_term_of_demonstrations_computes_only_their_rows() -> None:
 
 
 def test_the_numbers_are_those_of_the_enum() -> None:
-    assert (int(Origin.REPLAY), int(Origin.DEMONSTRATION)) == (REPLAYED, GIVEN)
+    assert (int(Origin.REPLAY), int(Origin.DEMONSTRATION)) == (REPLAY, DEMONSTRATION)

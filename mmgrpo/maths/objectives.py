@@ -26,9 +26,9 @@ from mmgrpo.maths.changes import changed_count, modulation_changed
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum, total
 from mmgrpo.maths.modulations import Modulated, Modulation
-from mmgrpo.maths.origins import DRAWN, READ
 from mmgrpo.maths.ratios import RATIO_LEVELS, Bounded
 from mmgrpo.maths.selections import Selection
+from mmgrpo.maths.sources import OFF_POLICY, ON_POLICY
 from mmgrpo.maths.surrogates import Surrogate
 from mmgrpo.maths.terms import (
     DECISION,
@@ -38,7 +38,7 @@ from mmgrpo.maths.terms import (
     divergence_term,
     entropy_term,
     every_kept,
-    of_origins,
+    from_sources,
     weighted,
 )
 from mmgrpo.values import DRIFT, ENTROPY, Value, from_reference
@@ -54,7 +54,7 @@ ZERO_ON_POLICY = frozenset((DRIFT,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foreign:
+class OffPolicySurrogate:
     """The surrogate of rows that were not sampled at this step.
 
     Attributes:
@@ -73,7 +73,7 @@ class Foreign:
         surrogate = SurrogateTerm(
             surrogate=self.surrogate, ratio_level=self.ratio_level, bound=None, normalized=False, name="foreign"
         )
-        return weighted(of_origins(surrogate.as_term(), READ), self.weight)
+        return weighted(from_sources(surrogate.as_term(), OFF_POLICY), self.weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class Objective:
     entropy_bonus: float = 0.0
     modulations: tuple[Modulation, ...] = ()
     further: tuple[Term, ...] = ()
-    foreign: Foreign | None = None
+    foreign: OffPolicySurrogate | None = None
 
     def __post_init__(self) -> None:
         for key in ("ratio_level", "kl_ratio_level"):
@@ -159,7 +159,7 @@ class Objective:
                 bound=self.bound,
                 normalized=self.normalize_ratio,
             ).as_term()
-            yield surrogate if self.foreign is None else of_origins(surrogate, (DRAWN,))
+            yield surrogate if self.foreign is None else from_sources(surrogate, (ON_POLICY,))
         if self.foreign is not None:
             yield self.foreign.as_term()
         if self.kl_beta > 0 and self.divergence is not None:

@@ -11,7 +11,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.critics import generalized_advantage
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.origins import DRAWN
+from mmgrpo.maths.sources import ON_POLICY
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import REFERENCE, VALUE, Value, of_view
 
@@ -146,7 +146,7 @@ def drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
 
 def is_sampled_B(feedback: Feedback) -> Tensor:
     """(B,) bool, the samples that were sampled at this step and that a reward applied to."""
-    return feedback.valid_B if feedback.origin_B is None else feedback.valid_B & (feedback.origin_B == DRAWN)
+    return feedback.valid_B if feedback.origin_B is None else feedback.valid_B & (feedback.origin_B == ON_POLICY)
 
 
 def _check_within_divergence(limit: float) -> None:

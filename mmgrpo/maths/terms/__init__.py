@@ -19,9 +19,9 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, of_value, total
 from mmgrpo.maths.factories import Numbers, factory
-from mmgrpo.maths.origins import of_origin
 from mmgrpo.maths.ratios import RATIO_LEVELS, Bounded, normalized_log_ratio
 from mmgrpo.maths.registry import Registry
+from mmgrpo.maths.sources import is_from
 from mmgrpo.maths.surrogates import Surrogate
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import DRIFT, ENTROPY, Value
@@ -234,7 +234,7 @@ def weighted(term: Term, weight: float) -> Term:
     return replace(term, loss=loss)
 
 
-def of_origins(term: Term, origins: Sequence[int]) -> Term:
+def from_sources(term: Term, origins: Sequence[int]) -> Term:
     """A term that reads only the rows of some origins; means over the update stay means over all rows.
 
     Args:
@@ -246,7 +246,7 @@ def of_origins(term: Term, origins: Sequence[int]) -> Term:
     """
 
     def of_source(decisions: Decisions) -> Decisions:
-        return replace(decisions, mask_BT=decisions.mask_BT & of_origin(decisions, origins))
+        return replace(decisions, mask_BT=decisions.mask_BT & is_from(decisions, origins))
 
     return replace(
         term,

@@ -11,7 +11,7 @@ from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.estimators.value_credit import is_sampled_B
 from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.group_stats import standardized
-from mmgrpo.maths.origins import GIVEN
+from mmgrpo.maths.sources import DEMONSTRATION
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def label_smoothing(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e
     count_P1 = sampled_PG.sum(1, keepdim=True)
     mean_P1 = reward_PG.where(sampled_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
     highest_P1 = reward_PG.where(sampled_PG, -torch.inf).amax(1, keepdim=True)
-    smoothed_PG = mean_P1.where(valid_PG & groups.matrix(origin_B == GIVEN) & (highest_P1 >= reward_PG), reward_PG)
+    smoothed_PG = mean_P1.where(
+        valid_PG & groups.matrix(origin_B == DEMONSTRATION) & (highest_P1 >= reward_PG), reward_PG
+    )
     advantage_B = groups.rows(standardized(smoothed_PG, valid_PG, eps=eps, correction=1))
     return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)

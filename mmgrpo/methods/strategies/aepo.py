@@ -13,7 +13,7 @@ from mmgrpo.maths.advantages import group_advantage
 from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.origins import DRAWN
+from mmgrpo.maths.sources import ON_POLICY
 from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, second_round, trained
 from mmgrpo.system.lazy import torch
 
@@ -33,7 +33,7 @@ def fixed_off_policy_advantage(feedback: Feedback, advantage_BT: Tensor, *, valu
     """
     if feedback.origin_B is None:
         return advantage_BT
-    read_B = (feedback.origin_B != DRAWN) & feedback.valid_B
+    read_B = (feedback.origin_B != ON_POLICY) & feedback.valid_B
     return advantage_BT.masked_fill(read_B[:, None], value)
 
 
