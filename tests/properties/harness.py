@@ -21,7 +21,7 @@ from tests.properties.registered import Case, cases
 
 Check = Callable[[Case, st.DataObject], None]
 
-PER_COMMIT, NIGHTLY, STALE = 3, 100, 60
+PER_COMMIT, NIGHTLY, STALE = 2, 100, 60
 """Examples of each case: at every commit, nightly, and in search of one that shows an exemption to be needed."""
 
 EXAMPLES = [PER_COMMIT, pytest.param(NIGHTLY, marks=pytest.mark.nightly)]
