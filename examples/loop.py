@@ -28,9 +28,9 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
     assert config.prompts is not None
     job = mmgrpo.Job(Accelerator())
     device = job.accelerator.device
-    policy, rewards = mmgrpo.build_policy(config, device), mmgrpo.build_rewards(config.rewards)
+    policy, reward_functions = mmgrpo.build_policy(config, device), mmgrpo.build_rewards(config.rewards)
     prompts, algorithm = mmgrpo.load_prompts_of(config.prompts), mmgrpo.Algorithm.of(config)
-    components = mmgrpo.Components.of(algorithm, policy, rewards, prompts, job=job, device=device)
+    components = mmgrpo.Components.of(algorithm, policy, reward_functions, prompts, job=job, device=device)
 
     for warmup in components.warm_up():
         print(f"warm-up {warmup.step}: loss {warmup.loss:.4f}")

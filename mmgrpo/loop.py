@@ -42,10 +42,10 @@ class Step:
     def of(cls, components: Components, number: int, memory: Memory) -> Step:
         """A step, counted from 0, with schedules and phases applied."""
         algorithm = components.algorithm.at(number, memory)
-        components.rewards.move(algorithm)
+        components.rewards.apply_schedules(algorithm)
         if components.owner is None:
             critic_warms_up = components.critic is not None and components.critic.is_warming_up(number)
-            components.optimizer.begin(algorithm.config.update, rests=critic_warms_up)
+            components.optimizer.begin(algorithm.config.update, is_frozen=critic_warms_up)
         return cls(components, number, memory, algorithm, components.stream.at_step(number, memory))
 
     def rollout(
@@ -65,12 +65,12 @@ class Step:
                 plan=plan_at(algorithm, components.policy, self.number),
                 job=components.job,
                 value=partial(combine, step=self.number),
-                contexts={**algorithm.prompt_templates, **templates},
-                reads=algorithm.config.rollout.training_states == "renoised",
+                prompt_templates={**algorithm.prompt_templates, **templates},
+                renoise=algorithm.config.rollout.training_states == "renoised",
                 on_samples=on_samples,
                 upstream=upstream,
             )
-        return components.critic.valued(rollouts) if components.critic else rollouts
+        return components.critic.with_values(rollouts) if components.critic else rollouts
 
     def score(self, rollouts: Rollouts) -> Rewards:
         """Waits for the rewards of the samples of all processes."""

@@ -95,7 +95,7 @@ class Components:
             require_media(prompts, config.prompts, prompt_check(policy))
             require_images(prompts, algorithm)
         step_rewards, stream = StepRewards(rewards, algorithm), algorithm.prompt_stream(prompts, prompt_check(policy))
-        step_rewards.move(algorithm.at(0, Memory()))
+        step_rewards.apply_schedules(algorithm.at(0, Memory()))
         job.local_share(range(config.rollout.prompts_per_step), "rollout.prompts_per_step")
         require_movable(policy, config.update.reference)
         require_advantages(algorithm)
@@ -157,8 +157,8 @@ class StepRewards:
             self._base, max_failure_frac=config.runtime.max_reward_failure_frac, cache_mb=config.runtime.reward_cache_mb
         )
 
-    def move(self, algorithm: Algorithm) -> None:
-        """Takes the numbers of a step. Raises ConfigError for a value that a reward does not take."""
+    def apply_schedules(self, algorithm: Algorithm) -> None:
+        """Applies the numbers of a step to the rewards. Raises ConfigError for a value that a reward does not take."""
         before, self._moved = self._moved, algorithm.moved
         if self._moved.rewards != before.rewards:
             self.rewards = [self._reward(number, self._moved, before) for number in range(len(self._base))]

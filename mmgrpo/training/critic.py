@@ -87,7 +87,7 @@ class CriticTrainer:
         """Whether the policy is frozen at a step, counted from 0."""
         return step < self._config.warmup_steps
 
-    def valued(self, rollouts: Rollouts) -> Rollouts:
+    def with_values(self, rollouts: Rollouts) -> Rollouts:
         """The rows with the value of the state before every decision, under the current weights."""
         rollout, self._rows = rollouts.rollout, with_critic_values(self._critic, rollouts.rollout)
         values, num_forwards = {**rollout.values, **self._rows.values}, rollout.num_forwards + self._rows.num_forwards

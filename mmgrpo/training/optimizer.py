@@ -58,7 +58,7 @@ class GuardedOptimizer:
         optimizer: torch's.
         schedule: of the learning rate; like transformers' it counts the updates that were taken.
         max_grad_norm: the gradient is scaled down to this norm; None leaves it.
-        rests: whether gradients are measured and forgotten, so that nothing moves.
+        is_frozen: whether gradients are measured and dropped, so that no weight changes.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class GuardedOptimizer:
         self.schedule = schedule
         self._job = job
         self.max_grad_norm = max_grad_norm
-        self.rests = False
+        self.is_frozen = False
         self._max_skipped_frac = max_skipped_frac
         self._average = average
         self._hooks = dict(hooks or {})
         self._recent: list[bool] = []
 
-    def begin(self, update: UpdateConfig, *, rests: bool) -> None:
+    def begin(self, update: UpdateConfig, *, is_frozen: bool) -> None:
         """Sets the values that may differ from step to step."""
-        self.max_grad_norm, self.rests = update.optimizer.max_grad_norm, rests
+        self.max_grad_norm, self.is_frozen = update.optimizer.max_grad_norm, is_frozen
 
     def clear(self) -> None:
         """Forgets every gradient."""
@@ -113,14 +113,14 @@ class GuardedOptimizer:
         if all(parameter.grad is None for parameter in self._shards):
             for parameter in self._shards:  # no gradient: the optimizer still takes its step, with zeros
                 parameter.grad = torch.zeros_like(parameter)
-        hooks = [] if self.rests else list(self._hooks.values())
+        hooks = [] if self.is_frozen else list(self._hooks.values())
         for hook in hooks:
             hook.before()
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
         norm = self._job.grad_norm(self._shards)
         torch.nn.utils.clip_grads_with_norm_(self._shards, limit, norm)
         skipped, lr = not bool(norm.isfinite()), float(self.schedule.get_last_lr()[0])
-        if not skipped and not self.rests:
+        if not skipped and not self.is_frozen:
             self.optimizer.step()
             for hook in hooks:
                 hook.after()

@@ -104,8 +104,8 @@ def collect_rollouts(
     plan: Plan,
     job: Job,
     value: Callable[[Scores, Tensor], CombinedRewards] | None = None,
-    contexts: Mapping[str, Context] | None = None,
-    reads: bool = False,
+    prompt_templates: Mapping[str, Context] | None = None,
+    renoise: bool = False,
     on_samples: OnSamples = lambda samples: None,
     upstream: UpstreamRollouts | None = None,
 ) -> Rollouts:
@@ -123,8 +123,8 @@ def collect_rollouts(
         job: the processes.
         value: combines the scores of a round by the group of each row, with the rows where any applied; for strategies
             that look back.
-        contexts: transforms of the prompt of a member, by name.
-        reads: whether samples are generated without noise and their renoised states are trained on
+        prompt_templates: transforms of the prompt of a member, by name.
+        renoise: whether samples are generated without noise and their renoised states are trained on
             (``rollout.training_states``).
         on_samples: takes samples as they are generated.
         upstream: the samples of another policy, after which this one samples; None: none.
@@ -165,10 +165,10 @@ def collect_rollouts(
             requests,
             local_requests,
             prompt_of=lambda prompt: prompt_of(root_of.get(prompt, prompt)),
-            contexts=contexts or {},
+            contexts=prompt_templates or {},
             plan=replace(plan, values=values, sample_values=scorer.needs_values, on_samples=submit),
             seed=setting.seed,
-            reads=reads,
+            reads=renoise,
             before=round_rollouts,
             rewards=[previous.rewards() for previous in rounds],
             others=[upstream.rollout] if upstream else (),

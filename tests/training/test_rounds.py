@@ -101,7 +101,10 @@ def test_an_answer_with_a_hint_is_trained_with_the_unchanged_prompt() -> None:
     policy = policy_of("llama", max_new_tokens=4)
     hint = {"hint": column_hint(column="hint")}
     found = gathered(
-        on_failure(members=1, context="hint"), lambda samples: [0.0] * len(samples), policy=policy, contexts=hint
+        on_failure(members=1, context="hint"),
+        lambda samples: [0.0] * len(samples),
+        policy=policy,
+        prompt_templates=hint,
     )
     rollout = found.rollout
     assert [(s.group, s.member) for s in found.samples[4:]] == [(0, 2), (1, 2)]
@@ -140,7 +143,9 @@ def in_context(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
 
 def test_a_context_without_effect_equals_none() -> None:
     plain = gathered(fixed(), even_prompts_differ)
-    shown = gathered(Strategy(ask=in_context), even_prompts_differ, contexts={"same": template(text="{prompt}")})
+    shown = gathered(
+        Strategy(ask=in_context), even_prompts_differ, prompt_templates={"same": template(text="{prompt}")}
+    )
     assert [s.tokens for s in shown.samples] == [s.tokens for s in plain.samples]
     assert torch.allclose(shown.rollout.old_logprob_BT, plain.rollout.old_logprob_BT, atol=1e-6)
     assert shown.rollout.mask_BT.equal(plain.rollout.mask_BT)
