@@ -54,8 +54,7 @@ def kept(output: Path, **changes: Any) -> Trainer:
         rollout=rollout,
         advantage={"scale": "none"},
         objective={"kl": {"divergence": "gaussian", "beta": 0.1}},
-        reference={"ema": {"decay": 0.5}},
-        update={"minibatches": 1, "ema": {"decay": 0.5}, "hooks": hooks},
+        update={"minibatches": 1, "ema": {"decay": 0.5}, "hooks": hooks, "reference": {"ema": {"decay": 0.5}}},
         checkpoint={"every": 1},
         evaluation={"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 3}, "every": 1},
     )

@@ -133,7 +133,7 @@ def test_audio_without_a_placeholder_raises() -> None:
     with pytest.raises(DataError, match="Qwen2_5_VLProcessor takes no audio; use one with audio input"):
         policy_of("qwen2.5-vl").rollout([Prompt("what ?", audios=[LOW])], group_size=1, seed=0)
     messages = [{"role": "user", "content": [{"type": "text", "text": "what ?"}]}]
-    with pytest.raises(DataError, match=r"0 images and 0 videos and 1 sounds.*as many image, video and audio parts"):
+    with pytest.raises(DataError, match=r"0 videos and 1 audio files.*as many image, video and audio parts"):
         hearing().rollout([Prompt("what ?", audios=[LOW], messages=messages)], group_size=1, seed=0)
     with pytest.raises(DataError, match=r"nowhere.wav does not exist"):
         hearing().rollout([Prompt("what ?", audios=["nowhere.wav"])], group_size=1, seed=0)
