@@ -41,7 +41,7 @@ def even_is_right(samples: Sequence[Sample]) -> list[float]:
 
 def proposed(**stage: Any) -> Rollouts:
     strategy = stages(then=[VARIANT, {**POSED, **stage}])
-    return gathered(strategy, first_is_right, contexts=SHOWN)
+    return gathered(strategy, first_is_right, prompt_templates=SHOWN)
 
 
 def test_later_rows_follow_earlier_texts_and_are_separate_groups() -> None:
@@ -73,7 +73,7 @@ def test_later_rows_follow_earlier_texts_and_are_separate_groups() -> None:
 def test_a_context_without_a_text_samples_no_rows() -> None:
     strategy = stages(then=[VARIANT, POSED])
     contexts = {**SHOWN, "posed": after_answers(text="{answer}", pattern="no such text")}
-    found = gathered(strategy, first_is_right, contexts=contexts)
+    found = gathered(strategy, first_is_right, prompt_templates=contexts)
     assert {sample.context for sample in found.samples} == {None, "variant"}
     assert (found.num_rounds, found.num_unshown) == (3, 8)
 
@@ -90,7 +90,7 @@ def test_proposals_are_rewarded_by_their_followers_and_trained_or_not() -> None:
         ]
 
     strategy = stages(then=[{**VARIANT, "rows": "all", "members": 1}, {**POSED, "trained": False}])
-    found = gathered(strategy, reward, contexts=SHOWN)
+    found = gathered(strategy, reward, prompt_templates=SHOWN)
     rows = zip(found.samples, found.scored.collected().value_BR[:, 0].tolist(), strict=True)
     assert [(sample.identity, value) for sample, value in rows] == [
         *[((0, 0), 1.0), ((0, 1), 0.0), ((1, 0), 1.0), ((1, 1), 0.0)],
@@ -158,7 +158,7 @@ def test_texts_that_answers_insert() -> None:
 def test_chunks_of_an_answer_continue_from_their_tails() -> None:
     policy = policy_of("llama", max_new_tokens=12)
     contexts = {"tail": carried_over(tail=2)}
-    found = gathered(stages(then=[CHUNK]), first_is_right, contexts=contexts, policy=policy)
+    found = gathered(stages(then=[CHUNK]), first_is_right, prompt_templates=contexts, policy=policy)
     by_identity = {one.identity: one for one in found.samples}
     assert [one.after for one in found.samples][:4] == [()] * 4
     for one in found.samples[4:]:
@@ -228,7 +228,7 @@ def test_runs_train_and_resume_from_a_checkpoint(kind: str, tmp_path: Path) -> N
 def test_stages_without_rows_do_not_change_a_step() -> None:
     """No row is right enough: the rounds end after the first, which is that of plain groups to the bit."""
     never = stages(then=[{**VARIANT, "right": 2.0}])
-    found, plain = (gathered(strategy, first_is_right, contexts=SHOWN) for strategy in (never, fixed()))
+    found, plain = (gathered(strategy, first_is_right, prompt_templates=SHOWN) for strategy in (never, fixed()))
     for name in ("old_logprob_BT", "mask_BT", "state_BT"):
         assert torch.equal(getattr(found.rollout, name), getattr(plain.rollout, name))
 

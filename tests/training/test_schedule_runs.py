@@ -217,12 +217,12 @@ class TestStepRewards:
         algorithm = Algorithm.of(config)
         now = StepRewards(build_rewards(config.rewards), algorithm)
         samples = [Sample(Prompt("a"), 0, 0, text="w x y z u", tokens=[1, 2, 3, 4, 5])]
-        now.move(algorithm.at(0, Memory()))
+        now.apply_schedules(algorithm.at(0, Memory()))
         early, functions = now.scorer(samples), [one.function for one in now.rewards]
-        now.move(algorithm.at(1, Memory()))
+        now.apply_schedules(algorithm.at(1, Memory()))
         assert [one.function for one in now.rewards] == functions  # only a weight has moved
         assert [one.weight for one in now.rewards] == [1.0, 0.75]
-        now.move(algorithm.at(2, Memory()))
+        now.apply_schedules(algorithm.at(2, Memory()))
         late = now.scorer(samples)
         assert now.rewards[1].function is functions[1]
         # five tokens: beyond 4 is -1; within 8 - 2 is 0
