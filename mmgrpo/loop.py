@@ -51,7 +51,7 @@ class Step:
     def rollout(
         self, on_samples: OnSamples = lambda samples: None, upstream: UpstreamRollouts | None = None
     ) -> Rollouts:
-        """Samples, or re-scores, the requests of the strategy round by round; the rewards start on the samples."""
+        """Generates samples, or reads recorded ones, as the strategy requests round by round; rewards start on them."""
         components, algorithm, rewards = self.components, self.algorithm, self.components.rewards
         templates = upstream.templates if upstream else {}
         combine = partial(combine_rewards, reward_functions=rewards.rewards, chain=algorithm.advantages)

@@ -98,6 +98,8 @@ class Plan:
             raise DataError(f"Plan.max_turns must be 1 or more, got {self.max_turns}")
         if self.environment_workers < 1:
             raise DataError(f"Plan.environment_workers must be 1 or more, got {self.environment_workers}")
+        if self.environment_timeout_s is not None and not self.environment_timeout_s > 0:
+            raise DataError(f"Plan.environment_timeout_s must be above 0 or None, got {self.environment_timeout_s}")
         if chosen is not None and (list(chosen) != sorted(set(chosen)) or any(t < 0 for t in chosen)):
             raise DataError(f"Plan.stochastic must be increasing indices of decisions, got {chosen}")
         if self.members is not None:

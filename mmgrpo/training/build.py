@@ -107,14 +107,16 @@ def exchange_plan(config: RunConfig) -> Plan:
     if named is None:
         return Plan(**limits)
     make = partial(resolve("environments", named.name), **named.numbers)
+    if named in _created_environments:  # from now on a failure ends one exchange, not the run
+        return Plan(environment=make, **limits)
     try:
         with restored_settings(f"environment '{named.name}'", set()):
             environment = make()
+            if isinstance(environment, Environment):
+                environment.close()
     except TypeError as error:
         raise ConfigError(f"rollout.environment ({named.name}): {error}") from error
     except Exception as error:  # foreign code
-        if named in _created_environments:  # it has been made before: a failure now ends one exchange, not the run
-            return Plan(environment=make, **limits)
         raise ConfigError(
             f"rollout.environment ({named.name}) cannot be made: {type(error).__name__}: {error}"
         ) from error
@@ -123,9 +125,7 @@ def exchange_plan(config: RunConfig) -> Plan:
             f"rollout.environment ({named.name}) makes a {type(environment).__name__}; give a class of "
             "mmgrpo.environment.Environment, or a function that makes one"
         )
-    if named not in _created_environments:
-        _created_environments.append(named)
-    environment.close()
+    _created_environments.append(named)
     return Plan(environment=make, **limits)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -99,7 +99,8 @@ class _Conversations:
         starts: number of tokens before the last turn of each row.
         keys: key of the state before the last turn of each row.
         turns: turns of each row.
-        media_errors: for each turn with media, why the model cannot take it, or None.
+        num_media_turns: number of turns with media that the model takes.
+        media_errors: why the model cannot take the others.
     """
 
     pool: EnvironmentPool
@@ -109,7 +110,8 @@ class _Conversations:
     starts: list[int]
     keys: list[str | None]
     turns: list[tuple[CompletionTurn, ...]]
-    media_errors: list[DataError | None]
+    num_media_turns: int = 0
+    media_errors: list[DataError] = field(default_factory=list)
 
     def submit(self, row: int, written: ConversationRow) -> None:
         """Sends a finished turn of the policy to the row's environment."""
@@ -156,14 +158,14 @@ class _Conversations:
             self.pool.environments[row].fail("step", error)
             self.media_errors.append(error)
             return None
-        self.media_errors += [None] * bool(reply.num_media)
+        if reply.num_media:
+            self.num_media_turns += 1
         return extended
 
     def require_media(self) -> None:
         """Raises DataError if the model could take the media of none of the environment's turns."""
-        failures = [error for error in self.media_errors if error is not None]
-        if failures and len(failures) == len(self.media_errors):
-            raise failures[0]
+        if self.media_errors and not self.num_media_turns:
+            raise self.media_errors[0]
 
 
 def generate_conversations(
@@ -209,7 +211,6 @@ def generate_conversations(
         starts=[starts[owner].num_initial for owner in owner_N],
         keys=[opening.state for opening in openings],
         turns=[()] * len(owner_N),
-        media_errors=[],
     )
     answering: deque[_Chunk] = deque()
 

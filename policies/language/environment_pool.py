@@ -4,6 +4,7 @@ duration.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -16,6 +17,8 @@ from mmgrpo.environment import Environment, Turn
 from mmgrpo.types import Prompt
 
 from .guarded_environment import GuardedEnvironment
+
+logger = logging.getLogger(__name__)
 
 MAX_CLOSE_S = 10.0
 """Seconds that all ``close`` calls of a rollout may take together."""
@@ -72,7 +75,11 @@ class EnvironmentPool:
             environment = GuardedEnvironment()
             self.environments.append(environment)
             self._submit(row, "__init__", lambda environment=environment: environment.make(make))
-            self._result(row)
+            try:
+                self._result(row)
+            except BaseException:  # an error of the run
+                self.close()
+                raise
 
     def __enter__(self) -> EnvironmentPool:
         return self
@@ -142,6 +149,8 @@ class EnvironmentPool:
 
     def close(self) -> None:
         """Closes every environment on its thread; of an abandoned call, on another thread. Ends the threads."""
+        with self._condition:
+            self._waiting.clear()  # no call begins after close
         closing = []
         for row, (environment, queue) in enumerate(zip(self.environments, self._queues, strict=True)):
             if row in self._abandoned:
@@ -156,6 +165,8 @@ class EnvironmentPool:
         end_s = time.monotonic() + MAX_CLOSE_S
         for wait in closing:
             wait(max(end_s - time.monotonic(), 0.0))
+        if time.monotonic() >= end_s:
+            logger.warning("environments were not closed within %g s; their threads are abandoned", MAX_CLOSE_S)
 
     def _submit(self, row: int, method: str, function: Callable[[], Any]) -> None:
         call = _Call(method, function)

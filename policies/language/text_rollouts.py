@@ -108,7 +108,7 @@ class TextRollouts:
             shared: dict[tuple[int, str], Prompt] = {}
             for n, opening in enumerate(openings):
                 opened = with_opening_turn(row_prompts[n], opening)
-                if not opened.images:
+                if not (opened.images or opening.num_media):
                     opened = shared.setdefault((rows[n][0], repr((opened.text, opened.messages))), opened)
                 row_prompts[n] = opened
             starts, owners, seeds = self._starts(

@@ -21,9 +21,9 @@ from tests.policies.tiny_language import prompts_of
 @final
 @dataclass
 class Slow(Environment):
-    """Answers after ``seconds``, three times; keeps record of calls at a time, threads and closings."""
+    """Answers four times, once ``together`` calls run; keeps record of calls at a time, threads and closings."""
 
-    seconds: float = 0.0
+    together: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
     threads: set[int] = field(default_factory=set)
     num_steps: int = 0
     running: ClassVar[int] = 0
@@ -39,7 +39,7 @@ class Slow(Environment):
         with Slow.lock:
             Slow.running += 1
             Slow.most = max(Slow.most, Slow.running)
-        time.sleep(self.seconds)
+        self.together.wait()
         with Slow.lock:
             Slow.running -= 1
         self.threads.add(threading.get_ident())
@@ -59,12 +59,13 @@ def fresh() -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_calls_are_answered_on_one_thread_each_within_the_limit(workers: int) -> None:
     made: list[Slow] = []
+    together = threading.Barrier(workers)  # passes only if as many calls run at a time
 
     def make() -> Environment:
-        made.append(Slow(seconds=0.02))
+        made.append(Slow(together))
         return made[-1]
 
-    with EnvironmentPool(make, 6, workers=workers, timeout_s=5.0) as pool:
+    with EnvironmentPool(make, 6, workers=workers, timeout_s=60.0) as pool:
         assert pool.reset([Prompt("a")] * 6) == [Turn()] * 6
         for row in range(6):
             pool.submit(row, "x" * row)
@@ -90,7 +91,6 @@ def test_a_call_that_hangs_ends_its_conversation_alone() -> None:
             release.wait(self.seconds)
             return Turn(text="answer")
 
-    clock = time.monotonic()
     with EnvironmentPool(Hanging, 3, workers=1, timeout_s=0.2) as pool:
         pool.reset([Prompt("a")] * 3)
         for row in range(3):
@@ -104,8 +104,21 @@ def test_a_call_that_hangs_ends_its_conversation_alone() -> None:
         "Hanging.step raised TimeoutError: it took longer than rollout.environment_timeout_s=0.2",
         None,
     ]
-    assert time.monotonic() - clock < 15
     release.set()
+
+
+def test_an_error_of_the_run_while_environments_are_made_closes_those_before() -> None:
+    made: list[Slow] = []
+
+    def make() -> Environment:
+        if len(made) == 2:
+            raise ConfigError("no such key")
+        made.append(Slow())
+        return made[-1]
+
+    with pytest.raises(ConfigError, match="no such key"):
+        EnvironmentPool(make, 3, workers=2, timeout_s=None)
+    assert {id(environment) for environment in Slow.closed} == {id(environment) for environment in made}
 
 
 def test_errors_of_the_run_are_raised_where_the_answer_is_awaited() -> None:
