@@ -104,10 +104,10 @@ def mutants_of(path: Path) -> list[Mutant]:
     """Every mutant of a file, in the order of its lines."""
     tree = ast.parse(path.read_text())
     number = {id(node): index for index, node in enumerate(ast.walk(tree))}
-    found = []
+    mutants = []
     for node in _mutable(tree, within=False):
         for operator, changed in _changes(node):
-            found.append(
+            mutants.append(
                 Mutant(
                     file=path.relative_to(ROOT).as_posix(),
                     line=getattr(node, "lineno", 0),
@@ -117,7 +117,7 @@ def mutants_of(path: Path) -> list[Mutant]:
                     after=ast.unparse(changed),
                 )
             )
-    return sorted(found, key=lambda mutant: (mutant.line, mutant.node, mutant.operator, mutant.after))
+    return sorted(mutants, key=lambda mutant: (mutant.line, mutant.node, mutant.operator, mutant.after))
 
 
 def _mutable(node: ast.AST, *, within: bool) -> Iterator[ast.AST]:

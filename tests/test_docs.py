@@ -99,6 +99,7 @@ def test_rewards_of_the_page() -> None:
 def test_own_reward_in_ten_lines_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # of another test
     page = (DOCS / "how-to/rewards.md").read_text()
     guide = page.partition("## A custom reward in ten lines")[2].partition("\n## ")[0]
     for name, body in re.findall(r"```\w+\n# ([\w.]+).*?\n(.*?)```", guide, re.DOTALL):
@@ -205,12 +206,12 @@ def resolves(name: str) -> bool:
 
 @pytest.mark.parametrize("page", ["how-to/symptoms.md", "how-to/several-gpus.md"])
 def test_settings_that_a_page_names_are_keys_of_the_configuration(page: str) -> None:
-    known = set(re.findall(r"^\| `([\w.]+)`", configuration_page(), re.MULTILINE))
-    sections = {key.partition(".")[0] for key in known}
+    documented_keys = set(re.findall(r"^\| `([\w.]+)`", configuration_page(), re.MULTILINE))
+    sections = {key.partition(".")[0] for key in documented_keys}
     named = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?::[^`]*)?`", (DOCS / page).read_text())
     asked = {key for key in named if key.partition(".")[0] in sections and not key.endswith(".jsonl")}
     assert len(asked) >= 5
-    assert not asked - known
+    assert not asked - documented_keys
 
 
 def test_measures_that_the_symptoms_name_are_logged() -> None:

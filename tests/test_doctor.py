@@ -45,9 +45,9 @@ def policy_of(**settings: Any) -> DenoisingPolicy:
 
 
 def findings_of(policy: DenoisingPolicy, config: RunConfig | None = None, **rewards: Any) -> dict[str, CheckResult]:
-    found = examine(config or config_of(), policy, rewards or {"brightness": Brightness()}, PROMPTS)
-    assert len({finding.check for finding in found}) == len(found)
-    return {finding.check: finding for finding in found}
+    findings = examine(config or config_of(), policy, rewards or {"brightness": Brightness()}, PROMPTS)
+    assert len({finding.check for finding in findings}) == len(findings)
+    return {finding.check: finding for finding in findings}
 
 
 def dropping_policy(*, active: bool, **settings: Any) -> tuple[DenoisingPolicy, nn.Dropout]:
@@ -59,34 +59,34 @@ def dropping_policy(*, active: bool, **settings: Any) -> tuple[DenoisingPolicy, 
 
 
 def first_number(pattern: str, finding: CheckResult) -> float:
-    found = re.search(pattern, finding.measured)
-    assert found, finding
-    return float(found[1])
+    findings = re.search(pattern, finding.measured)
+    assert findings, finding
+    return float(findings[1])
 
 
 def test_a_healthy_run_passes_every_check() -> None:
-    found = findings_of(policy_of(), brightness=Brightness(), jpeg=JpegSize())
+    findings = findings_of(policy_of(), brightness=Brightness(), jpeg=JpegSize())
     checks = ["window", "same-seed replay", "on-policy gap", "batch invariance", "gradient", "reference", "KL gradient"]
-    assert list(found) == ["choices", *checks, "cost", "reward brightness", "reward jpeg"]
-    assert found["choices"].measured == (
+    assert list(findings) == ["choices", *checks, "cost", "reward brightness", "reward jpeg"]
+    assert findings["choices"].measured == (
         "sampler flow_sde, which fits FlowMatchEulerDiscreteScheduler; steps of flow_sde leave up to "
         "0.74 more noise than the next noise level, in latent units; sampler cps leaves none"
     )
-    assert all(finding.ok and not finding.fix for finding in found.values())
+    assert all(finding.ok and not finding.fix for finding in findings.values())
     # 4 steps, the last never random
-    assert found["window"].measured == "3 of 4 decisions of a sample trained on"
-    assert found["same-seed replay"].measured == "4 of 4 samples identical"
-    assert found["on-policy gap"].measured == "log-prob 0.0e+00, log-ratio 0.0e+00; smallest clip bound 0.0001"
+    assert findings["window"].measured == "3 of 4 decisions of a sample trained on"
+    assert findings["same-seed replay"].measured == "4 of 4 samples identical"
+    assert findings["on-policy gap"].measured == "log-prob 0.0e+00, log-ratio 0.0e+00; smallest clip bound 0.0001"
     # a tenth of the bound
-    assert found["batch invariance"].measured.endswith("allowed 1.0e-05")
-    assert first_number(r"log-prob (\S+),", found["batch invariance"]) < 1e-6
+    assert findings["batch invariance"].measured.endswith("allowed 1.0e-05")
+    assert first_number(r"log-prob (\S+),", findings["batch invariance"]) < 1e-6
     # the last block's queries of the text feed nothing
-    assert "; 2 of 30 trained tensors without gradient (7%)" in found["gradient"].measured
-    assert first_number(r"norm (\S+) ", found["gradient"]) > 1e-3
-    assert found["reference"].measured.startswith("log-prob of policy against reference 0.0e+00")
-    assert first_number(r"norm (\S+) ", found["KL gradient"]) > 1e-6
-    assert first_number(r"KL of (\S+),", found["KL gradient"]) > 0
-    assert "; spread in 2 of 2 groups; failed on 0 of 4 samples, None on 0;" in found["reward brightness"].measured
+    assert "; 2 of 30 trained tensors without gradient (7%)" in findings["gradient"].measured
+    assert first_number(r"norm (\S+) ", findings["gradient"]) > 1e-3
+    assert findings["reference"].measured.startswith("log-prob of policy against reference 0.0e+00")
+    assert first_number(r"norm (\S+) ", findings["KL gradient"]) > 1e-6
+    assert first_number(r"KL of (\S+),", findings["KL gradient"]) > 0
+    assert "; spread in 2 of 2 groups; failed on 0 of 4 samples, None on 0;" in findings["reward brightness"].measured
 
 
 def test_windows_shared_noise_and_normalized_sequences_pass_too() -> None:
@@ -94,22 +94,22 @@ def test_windows_shared_noise_and_normalized_sequences_pass_too() -> None:
         rollout={"same_initial_noise": True, "window": {"name": "progressive", "size": 2, "interval": 1}},
         objective={"normalize_ratio": True, "ratio_level": "sequence"},
     )
-    found = findings_of(policy_of(lora=None), config)
-    assert all(finding.ok for finding in found.values())
+    findings = findings_of(policy_of(lora=None), config)
+    assert all(finding.ok for finding in findings.values())
     # 3 decisions can be random, so two windows of 2 take turns
-    assert found["window"].measured == (
+    assert findings["window"].measured == (
         "2 of 4 decisions of a sample trained on; of the first steps (0, 1) (1, 2) (0, 1) (1, 2) (0, 1)"
     )
-    assert found["drift"].measured == "stored; 0.0e+00 under the behavior policy"
+    assert findings["drift"].measured == "stored; 0.0e+00 under the behavior policy"
 
 
 def test_a_tree_is_examined_completely() -> None:
-    found = findings_of(
+    findings = findings_of(
         policy_of(), config_of(rollout={"group_size": 4, "tree": {"name": "evenly"}}), bright=Brightness()
     )
-    assert all(finding.ok for finding in found.values())
-    assert found["same-seed replay"].measured == "8 of 8 samples identical"
-    assert "; spread in 2 of 2 groups; failed on 0 of 8 samples" in found["reward bright"].measured
+    assert all(finding.ok for finding in findings.values())
+    assert findings["same-seed replay"].measured == "8 of 8 samples identical"
+    assert "; spread in 2 of 2 groups; failed on 0 of 8 samples" in findings["reward bright"].measured
 
 
 READ: dict[str, dict[str, Any]] = {
@@ -126,15 +126,15 @@ def read_config(name: str, kl_beta: float = 0.1) -> RunConfig:
 @pytest.mark.parametrize("name", READ)
 def test_samples_that_are_read_are_examined_as_they_are_trained_on(name: str) -> None:
     policy = policy_of(reading={"num_levels": 3})
-    found = findings_of(policy, read_config(name))
-    assert all(finding.ok for finding in found.values())
-    assert found["levels"].measured == "each sample scored at 3 noise levels, all trained on"
-    assert found["on-policy gap"].measured.startswith("log-prob 0.0e+00, log-ratio 0.0e+00")
-    assert "2 of 30 trained tensors without gradient" in found["gradient"].measured
-    assert first_number(r"norm (\S+) ", found["gradient"]) > 1e-3
+    findings = findings_of(policy, read_config(name))
+    assert all(finding.ok for finding in findings.values())
+    assert findings["levels"].measured == "each sample scored at 3 noise levels, all trained on"
+    assert findings["on-policy gap"].measured.startswith("log-prob 0.0e+00, log-ratio 0.0e+00")
+    assert "2 of 30 trained tensors without gradient" in findings["gradient"].measured
+    assert first_number(r"norm (\S+) ", findings["gradient"]) > 1e-3
     # of the divergence alone, whatever other terms there are: it grows with its weight
     tenfold = findings_of(policy, read_config(name, kl_beta=1.0))
-    norms = [first_number(r"norm (\S+) ", one["KL gradient"]) for one in (found, tenfold)]
+    norms = [first_number(r"norm (\S+) ", one["KL gradient"]) for one in (findings, tenfold)]
     assert norms[0] > 0
     assert norms[1] == pytest.approx(10 * norms[0], rel=0.1)  # both are said with two digits
 
@@ -143,9 +143,9 @@ def test_dropout_is_found_in_rescored_rows() -> None:
     policy, dropout = dropping_policy(active=False, reading={"num_levels": 2})
     assert all(finding.ok for finding in findings_of(policy, read_config("awm")).values())
     dropout.train()  # keyed by the batch, it says the same of the same batch
-    found = findings_of(policy, read_config("awm"))
-    assert not found["batch invariance"].ok
-    assert first_number(r"log-prob (\S+),", found["batch invariance"]) > 0.1  # a tenth of the bound of 1
+    findings = findings_of(policy, read_config("awm"))
+    assert not findings["batch invariance"].ok
+    assert first_number(r"log-prob (\S+),", findings["batch invariance"]) > 0.1  # a tenth of the bound of 1
 
 
 def test_the_policy_is_left_as_it_was() -> None:
@@ -171,15 +171,15 @@ def test_the_policy_is_left_as_it_was() -> None:
     ],
 )
 def test_noise_is_measured_by_the_clip_bound(surrogate: dict[str, Any], bound: str, allowed: str) -> None:
-    found = findings_of(policy_of(), validated({**HEALTHY, "objective": {"surrogate": surrogate}}))
-    assert found["on-policy gap"].measured.endswith(f"; {bound}")
-    assert found["batch invariance"].measured.endswith(f"allowed {allowed}")
+    findings = findings_of(policy_of(), validated({**HEALTHY, "objective": {"surrogate": surrogate}}))
+    assert findings["on-policy gap"].measured.endswith(f"; {bound}")
+    assert findings["batch invariance"].measured.endswith(f"allowed {allowed}")
 
 
 def test_without_a_penalty_the_reference_is_not_checked() -> None:
-    found = findings_of(policy_of(), config_of(objective={"kl": {"beta": 0.0}}))
-    assert "reference" not in found
-    assert "KL gradient" not in found
+    findings = findings_of(policy_of(), config_of(objective={"kl": {"beta": 0.0}}))
+    assert "reference" not in findings
+    assert "KL gradient" not in findings
 
 
 def test_trained_weights_differ_from_the_reference() -> None:
@@ -187,31 +187,31 @@ def test_trained_weights_differ_from_the_reference() -> None:
     with torch.no_grad():
         for parameter in policy.trainable:
             parameter.add_(0.05)
-    found = findings_of(policy)
-    assert [check for check, finding in found.items() if not finding.ok] == ["reference"]
-    assert first_number(r"reference (\S+),", found["reference"]) > 1e-4
+    findings = findings_of(policy)
+    assert [check for check, finding in findings.items() if not finding.ok] == ["reference"]
+    assert first_number(r"reference (\S+),", findings["reference"]) > 1e-4
 
 
 def test_dropout_that_wakes_after_the_first_rollout_is_an_on_policy_gap() -> None:
     policy, dropout = dropping_policy(active=False)
     assert all(finding.ok for finding in findings_of(policy).values())
     dropout.train()
-    found = findings_of(policy)
-    assert not found["on-policy gap"].ok
-    gap = first_number(r"log-ratio (\S+);", found["on-policy gap"])
+    findings = findings_of(policy)
+    assert not findings["on-policy gap"].ok
+    gap = first_number(r"log-ratio (\S+);", findings["on-policy gap"])
     assert gap > 1e-3
-    bound = re.search(r"raise the clip bounds to (\S+) or more", found["on-policy gap"].fix)
+    bound = re.search(r"raise the clip bounds to (\S+) or more", findings["on-policy gap"].fix)
     assert bound is not None
     assert float(bound[1]) == pytest.approx(gap * 10, rel=0.5)  # one digit of ten times the gap
-    assert not found["batch invariance"].ok
+    assert not findings["batch invariance"].ok
 
 
 def test_dropout_within_one_batch_makes_rows_run_alone() -> None:
     policy, _ = dropping_policy(active=True)  # replayed in the rollout's own batch, it drops the same
-    found = findings_of(policy)
-    assert found["on-policy gap"].ok
-    assert found["batch invariance"].ok
-    assert found["batch invariance"].measured == "4 of 4 rows depend on the other rows of their batch, and run alone"
+    findings = findings_of(policy)
+    assert findings["on-policy gap"].ok
+    assert findings["batch invariance"].ok
+    assert findings["batch invariance"].measured == "4 of 4 rows depend on the other rows of their batch, and run alone"
 
 
 def test_a_policy_that_refuses_to_replay_is_a_finding() -> None:
@@ -221,11 +221,11 @@ def test_a_policy_that_refuses_to_replay_is_a_finding() -> None:
         return output * (1 + random.SystemRandom().random())
 
     dropout.register_forward_hook(shaken)
-    found = findings_of(policy)
-    assert list(found) == ["on-policy gap", "reward brightness"]
-    assert not found["on-policy gap"].ok
-    assert "changes its log-probability by" in found["on-policy gap"].measured
-    assert found["reward brightness"].ok
+    findings = findings_of(policy)
+    assert list(findings) == ["on-policy gap", "reward brightness"]
+    assert not findings["on-policy gap"].ok
+    assert "changes its log-probability by" in findings["on-policy gap"].measured
+    assert findings["reward brightness"].ok
 
 
 def constant(samples: Sequence[Sample]) -> list[float]:
@@ -259,8 +259,8 @@ JUDGES = (constant, broken, raising, absent, partial, OfTask("painter"), short)
 def judges() -> list[CheckResult]:
     """What is found of each, in one examination."""
     rewards: dict[str, Any] = {f"judge-{n}": reward for n, reward in enumerate(JUDGES)}
-    found = findings_of(policy_of(), **rewards)
-    return [found[f"reward judge-{n}"] for n in range(len(JUDGES))]
+    findings = findings_of(policy_of(), **rewards)
+    return [findings[f"reward judge-{n}"] for n in range(len(JUDGES))]
 
 
 @pytest.mark.parametrize(
@@ -292,22 +292,22 @@ def test_equal_rewards_are_no_warning_before_the_warm_up() -> None:
 
 
 def test_a_window_outside_the_schedule() -> None:
-    found = findings_of(policy_of(), config_of(rollout={"window": {"name": "random", "size": 4}}))
-    assert list(found) == ["rollout", "reward brightness"]
-    assert found["rollout"].measured.startswith("a window of 4 decisions does not fit")
-    assert not found["rollout"].ok
+    findings = findings_of(policy_of(), config_of(rollout={"window": {"name": "random", "size": 4}}))
+    assert list(findings) == ["rollout", "reward brightness"]
+    assert findings["rollout"].measured.startswith("a window of 4 decisions does not fit")
+    assert not findings["rollout"].ok
 
 
 def test_a_deterministic_sampler_is_reported() -> None:
-    found = findings_of(policy_of(strength=0.0))
-    assert found["window"].measured == "0 of 4 decisions of a sample trained on"
-    assert not found["window"].ok
+    findings = findings_of(policy_of(strength=0.0))
+    assert findings["window"].measured == "0 of 4 decisions of a sample trained on"
+    assert not findings["window"].ok
 
 
 def test_an_objective_that_the_policy_cannot_serve() -> None:
-    found = findings_of(policy_of(), config_of(objective={"entropy_bonus": 0.1}))
-    assert not found["first update"].ok
-    assert "denoising steps have no value entropy; supported are" in found["first update"].measured
+    findings = findings_of(policy_of(), config_of(objective={"entropy_bonus": 0.1}))
+    assert not findings["first update"].ok
+    assert "denoising steps have no value entropy; supported are" in findings["first update"].measured
 
 
 def test_unsupported_policies_raise() -> None:

@@ -116,9 +116,9 @@ class TestRewards:
 
     def test_every_reward_is_read_as_it_is(self) -> None:
         signatures = {name: signature_at(target) for name, target in REWARDS.items()}
-        for name, found in signatures.items():
+        for name, signature in signatures.items():
             parameters = inspect.signature(resolve("rewards", name)).parameters.values()
-            if found is not None:
-                assert list(found.takes) == [one.name for one in parameters], name
-                assert list(found.needs) == [one.name for one in parameters if one.default is one.empty], name
-        assert sum(found is not None for found in signatures.values()) > 0.9 * len(signatures)
+            if signature is not None:
+                assert list(signature.takes) == [one.name for one in parameters], name
+                assert list(signature.needs) == [one.name for one in parameters if one.default is one.empty], name
+        assert sum(signature is not None for signature in signatures.values()) > 0.9 * len(signatures)

@@ -125,9 +125,9 @@ def test_a_coupled_ratio_takes_values_before_every_update_but_the_first() -> Non
     config = changed(objective={"ratio_level": "sequence", "kl": {"beta": 0}}, update={"epochs": 2, "minibatches": 2})
     # 4 updates of half the samples, the first of them without: 3 * 1/2 passes of 4 forwards; 2 epochs of updates
     assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [10.0, 6.0, 0.0, 8.0]
-    said = rows(config)
-    assert said["coupled values"].startswith("a pass before every update of a rollout but the first")
-    assert said["forwards"].startswith("per sample and step: rollout 10.0, values 6.0, update 8.0; in all 24.0")
+    lines = rows(config)
+    assert lines["coupled values"].startswith("a pass before every update of a rollout but the first")
+    assert lines["forwards"].startswith("per sample and step: rollout 10.0, values 6.0, update 8.0; in all 24.0")
 
 
 def test_a_coupled_ratio_with_a_reference_takes_values_before_every_update() -> None:
@@ -145,50 +145,52 @@ def test_the_first_minibatch_may_hold_more_groups() -> None:
 
 
 def test_the_default_number_of_steps_stays_a_letter() -> None:
-    said = rows(changed(policy={"name": "denoising", "call": {}}))["forwards"]
-    assert said.startswith("per sample and step: rollout N, reference 4.0, update 4.0, with N = num_inference_steps, ")
+    lines = rows(changed(policy={"name": "denoising", "call": {}}))["forwards"]
+    assert lines.startswith("per sample and step: rollout N, reference 4.0, update 4.0, with N = num_inference_steps, ")
     shared = changed(policy={"name": "denoising", "call": {}}, rollout={"same_initial_noise": True, "window": None})
     # all but the last step are trained on; step 0 counts 1 / 16: N - 15/16 = N - 0.9, and N - 1 - 15/16 = N - 1.9
     assert "rollout N - 0.9, reference N - 1.9, update N - 1.9" in rows(shared)["forwards"]
 
 
 def test_a_live_policy_is_explained_without_its_settings() -> None:
-    said = rows(validated({}))
-    assert said["policy"] == "a live object with its own settings"
-    assert said["forwards"].startswith("per sample and step: rollout N, update N - 1.0, for a denoising policy of N")
-    assert "sampler" not in said
+    lines = rows(validated({}))
+    assert lines["policy"] == "a live object with its own settings"
+    assert lines["forwards"].startswith("per sample and step: rollout N, update N - 1.0, for a denoising policy of N")
+    assert "sampler" not in lines
     window = {"same_initial_noise": True, "window": {"name": "random", "size": 2}}
     # where the window lies depends on N; of its 2 steps the first is shared by 8
     assert "rollout fewer than N, update 1.1" in rows(validated({"rollout": window}))["forwards"]
 
 
 def test_formula_and_numbers() -> None:
-    said = rows(changed())
-    assert said["loss"].startswith("L = sum w l(r, logprob, A) + kl_beta * sum v KL")
-    assert said["advantage A"].startswith("group: A = (r - mean_G r) / (std_G r + eps)")
-    assert said["advantage A"].endswith("eps = 0.0001, correction = 1. Advantage clamped to [-limit, limit], limit = 5")
-    assert said["surrogate l"] == "clipped: l = max(-A r, -A clip(r, 1 - low, 1 + high)), low = 0.001, high = 0.002"
-    assert said["log-ratio"] == "decision: log r = logprob - old_logprob"
-    assert said["weight v"] == "sequence_mean: v = m / (kept decisions of the row * num_samples)"
-    assert said["KL"].startswith("kl_beta = 0.1, gaussian: KL of two Gaussians")
-    assert said["sampler"].startswith("chosen by the scheduler: flow_sde on flow levels, native for")
+    lines = rows(changed())
+    assert lines["loss"].startswith("L = sum w l(r, logprob, A) + kl_beta * sum v KL")
+    assert lines["advantage A"].startswith("group: A = (r - mean_G r) / (std_G r + eps)")
+    assert lines["advantage A"].endswith(
+        "eps = 0.0001, correction = 1. Advantage clamped to [-limit, limit], limit = 5"
+    )
+    assert lines["surrogate l"] == "clipped: l = max(-A r, -A clip(r, 1 - low, 1 + high)), low = 0.001, high = 0.002"
+    assert lines["log-ratio"] == "decision: log r = logprob - old_logprob"
+    assert lines["weight v"] == "sequence_mean: v = m / (kept decisions of the row * num_samples)"
+    assert lines["KL"].startswith("kl_beta = 0.1, gaussian: KL of two Gaussians")
+    assert lines["sampler"].startswith("chosen by the scheduler: flow_sde on flow levels, native for")
     named = rows(changed(policy={"sampler": "flow_sde"}))["sampler"]
     assert named.startswith("flow_sde, strength = 0.7: Flow-GRPO's sampler: s = strength sqrt(sigma")
-    assert said["density"].startswith("gaussian: ")
-    assert said["reduction"] == "mean: Mean over a sample's D elements, total / D"
-    assert said["method"] == "none named"
+    assert lines["density"].startswith("gaussian: ")
+    assert lines["reduction"] == "mean: Mean over a sample's D elements, total / D"
+    assert lines["method"] == "none named"
 
 
 def test_normalized_log_ratio_and_step_weight() -> None:
-    said = rows(changed(objective={"ratio_level": "sequence", "normalize_ratio": True, "step_weight": "inverse_step"}))
-    assert "normalized to (log r + b) * std, with b = mean((mu - mu_old)^2) / (2 std^2)" in said["log-ratio"]
-    assert "; then log r_i = mean_t log r_it" in said["log-ratio"]
-    assert said["weight w"].startswith("w = v times inverse_step: 1 / h on the masked decisions")
+    lines = rows(changed(objective={"ratio_level": "sequence", "normalize_ratio": True, "step_weight": "inverse_step"}))
+    assert "normalized to (log r + b) * std, with b = mean((mu - mu_old)^2) / (2 std^2)" in lines["log-ratio"]
+    assert "; then log r_i = mean_t log r_it" in lines["log-ratio"]
+    assert lines["weight w"].startswith("w = v times inverse_step: 1 / h on the masked decisions")
 
 
 def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
     selections = ({"name": "top_entropy", "share": 0.2}, {"name": "near_policy", "limit": 0.1})
-    said = rows(
+    lines = rows(
         changed(
             objective={
                 "surrogate": {"name": "unclipped"},
@@ -200,35 +202,35 @@ def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
             }
         )
     )
-    assert said["log-ratio"] == (
+    assert lines["log-ratio"] == (
         "sequence: log r = logprob - old_logprob, bounded by pessimistic: b = min(log r, high) where A > 0, "
         "max(log r, -low) elsewhere, low = 0.4, high = 0.4; then log r_i = mean_t log r_it: the length-normalized "
         "ratio of the sequence"
     )
-    first, second = said["selection"].split("near_policy: ")
+    first, second = lines["selection"].split("near_policy: ")
     assert first.startswith("top_entropy: w = 0 unless H >= quantile(H over the update's decisions on all processes")
     assert second.startswith("w = 0 unless A >= 0 or mean_t (old_logprob - logprob) <= limit")
-    assert said["truncated"].startswith("samples cut off by their length limit: decisions left out, counted as zeros")
-    assert "times the ratio at the level step, with gradient, k3: " in said["KL"]
-    assert said["coupled values"].startswith("a pass before every update: the sequence ratio couples decisions")
-    assert "skipped" not in said
+    assert lines["truncated"].startswith("samples cut off by their length limit: decisions left out, counted as zeros")
+    assert "times the ratio at the level step, with gradient, k3: " in lines["KL"]
+    assert lines["coupled values"].startswith("a pass before every update: the sequence ratio couples decisions")
+    assert "skipped" not in lines
 
 
 def test_a_sampler_that_changes_the_marginals_is_marked() -> None:
-    said = {
+    lines = {
         name: rows(changed(policy={"name": "denoising", "sampler": name, "strength": 0.8}))["sampler"]
         for name in ("cps", "ddim")
     }
-    assert said["cps"].endswith("; does not keep the marginals: samples spread less than the data")
-    assert "marginals" not in said["ddim"]
+    assert lines["cps"].endswith("; does not keep the marginals: samples spread less than the data")
+    assert "marginals" not in lines["ddim"]
 
 
 def test_selections_alone_take_values_first() -> None:
     near = {"selections": ({"name": "near_policy", "limit": 0.1},), "kl": {"beta": 0}}
-    said = rows(changed(objective=near))
-    assert said["coupled values"].startswith("a pass before every update of a rollout but the first")
-    assert said["coupled values"].endswith("selections read all values first")
-    assert said["skipped"].startswith("decisions without an advantage or a weight take no forward")
+    lines = rows(changed(objective=near))
+    assert lines["coupled values"].startswith("a pass before every update of a rollout but the first")
+    assert lines["coupled values"].endswith("selections read all values first")
+    assert lines["skipped"].startswith("decisions without an advantage or a weight take no forward")
     assert (
         "pass before every update: "
         in rows(changed(objective={"selections": ({"name": "top_entropy", "share": 0.2},), "kl": {"beta": 0}}))[
@@ -240,9 +242,9 @@ def test_selections_alone_take_values_first() -> None:
 def test_a_divergence_in_the_reward_takes_one_pass_of_each_policy() -> None:
     config = changed(objective={"kl": {"beta": 0}}, advantage={"kl": {"divergence": "k1", "beta": 0.05}})
     assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [10.0, 4.0, 4.0, 4.0]
-    said = rows(config)
-    assert said["reward"].startswith("1 digit_verifier - 0.05 kl, the sum over the sample's decisions of k1: ")
-    assert said["reference"].startswith("a pass after the rollout")
+    lines = rows(config)
+    assert lines["reward"].startswith("1 digit_verifier - 0.05 kl, the sum over the sample's decisions of k1: ")
+    assert lines["reference"].startswith("a pass after the rollout")
 
 
 def test_geometry_passes_and_method() -> None:
@@ -254,19 +256,19 @@ def test_geometry_passes_and_method() -> None:
     policy = {"name": "denoising", "call": {"num_inference_steps": 10}, "evaluation_call": {"num_inference_steps": 40}}
     method = {"name": "flow_grpo", "title": "Flow-GRPO", "paper": "arXiv:2505.05470", "deviations": ("one window",)}
     method |= {"evidence": ("by hand",)}
-    said = rows(changed(evaluation=evaluation, policy=policy, method=method))
-    assert said["rollout"] == "10 prompts x 16 members = 160 samples a step"
-    assert said["updates"] == "1 epoch x 2 minibatches = 2 updates a rollout, of 80 samples"
-    assert said["in all"] == "60 steps, 9,600 samples, 120 updates"
-    assert said["old policy"].startswith("no pass")
-    assert said["coupled values"].startswith("no extra pass")
-    assert said["reference"].startswith("a pass with each pass of the policy")
-    assert said["evaluation"] == (
+    lines = rows(changed(evaluation=evaluation, policy=policy, method=method))
+    assert lines["rollout"] == "10 prompts x 16 members = 160 samples a step"
+    assert lines["updates"] == "1 epoch x 2 minibatches = 2 updates a rollout, of 80 samples"
+    assert lines["in all"] == "60 steps, 9,600 samples, 120 updates"
+    assert lines["old policy"].startswith("no pass")
+    assert lines["coupled values"].startswith("no extra pass")
+    assert lines["reference"].startswith("a pass with each pass of the policy")
+    assert lines["evaluation"] == (
         "before the first step, every 10 steps and after the last: 40 samples a prompt of 40 forwards each, "
         "without noise, scored by held_out"
     )
-    assert said["method"] == "Flow-GRPO (arXiv:2505.05470)"
-    assert (said["deviation"], said["evidence"]) == ("one window", "by hand")
+    assert lines["method"] == "Flow-GRPO (arXiv:2505.05470)"
+    assert (lines["deviation"], lines["evidence"]) == ("one window", "by hand")
     assert rows(changed(objective={"kl": {"beta": 0}}))["reference"] == "no pass: objective.kl.beta is 0"
 
 
@@ -306,17 +308,17 @@ def test_scheduled_values_are_listed() -> None:
             "phases": [{"until": 20, "set": {"rollout.group_size": 4}}, {"set": {"rollout.group_size": 16}}],
         }
     )
-    said = " ".join(explanation(config).split())
-    assert "prompts 0.75 of a + 0.25 of b.txt curriculum: share = start + (1 - start) min(step / steps, 1)" in said
-    assert "by = level, steps = 50, start = 0.2, descending = False" in said
+    lines = " ".join(explanation(config).split())
+    assert "prompts 0.75 of a + 0.25 of b.txt curriculum: share = start + (1 - start) min(step / steps, 1)" in lines
+    assert "by = level, steps = 50, start = 0.2, descending = False" in lines
     assert (
         "max(step - begin, 0) / steps, 1), start = 1, end = 0.5, steps = 200; from 1 at the first step to 0.75 at"
-        in said
+        in lines
     )
-    assert "phase from step 0 to 19: rollout.group_size = 4 phase from step 20 on: rollout.group_size = 16" in said
-    assert "objective.kl.beta, adaptive_kl: value' = value (1 + rate clip(measured / target - 1, -clip, clip))" in said
-    assert "metric = policy/kl_mean, target = 0.01" in said
-    assert "objective.kl.beta moves: a pass at the steps at which it is above 0" in said
+    assert "phase from step 0 to 19: rollout.group_size = 4 phase from step 20 on: rollout.group_size = 16" in lines
+    assert "objective.kl.beta, adaptive_kl: value' = value (1 + rate clip(measured / target - 1, -clip, clip))" in lines
+    assert "metric = policy/kl_mean, target = 0.01" in lines
+    assert "objective.kl.beta moves: a pass at the steps at which it is above 0" in lines
 
 
 def test_off_policy_rows_and_auxiliary_losses() -> None:
@@ -354,8 +356,8 @@ def test_function_with_another_result_raises() -> None:
 
 
 def test_explain_names_the_correction_of_examples() -> None:
-    said = " ".join(explanation(load_config("papers/soar")).split())
+    lines = " ".join(explanation(load_config("papers/soar")).split())
     assert (
         "supervision examples are noised at logit_normal levels, shift = 3; correction: 6 further points per example"
-        in said
+        in lines
     )

@@ -126,9 +126,9 @@ def full_graph(
         assert set(evaluation.values) == asked
         for name, value in {None: evaluation.logprob_BT, **evaluation.values}.items():
             measured[name].append((evaluation.rows, value))
-    known = {name: matrix(parts, rollout.shape) for name, parts in measured.items()}
-    logprob_BT = known.pop(None)
-    values = {name: x_BT for name, x_BT in known.items() if name is not None}
+    matrices = {name: matrix(parts, rollout.shape) for name, parts in measured.items()}
+    logprob_BT = matrices.pop(None)
+    values = {name: x_BT for name, x_BT in matrices.items() if name is not None}
     entropy_BT = values[ENTROPY]
     totals, mask_BT = count(rollout.mask_BT, group_B=rollout.prompt_index_B), rollout.mask_BT
     keep_BT = ratio_mask_BT = mask_BT

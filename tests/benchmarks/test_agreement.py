@@ -59,8 +59,8 @@ def _centered(weight: float = 1.0):
 def test_functions_are_extracted_without_imports_of_their_file(folder: Path, capsys: pytest.CaptureFixture[str]):
     # group 0: 1 and 3 less their mean; the second row's last decision is masked
     reward_BT, mask_BT = torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
-    found = taken(folder, CENTERED).centered(reward_BT, mask_BT, torch.zeros(2))
-    torch.testing.assert_close(found, torch.tensor([[-1.0, -1.0], [1.0, 0.0]]))
+    result = taken(folder, CENTERED).centered(reward_BT, mask_BT, torch.zeros(2))
+    torch.testing.assert_close(result, torch.tensor([[-1.0, -1.0], [1.0, 0.0]]))
     assert capsys.readouterr().out == ""
     update = taken(folder, UPDATE).update  # 1 at each of the three decisions that count
     assert update(torch.tensor([[-1.0, -1.0], [1.0, 9.0]]), torch.tensor([[1.0], [-1.0]]), mask_BT) == pytest.approx(
@@ -69,17 +69,17 @@ def test_functions_are_extracted_without_imports_of_their_file(folder: Path, cap
 
 
 def test_equal_functions_agree(folder: Path):
-    found = agreement(folder, _centered(), draws=3)
-    assert agrees(found)
-    assert 0 < found.difference["advantage"] < 1e-6 < 1 < found.size["advantage"]
-    (row,) = list(table([found]))[2:]
+    result = agreement(folder, _centered(), draws=3)
+    assert agrees(result)
+    assert 0 < result.difference["advantage"] < 1e-6 < 1 < result.size["advantage"]
+    (row,) = list(table([result]))[2:]
     assert row.startswith(f"| dr-grpo | somebody/method@{commit_of(folder, 'somebody/method')}, `centered` | advantage")
 
 
 def test_different_functions_do_not(folder: Path):
-    found = agreement(folder, _centered(weight=1.5), draws=3)
-    assert found.difference["advantage"] == pytest.approx(found.size["advantage"] / 2, rel=1e-5)
-    assert not agrees(found)
+    result = agreement(folder, _centered(weight=1.5), draws=3)
+    assert result.difference["advantage"] == pytest.approx(result.size["advantage"] / 2, rel=1e-5)
+    assert not agrees(result)
 
 
 def test_losses_are_compared_by_value_and_gradient(folder: Path):
@@ -90,10 +90,10 @@ def test_losses_are_compared_by_value_and_gradient(folder: Path):
         lambda theirs, given: theirs.update(given.logprob_BT, given.advantage_BT, given.mask_BT),
         over=over,
     )
-    found = agreement(folder, case, draws=3)
-    assert found.difference.keys() == {"value", "gradient"}
-    assert agrees(found)
-    assert max(found.difference.values()) < 1e-7 < min(found.size.values())
+    result = agreement(folder, case, draws=3)
+    assert result.difference.keys() == {"value", "gradient"}
+    assert agrees(result)
+    assert max(result.difference.values()) < 1e-7 < min(result.size.values())
     unlike = agreement(folder, loss("dr-grpo", UPDATE, _half, over=over), draws=3)
     assert unlike.difference["gradient"] == pytest.approx(unlike.size["gradient"] / 2)
 

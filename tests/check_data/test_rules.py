@@ -103,9 +103,11 @@ def copied(name: str, folder: Path, old: str = "", new: str = "") -> DataFiles:
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: f"{broken.rule}-{broken.key or broken.message}")
 def test_broken_file_has_a_fault(broken: Broken, tmp_path: Path) -> None:
     assert faults(broken.rule, copied(broken.name, tmp_path)) == []
-    found = faults(broken.rule, copied(broken.name, tmp_path, broken.old, broken.new))
-    assert {file for file, _, _ in found} == {str(tmp_path / f"{broken.name}.yaml")}
-    assert [text for _, key, text in found if re.fullmatch(broken.key, key) and broken.message in text], found
+    broken_faults = faults(broken.rule, copied(broken.name, tmp_path, broken.old, broken.new))
+    assert {file for file, _, _ in broken_faults} == {str(tmp_path / f"{broken.name}.yaml")}
+    assert [text for _, key, text in broken_faults if re.fullmatch(broken.key, key) and broken.message in text], (
+        broken_faults
+    )
 
 
 LEDGER_ROW = {"id": "dppo", "title": "A", "tier": "core", "group": "none", "studied_on": "text", "adds": "a term"}

@@ -225,8 +225,8 @@ def test_daily_configurations_set_every_key() -> None:
     known = {*ANY_KIND, *DRAWN}
     assert set(EVERYDAY["any kind"]) < known
     daily = (*EVERYDAY["any kind"], *EVERYDAY["tokens"])
-    everyday = {found for name in daily for found in settings(f"methods/{name}")}
-    assert {found for name in known for found in settings(f"methods/{name}")} - everyday == set()
+    everyday = {setting for name in daily for setting in settings(f"methods/{name}")}
+    assert {setting for name in known for setting in settings(f"methods/{name}")} - everyday == set()
 
 
 DRAWING = {

@@ -77,9 +77,9 @@ def test_losses_of_several_terms_are_reported_and_add_up():
     assert parts == pytest.approx(
         {"policy/loss": -0.87, "policy/loss/surrogate": -0.6, "policy/loss/kl": 0.03, "policy/loss/entropy": -0.3}
     )
-    known = {name: (value.count, value.total) for name, value in diagnostics.as_numbers().value_sums.items()}
-    assert known["kl"] == pytest.approx((4, 1.2))
-    assert known["entropy"] == pytest.approx((4, 6.0))
+    sums = {name: (value.count, value.total) for name, value in diagnostics.as_numbers().value_sums.items()}
+    assert sums["kl"] == pytest.approx((4, 1.2))
+    assert sums["entropy"] == pytest.approx((4, 6.0))
 
 
 def test_a_rank_without_a_slice_has_no_part_of_any_name_and_adds_as_zero():
@@ -139,8 +139,8 @@ def test_diagnostics_hold_no_graph():
     ratio_BT = RATIO_BT.clone().requires_grad_()
     values = {from_reference("k3"): 0.1 * ratio_BT}
     diagnostics = measure(ratio_BT, ADVANTAGE_BT, values, divergence="k3", kl_beta=0.1)
-    known = diagnostics.value_sums["kl"]
-    numbers = [*diagnostics.loss_sums.values(), known.count, known.total]
+    sums = diagnostics.value_sums["kl"]
+    numbers = [*diagnostics.loss_sums.values(), sums.count, sums.total]
     numbers += [getattr(diagnostics, f.name) for f in fields(diagnostics) if not f.name.endswith("_sums")]
     numbers += [number for one in diagnostics.change_sums.values() for number in (one.count, one.total)]
     assert all(isinstance(number, Tensor) and not number.requires_grad for number in numbers)

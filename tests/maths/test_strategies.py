@@ -38,9 +38,9 @@ def kept(strategy: Strategy, rounds: Sequence[Round], setting: Setting = SETTING
 
 def test_fixed_requests_once() -> None:
     strategy = fixed()
-    asked = strategy.ask((), SETTING)
-    assert asked == (Request(prompt=0, members=(0, 1)), Request(prompt=1, members=(0, 1)))
-    assert strategy.ask([answered(asked, [1, 0, 1, 1])], SETTING) == ()
+    requests = strategy.ask((), SETTING)
+    assert requests == (Request(prompt=0, members=(0, 1)), Request(prompt=1, members=(0, 1)))
+    assert strategy.ask([answered(requests, [1, 0, 1, 1])], SETTING) == ()
     assert not strategy.looks_back
 
 
@@ -72,21 +72,21 @@ def test_refill_keeps_at_most_its_target_and_gives_up() -> None:
 def test_refill_takes_groups_of_enough_variance() -> None:
     # of four 0 or 1 rewards the variance is 4 k (4 - k) / 16 of the largest: 3/4 of one right, 1 of two
     four = Setting(step=0, num_prompts=3, group_size=4)
-    asked = refill().ask((), four)
-    first = answered(asked, [1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1])
+    requests = refill().ask((), four)
+    first = answered(requests, [1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1])
     for variance, prompts in ((None, [0, 1]), (0.0, [0, 1]), (0.75, [0, 1]), (0.8, [1]), (1.0, [1])):
         (keep,) = kept(refill(variance=variance), [first], four)
         assert [n for n, one in enumerate(zip(*[iter(keep)] * 4, strict=True)) if all(one)] == prompts
     # of three the largest has one or two right; a reward that does not apply is none of them
-    odd = answered(asked, [1, 0, 0, None, 1, 0.5, 0, None, 0, 0, 0, 0])
+    odd = answered(requests, [1, 0, 0, None, 1, 0.5, 0, None, 0, 0, 0, 0])
     (keep,) = kept(refill(variance=1.0), [odd], four)
     assert keep[:8] == [True] * 4 + [False] * 4
     assert [one.prompt for one in refill(variance=0.8).ask([first], four)] == [3, 4]
 
 
 def test_members_have_different_contexts() -> None:
-    asked = in_contexts(contexts=[None, "rules"], behind_prompt=True, as_own=True).ask((), SETTING)
-    assert asked == (
+    requests = in_contexts(contexts=[None, "rules"], behind_prompt=True, as_own=True).ask((), SETTING)
+    assert requests == (
         Request(prompt=0, members=(0,)),
         Request(prompt=0, members=(1,), context="rules", behind_prompt=True, as_own=True),
         Request(prompt=1, members=(0,)),
@@ -134,9 +134,9 @@ def test_the_right_answer_of_the_least_hint_joins() -> None:
 
 def test_scouts_send_the_best_and_the_worst() -> None:
     strategy = two_stage_scouts(scouts=4, best=1, worst=1, settings={"strength": 0.3})
-    asked = strategy.ask((), SETTING)
-    assert all(not one.trained and one.members == (0, 1, 2, 3) for one in asked)
-    first = answered(asked, [0.1, 0.9, 0.5, 0.3, 0.5, 0.5, 0.5, None])
+    requests = strategy.ask((), SETTING)
+    assert all(not one.trained and one.members == (0, 1, 2, 3) for one in requests)
+    first = answered(requests, [0.1, 0.9, 0.5, 0.3, 0.5, 0.5, 0.5, None])
     more = strategy.ask([first], SETTING)
     # of equal ones the first; what no reward applied to is the worst
     assert more == (Request(prompt=0, members=(0, 1)), Request(prompt=1, members=(0, 3)))

@@ -54,9 +54,9 @@ def credit(feedback: Feedback, **numbers: object) -> list[list[float]]:
     return [row[kept].tolist() for row, kept in zip(found_BT, feedback.mask_BT, strict=True)]
 
 
-def close(found: list[list[float]], expected: Sequence[Sequence[float]], tolerance: float = 2e-6) -> bool:
-    return [len(row) for row in found] == [len(row) for row in expected] and all(
-        mine == pytest.approx(theirs, abs=tolerance) for mine, theirs in zip(found, expected, strict=True)
+def close(advantage_BT: list[list[float]], expected: Sequence[Sequence[float]], tolerance: float = 2e-6) -> bool:
+    return [len(row) for row in advantage_BT] == [len(row) for row in expected] and all(
+        mine == pytest.approx(theirs, abs=tolerance) for mine, theirs in zip(advantage_BT, expected, strict=True)
     )
 
 
@@ -96,8 +96,8 @@ def test_a_turn_is_compared_with_those_of_its_state() -> None:
 def test_turns_without_a_return_are_not_compared() -> None:
     # at a 1, 0 and an unanswered turn; the row without a reward of its own takes no part, whatever it was given
     rows = [[("a", 1.0)], [("a", 0.0)], [("a", None)], [("a", 50.0)], [(None, 1.0)]]
-    found = credit(feedback_for(rows, valid=[True, True, True, False, True]), normalize=False)
-    assert found == [[0.5], [-0.5], [0.0], [0.0], [0.0]]
+    advantage_BT = credit(feedback_for(rows, valid=[True, True, True, False, True]), normalize=False)
+    assert advantage_BT == [[0.5], [-0.5], [0.0], [0.0], [0.0]]
     equal = [[("a", 0.1)]] * 3
     assert credit(feedback_for(equal), eps=0.0) == [[0.0]] * 3
 
@@ -108,8 +108,8 @@ def test_a_reward_of_the_sample_is_that_of_its_last_turn() -> None:
     feedback = feedback_for(rows)
     right = SampleColumn(value_B=torch.tensor([1.0, 1, 0, 9]).double(), valid_B=torch.tensor([True, True, True, False]))
     feedback = replace(feedback, rewards={"right": right})
-    found = credit(feedback, reward="right", discount=0.9, normalize=False)
-    assert close(found, [[0.9 - 19 / 30, 0.5], [1 - 19 / 30], [-19 / 30, -0.5], [0.0, 0.0]])
+    advantage_BT = credit(feedback, reward="right", discount=0.9, normalize=False)
+    assert close(advantage_BT, [[0.9 - 19 / 30, 0.5], [1 - 19 / 30], [-19 / 30, -0.5], [0.0, 0.0]])
     assert credit(feedback, discount=0.9) == [[0.0, 0.0], [0.0], [0.0, 0.0], [0.0, 0.0]]  # the environment gave nothing
     with pytest.raises(ConfigError, match="'wrong'.*there are: right"):  # noqa: RUF043
         credit(feedback, reward="wrong")
@@ -154,8 +154,8 @@ AUTHORS: dict[tuple[bool, float], list[list[float]]] = {
 
 @pytest.mark.parametrize(("normalize", "similar"), AUTHORS)
 def test_numbers_of_the_authors_code(normalize: bool, similar: float) -> None:
-    found = credit(feedback_for(ROWS, [0, 0, 0, 1, 1, 1]), normalize=normalize, similar=similar)
-    assert close(found, AUTHORS[normalize, similar], 3e-6)
+    advantage_BT = credit(feedback_for(ROWS, [0, 0, 0, 1, 1, 1]), normalize=normalize, similar=similar)
+    assert close(advantage_BT, AUTHORS[normalize, similar], 3e-6)
 
 
 def test_invalid_numbers_raise() -> None:

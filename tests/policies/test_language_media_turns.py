@@ -134,12 +134,12 @@ def test_gradients_are_those_of_a_plain_call(name: str) -> None:
     policy = terse(name, max_new_tokens=LENGTH)
     rollout = conversation(policy, name)
     move(policy.trainable)
-    found = gradients(policy, rollout)
+    gradient_parts = gradients(policy, rollout)
     weight_BT = torch.randn(rollout.shape, generator=torch.Generator().manual_seed(3))  # as gradients() weighs
     total = sum((weight_BT[row] * plain_logprobs(policy, rollout, row)).sum() for row in range(len(rollout.samples)))
     assert isinstance(total, Tensor)
     expected = torch.autograd.grad(total, policy.trainable, allow_unused=True)
-    pairs = [(mine, theirs) for mine, theirs in zip(found, expected, strict=True) if theirs is not None]
+    pairs = [(mine, theirs) for mine, theirs in zip(gradient_parts, expected, strict=True) if theirs is not None]
     assert relative_difference([mine for mine, _ in pairs], [theirs for _, theirs in pairs]) < 1e-5
 
 

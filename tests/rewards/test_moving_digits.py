@@ -127,8 +127,8 @@ def test_ink_next_to_the_digit_is_subtracted(held_out: list[Sample]) -> None:
     ink = [frame.sum() / 255 for frame in gray]
     for frame in gray:
         frame[:4, :2] = 255  # 8 pixels, to the left of where the digit is
-    beside = replace(clip, video=[Image.fromarray(frame) for frame in gray])
-    assert verifier([beside]) == [pytest.approx(np.mean([one / (one + 8) for one in ink]), abs=1e-5)]
+    gray_clip = replace(clip, video=[Image.fromarray(frame) for frame in gray])
+    assert verifier([gray_clip]) == [pytest.approx(np.mean([one / (one + 8) for one in ink]), abs=1e-5)]
 
 
 def test_columns_and_frames_are_checked(held_out: list[Sample]) -> None:

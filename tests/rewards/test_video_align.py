@@ -126,14 +126,14 @@ def scores_of(made: Trained, frames: list[Image.Image], text: str, template: str
     length = inputs["input_ids"].shape[1]
     positions = torch.arange(length).expand(3, 1, length)
     with torch.no_grad():
-        found = made.model(
+        scores = made.model(
             input_ids=inputs["input_ids"],
             pixel_values_videos=inputs["pixel_values_videos"],
             video_grid_thw=inputs["video_grid_thw"],
             position_ids=positions,
             output_hidden_states=True,
         )
-        out = made.head(found.hidden_states[-1][0])
+        out = made.head(scores.hidden_states[-1][0])
     if not special:
         return out[-1].tolist()
     ids = inputs["input_ids"][0].tolist()
@@ -171,8 +171,8 @@ def test_other_forms_of_checkpoint(tmp_path: Path, special: bool, outputs: int, 
     other = trained(tmp_path, special=special, outputs=outputs, whole=whole, old=old)
     template = (tmp_path / "template.txt").read_text()
     raw = [scores_of(other, video, text, template, special) for video, text in zip(VIDEOS, TEXTS, strict=True)]
-    found = reward(other, normalize=False)(samples())
-    assert numbers(found) == pytest.approx([sum(row) for row in raw], **CLOSE)
+    scores = reward(other, normalize=False)(samples())
+    assert numbers(scores) == pytest.approx([sum(row) for row in raw], **CLOSE)
 
 
 def test_lora_by_hand() -> None:
@@ -184,9 +184,9 @@ def test_lora_by_hand() -> None:
         f"{layer}.lora_B.default.weight": torch.tensor([[3.0], [4.0]]),
         "base_model.model.lm_head.weight": torch.ones(1),
     }
-    found = merged(held, 2.0, {})
-    assert list(found) == ["language_model.layers.0.mlp.up_proj.weight"]
-    assert found["language_model.layers.0.mlp.up_proj.weight"].tolist() == [[7, 13], [9, 17]]
+    scores = merged(held, 2.0, {})
+    assert list(scores) == ["language_model.layers.0.mlp.up_proj.weight"]
+    assert scores["language_model.layers.0.mlp.up_proj.weight"].tolist() == [[7, 13], [9, 17]]
     assert plain_name("base_model.model.visual.merger.mlp.0.weight") == "visual.merger.mlp.0.weight"
     del held[f"{layer}.lora_B.default.weight"]
     with pytest.raises(RewardError, match="no second half"):
@@ -234,8 +234,8 @@ NONE: dict[str, Any] = {"mean": None, "std": None}
 def test_the_authors_file_of_templates_is_read_and_not_run(made: Trained, tmp_path: Path) -> None:
     path = tmp_path / "prompt_template.py"
     path.write_text(f'raise SystemExit\nDETAILED_PROMPT = "x"\nDETAILED_PROMPT_WITH_SPECIAL_TOKEN = """{TEMPLATE}"""\n')
-    found = reward(made, template=str(path))(samples())
-    assert numbers(found) == pytest.approx(numbers(reward(made)(samples())), **CLOSE)
+    scores = reward(made, template=str(path))(samples())
+    assert numbers(scores) == pytest.approx(numbers(reward(made)(samples())), **CLOSE)
 
 
 def test_templates_that_do_not_fit_raise(made: Trained, tmp_path: Path) -> None:

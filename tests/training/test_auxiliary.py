@@ -76,17 +76,17 @@ def test_with_an_objective_of_0_it_is_a_step_of_the_warm_up(train: Any, examples
         steps=0,
         warmup={**taught, "steps": 1, "optimizer": {**alike, "lr_warmup_steps": 0}, "log_every": 1},
     )
-    beside = train(tmp_path / "b", objective={"auxiliary": [taught]}, update={"optimizer": alike})
-    (line,) = lines(beside)
+    with_auxiliary = train(tmp_path / "b", objective={"auxiliary": [taught]}, update={"optimizer": alike})
+    (line,) = lines(with_auxiliary)
     assert line["policy/loss"] == line["policy/supervised_mean"] == lines(warmed, "warmup.jsonl")[0]["loss"]
-    assert torch.equal(weights(warmed), weights(beside))
+    assert torch.equal(weights(warmed), weights(with_auxiliary))
 
 
 @pytest.mark.parametrize("train", [words, pictures])
 def test_with_weight_0_it_has_no_effect(train: Any, tmp_path: Path) -> None:
     reward = half_of_odd_groups if train is words else brightness
     examples = ALOUD if train is words else DIGITS
-    without, beside = (
+    without, with_auxiliary = (
         train(
             tmp_path / str(n),
             reward=reward,
@@ -95,9 +95,9 @@ def test_with_weight_0_it_has_no_effect(train: Any, tmp_path: Path) -> None:
         )
         for n, auxiliary in enumerate([[], [{"examples": examples, "weight": 0.0}]])
     )
-    assert torch.equal(weights(without), weights(beside))
+    assert torch.equal(weights(without), weights(with_auxiliary))
     assert [line["count/forwards_per_sample"] for line in lines(without)] == [
-        line["count/forwards_per_sample"] for line in lines(beside)
+        line["count/forwards_per_sample"] for line in lines(with_auxiliary)
     ]
 
 

@@ -45,37 +45,39 @@ def proposed(**stage: Any) -> Rollouts:
 
 
 def test_later_rows_follow_earlier_texts_and_are_separate_groups() -> None:
-    found = proposed()
-    by_identity = {sample.identity: sample for sample in found.samples}
-    assert [sample.identity for sample in found.samples if sample.context == "variant"] == [
+    rollouts = proposed()
+    by_identity = {sample.identity: sample for sample in rollouts.samples}
+    assert [sample.identity for sample in rollouts.samples if sample.context == "variant"] == [
         (group, member) for group in (2, 3) for member in (0, 1)
     ]
     assert by_identity[2, 0].after == ((0, 0),)
     assert by_identity[3, 0].after == ((1, 0),)
     # of each of the two groups of variants the first is right, and followed by a group
-    assert {sample.group: sample.after for sample in found.samples if sample.context == "posed"} == {
+    assert {sample.group: sample.after for sample in rollouts.samples if sample.context == "posed"} == {
         4: ((2, 0),),
         5: ((2, 1),),
         6: ((3, 0),),
         7: ((3, 1),),
     }
-    assert found.root_of == {2: 0, 3: 1, 4: 0, 5: 0, 6: 1, 7: 1}
-    assert all(sample.prompt is PROMPTS[found.root_of.get(sample.group, sample.group)] for sample in found.samples)
+    assert rollouts.root_of == {2: 0, 3: 1, 4: 0, 5: 0, 6: 1, 7: 1}
+    assert all(
+        sample.prompt is PROMPTS[rollouts.root_of.get(sample.group, sample.group)] for sample in rollouts.samples
+    )
     policy = policy_of("llama", max_new_tokens=4)
     text = f"Vary: {by_identity[0, 0].text}"
     alone = policy.rollout([replace(PROMPTS[0], text=text)], group_size=2, seed=7, plan=Plan(prompt_ids=(2,)))
     assert [sample.tokens for sample in alone.samples] == [by_identity[2, m].tokens for m in (0, 1)]
-    rollout = found.rollout
+    rollout = rollouts.rollout
     assert largest_difference(scored(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
-    assert found.rollout.on_policy
+    assert rollouts.rollout.on_policy
 
 
 def test_a_context_without_a_text_samples_no_rows() -> None:
     strategy = stages(then=[VARIANT, POSED])
     contexts = {**SHOWN, "posed": after_answers(text="{answer}", pattern="no such text")}
-    found = gathered(strategy, first_is_right, prompt_templates=contexts)
-    assert {sample.context for sample in found.samples} == {None, "variant"}
-    assert (found.num_rounds, found.num_unshown) == (3, 8)
+    rollouts = gathered(strategy, first_is_right, prompt_templates=contexts)
+    assert {sample.context for sample in rollouts.samples} == {None, "variant"}
+    assert (rollouts.num_rounds, rollouts.num_unshown) == (3, 8)
 
 
 def test_proposals_are_rewarded_by_their_followers_and_trained_or_not() -> None:
@@ -90,8 +92,8 @@ def test_proposals_are_rewarded_by_their_followers_and_trained_or_not() -> None:
         ]
 
     strategy = stages(then=[{**VARIANT, "rows": "all", "members": 1}, {**POSED, "trained": False}])
-    found = gathered(strategy, reward, prompt_templates=SHOWN)
-    rows = zip(found.samples, found.scored.collected().value_BR[:, 0].tolist(), strict=True)
+    rollouts = gathered(strategy, reward, prompt_templates=SHOWN)
+    rows = zip(rollouts.samples, rollouts.scored.collected().value_BR[:, 0].tolist(), strict=True)
     assert [(sample.identity, value) for sample, value in rows] == [
         *[((0, 0), 1.0), ((0, 1), 0.0), ((1, 0), 1.0), ((1, 1), 0.0)],
         *[((2, 0), 1.0), ((3, 0), 1.0)],
@@ -158,17 +160,17 @@ def test_texts_that_answers_insert() -> None:
 def test_chunks_of_an_answer_continue_from_their_tails() -> None:
     policy = policy_of("llama", max_new_tokens=12)
     contexts = {"tail": carried_over(tail=2)}
-    found = gathered(stages(then=[CHUNK]), first_is_right, prompt_templates=contexts, policy=policy)
-    by_identity = {one.identity: one for one in found.samples}
-    assert [one.after for one in found.samples][:4] == [()] * 4
-    for one in found.samples[4:]:
+    rollouts = gathered(stages(then=[CHUNK]), first_is_right, prompt_templates=contexts, policy=policy)
+    by_identity = {one.identity: one for one in rollouts.samples}
+    assert [one.after for one in rollouts.samples][:4] == [()] * 4
+    for one in rollouts.samples[4:]:
         before = by_identity[one.after[0]]
         ends = policy.text_offsets(before)
         assert not before.finished
         assert (one.text or "").startswith((before.text or "")[ends[-3] :])
         assert one.num_forced > 0
-    assert found.num_rounds == 3
-    assert found.root_of == {}
+    assert rollouts.num_rounds == 3
+    assert rollouts.root_of == {}
 
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
@@ -228,12 +230,12 @@ def test_runs_train_and_resume_from_a_checkpoint(kind: str, tmp_path: Path) -> N
 def test_stages_without_rows_do_not_change_a_step() -> None:
     """No row is right enough: the rounds end after the first, which is that of plain groups to the bit."""
     never = stages(then=[{**VARIANT, "right": 2.0}])
-    found, plain = (gathered(strategy, first_is_right, prompt_templates=SHOWN) for strategy in (never, fixed()))
+    rollouts, plain = (gathered(strategy, first_is_right, prompt_templates=SHOWN) for strategy in (never, fixed()))
     for name in ("old_logprob_BT", "mask_BT", "state_BT"):
-        assert torch.equal(getattr(found.rollout, name), getattr(plain.rollout, name))
+        assert torch.equal(getattr(rollouts.rollout, name), getattr(plain.rollout, name))
 
 
 def test_scores_of_a_family_are_those_of_the_step_alone() -> None:
-    found = proposed(trained=False)
-    scores: Scores = found.scored.collected()
-    assert len(scores.value_BR) == len(found.samples) == 8
+    rollouts = proposed(trained=False)
+    scores: Scores = rollouts.scored.collected()
+    assert len(scores.value_BR) == len(rollouts.samples) == 8

@@ -60,22 +60,24 @@ def test_accepted_prefixes_count_as_sampled_now(settings: dict[str, int]) -> Non
         (with_drafts(lenience=99.0), 50.0, 6),
         (with_drafts(), 50.0, 2),
     ):
-        found = gathered(strategy, even_prompts_differ, policy=policy, memory=drafts(plain.rollout, surer))
-        assert found.rollout.on_policy
+        rollouts = gathered(strategy, even_prompts_differ, policy=policy, memory=drafts(plain.rollout, surer))
+        assert rollouts.rollout.on_policy
         assert (
-            largest_difference(values(policy, found.rollout), found.rollout.old_logprob_BT, found.rollout.mask_BT)
+            largest_difference(
+                values(policy, rollouts.rollout), rollouts.rollout.old_logprob_BT, rollouts.rollout.mask_BT
+            )
             < 2e-6
         )
-        assert sorted(tokens) == sorted((one.group, one.member) for one in found.samples)
-        for row, one in enumerate(found.samples):
+        assert sorted(tokens) == sorted((one.group, one.member) for one in rollouts.samples)
+        for row, one in enumerate(rollouts.samples):
             draft, now = tokens[one.group, 1 - one.member], list(one.tokens or ())
             assert now[:same] == draft[:same]
-            assert found.rollout.mask_BT[row, : len(now)].all()
+            assert rollouts.rollout.mask_BT[row, : len(now)].all()
             assert len(now) <= 6
         cut = sum(len(one) > same for one in tokens.values())
-        assert found.rollout.num_forwards == 4 + cut
+        assert rollouts.rollout.num_forwards == 4 + cut
     assert cut
-    assert all(list(one.tokens or ()) not in tokens.values() for one in found.samples)
+    assert all(list(one.tokens or ()) not in tokens.values() for one in rollouts.samples)
 
 
 def test_members_without_a_draft_are_sampled_from_the_prompt() -> None:

@@ -73,17 +73,17 @@ def even_prompts_differ(samples: Sequence[Sample]) -> list[float]:
 
 
 def test_refilled_groups_are_those_of_their_numbers() -> None:
-    found = gathered(refill(), even_prompts_differ)
-    assert found.num_rounds == 2
-    assert found.rollout.prompt_index_B.tolist() == [0, 0, 1, 1, 2, 2]
-    assert found.keep_B.tolist() == [True, True, False, False, True, True]
+    rollouts = gathered(refill(), even_prompts_differ)
+    assert rollouts.num_rounds == 2
+    assert rollouts.rollout.prompt_index_B.tolist() == [0, 0, 1, 1, 2, 2]
+    assert rollouts.keep_B.tolist() == [True, True, False, False, True, True]
     alone = policy_of("llama", max_new_tokens=4).rollout(
         [PROMPTS[2 % len(PROMPTS)]], group_size=2, seed=7, plan=Plan(prompt_ids=(2,))
     )
-    assert [s.tokens for s in found.samples[4:]] == [s.tokens for s in alone.samples]
+    assert [s.tokens for s in rollouts.samples[4:]] == [s.tokens for s in alone.samples]
     width = alone.shape[1]
-    assert torch.allclose(found.rollout.old_logprob_BT[4:, :width], alone.old_logprob_BT, atol=1e-6)
-    assert found.rollout.on_policy
+    assert torch.allclose(rollouts.rollout.old_logprob_BT[4:, :width], alone.old_logprob_BT, atol=1e-6)
+    assert rollouts.rollout.on_policy
 
 
 def test_minibatches_share_the_groups_that_are_kept(tmp_path: Path) -> None:
@@ -100,27 +100,27 @@ def test_minibatches_share_the_groups_that_are_kept(tmp_path: Path) -> None:
 def test_an_answer_with_a_hint_is_trained_with_the_unchanged_prompt() -> None:
     policy = policy_of("llama", max_new_tokens=4)
     hint = {"hint": column_hint(column="hint")}
-    found = gathered(
+    rollouts = gathered(
         on_failure(members=1, context="hint"),
         lambda samples: [0.0] * len(samples),
         policy=policy,
         prompt_templates=hint,
     )
-    rollout = found.rollout
-    assert [(s.group, s.member) for s in found.samples[4:]] == [(0, 2), (1, 2)]
-    assert found.keep_B.tolist() == [True, False, True, False, True, True]
-    assert all(sample.prompt in PROMPTS for sample in found.samples)
+    rollout = rollouts.rollout
+    assert [(s.group, s.member) for s in rollouts.samples[4:]] == [(0, 2), (1, 2)]
+    assert rollouts.keep_B.tolist() == [True, False, True, False, True, True]
+    assert all(sample.prompt in PROMPTS for sample in rollouts.samples)
     assert rollout.origin_B is not None
     assert rollout.origin_B.tolist() == [0, 0, 0, 0, Origin.DEMONSTRATION, Origin.DEMONSTRATION]
     assert not rollout.on_policy
     shown = policy.rollout(
         [shown_by(hint["hint"], PROMPTS[0], 2)], group_size=1, seed=7, plan=Plan(prompt_ids=(0,), members=((2,),))
     )
-    assert found.samples[4].tokens == shown.samples[0].tokens
+    assert rollouts.samples[4].tokens == shown.samples[0].tokens
     T = len(shown.samples[0].tokens or ())
     assert torch.allclose(rollout.old_logprob_BT[4, :T], shown.old_logprob_BT[0, :T], atol=1e-6)
     now_BT = scored(policy, rollout)
-    read = policy.read([OffPolicySample(sample=found.samples[4])], seed=0)
+    read = policy.read([OffPolicySample(sample=rollouts.samples[4])], seed=0)
     assert torch.allclose(now_BT[4, :T], read.old_logprob_BT[0, :T], atol=1e-6)  # behind the bare prompt
     assert not torch.allclose(now_BT[4, :T], rollout.old_logprob_BT[4, :T], atol=1e-4)
 
@@ -166,17 +166,17 @@ def test_a_replayed_row_of_the_current_policy_has_the_ratio_one() -> None:
         step=0,
     )
     memory = Memory().with_replay([row], per_prompt=1, total=1)
-    found = gathered(with_replay(num=1), even_prompts_differ, policy=policy, memory=memory)
-    assert found.rollout.prompt_index_B.tolist() == [0, 0, 1, 1, 0]
-    assert found.rollout.origin_B is not None
-    assert found.rollout.origin_B.tolist() == [0, 0, 0, 0, Origin.REPLAY]
-    assert torch.allclose(scored(policy, found.rollout)[4, :T], own.rollout.old_logprob_BT[0, :T], atol=1e-6)
+    rollouts = gathered(with_replay(num=1), even_prompts_differ, policy=policy, memory=memory)
+    assert rollouts.rollout.prompt_index_B.tolist() == [0, 0, 1, 1, 0]
+    assert rollouts.rollout.origin_B is not None
+    assert rollouts.rollout.origin_B.tolist() == [0, 0, 0, 0, Origin.REPLAY]
+    assert torch.allclose(scored(policy, rollouts.rollout)[4, :T], own.rollout.old_logprob_BT[0, :T], atol=1e-6)
 
 
 def test_an_answer_of_the_row_is_a_member() -> None:
-    found = gathered(with_answer(column="solution"), even_prompts_differ)
-    assert [s.text for s in found.samples[4:]] == ["the answer is two"] * 2
-    assert [s.member for s in found.samples[4:]] == [2, 2]
+    rollouts = gathered(with_answer(column="solution"), even_prompts_differ)
+    assert [s.text for s in rollouts.samples[4:]] == ["the answer is two"] * 2
+    assert [s.member for s in rollouts.samples[4:]] == [2, 2]
     with pytest.raises(DataError, match="reads answers from the column 'gold'"):
         gathered(with_answer(column="gold"), even_prompts_differ)
 
@@ -221,12 +221,12 @@ def test_a_reward_of_groups_is_called_again_once_they_are_complete(replace_faile
         return [0.0] * len(samples)
 
     vars(by_itself)["deterministic"] = True
-    found = gathered(strategy, lowest_sum, by_itself=by_itself)
-    scores = found.scored.collected()
+    rollouts = gathered(strategy, lowest_sum, by_itself=by_itself)
+    scores = rollouts.scored.collected()
     assert scores.value_BR[:, 0].tolist() == [value - 10 for value in expected]
-    assert sum(asked) <= len(found.samples)  # what depends on the sample alone is not asked again
+    assert sum(asked) <= len(rollouts.samples)  # what depends on the sample alone is not asked again
     rewards = [NamedReward("reward", lowest_sum), NamedReward("by_itself", by_itself)]
-    verdict = score_rollouts(found, rewards, step=0, job=Job(Accelerator(cpu=True)))
+    verdict = score_rollouts(rollouts, rewards, step=0, job=Job(Accelerator(cpu=True)))
     assert verdict.scores.value_BR.equal(scores.value_BR)
 
 
@@ -238,8 +238,8 @@ def test_a_reward_of_complete_groups_is_called_once() -> None:
         time.sleep(0.02)
         return even_prompts_differ(samples)
 
-    found = gathered(refill(), counted)
-    scores = found.scored.collected()
+    rollouts = gathered(refill(), counted)
+    scores = rollouts.scored.collected()
     assert scores.value_BR[:, 0].tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
     assert scores.took_s["reward"] >= 0.04  # the seconds of both rounds
     assert calls == [4, 2]
@@ -248,17 +248,17 @@ def test_a_reward_of_complete_groups_is_called_once() -> None:
 def test_scouts_count_among_the_forwards_alone() -> None:
     policy, exact = policy_of("llama", max_new_tokens=4), policy_of("llama", max_new_tokens=4)
     strategy = two_stage_scouts(scouts=3, best=1, worst=1, settings={"temperature": 0.5})
-    found = gathered(strategy, lambda samples: [float(s.member) for s in samples], policy=policy)
-    assert [(s.group, s.member) for s in found.samples] == [(0, 0), (0, 2), (1, 0), (1, 2)]
-    assert found.scored.collected().value_BR[:, 0].tolist() == [0.0, 2.0, 0.0, 2.0]
-    assert found.keep_B.tolist() == [True] * 4
+    rollouts = gathered(strategy, lambda samples: [float(s.member) for s in samples], policy=policy)
+    assert [(s.group, s.member) for s in rollouts.samples] == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    assert rollouts.scored.collected().value_BR[:, 0].tolist() == [0.0, 2.0, 0.0, 2.0]
+    assert rollouts.keep_B.tolist() == [True] * 4
     plan = Plan(prompt_ids=(0, 1), members=((0, 2), (0, 2)))
     rollout = exact.rollout([PROMPTS[0], PROMPTS[1]], group_size=2, seed=7, plan=plan)
     cheap = exact.rollout(
         [PROMPTS[0], PROMPTS[1]], group_size=3, seed=7, plan=Plan(prompt_ids=(0, 1), settings={"temperature": 0.5})
     )
-    assert [s.tokens for s in found.samples] == [s.tokens for s in rollout.samples]
-    assert found.rollout.num_forwards == rollout.num_forwards + cheap.num_forwards
+    assert [s.tokens for s in rollouts.samples] == [s.tokens for s in rollout.samples]
+    assert rollouts.rollout.num_forwards == rollout.num_forwards + cheap.num_forwards
 
 
 def brightness(samples: Sequence[Sample]) -> list[float]:

@@ -33,8 +33,8 @@ def config_of(**changes: Any) -> RunConfig:
 class TestConfigAt:
     def test_linear_kl(self) -> None:
         config = config_of(schedules=KL)
-        found = [course_of(config).at(step, Memory()).config.objective.kl.beta for step in (0, 50, 100, 500)]
-        assert found == [0.0, 0.02, 0.04, 0.04]
+        values = [course_of(config).at(step, Memory()).config.objective.kl.beta for step in (0, 50, 100, 500)]
+        assert values == [0.0, 0.02, 0.04, 0.04]
         assert course_of(config).at(50, Memory()).config.model_dump(exclude={"objective"}) == config.model_dump(
             exclude={"objective"}
         )
@@ -190,8 +190,8 @@ class TestControllers:
         fades = {"name": "linear", "start": 1, "end": 0, "steps": 4}
         section = [{"label": "expert", "column": "solution"}]
         config = config_of(objective={"auxiliary": section}, schedules={"objective.auxiliary.expert.weight": fades})
-        found = [course_of(config).at(step, Memory()).config.objective.auxiliary[0].weight for step in (0, 1, 4)]
-        assert found == [1.0, 0.75, 0.0]
+        values = [course_of(config).at(step, Memory()).config.objective.auxiliary[0].weight for step in (0, 1, 4)]
+        assert values == [1.0, 0.75, 0.0]
         with pytest.raises(ConfigError, match=r"the weight can, as objective\.auxiliary\.LABEL\.weight"):
             config_of(objective={"auxiliary": section}, schedules={"objective.auxiliary.expert.column": fades})
 
@@ -233,12 +233,12 @@ class TestStepRewards:
         moves = {"rollout.prompt_templates.begun.share": {"name": "linear", "start": 1, "end": 0, "steps": 2}}
         config = config_of(rollout={"prompt_templates": {"begun": begun}}, rewards=[SHORT], schedules=moves)
         algorithm = Algorithm.of(config)
-        prompt, found = Prompt("a", columns={"solution": "b c"}), []
+        prompt, values = Prompt("a", columns={"solution": "b c"}), []
         for step in range(3):
             shown = algorithm.at(step, Memory()).prompt_templates["begun"](prompt, 0, History())
             assert shown is not None
-            found.append(shown.prefix)
-        assert found == ["b c ", "b ", None]
+            values.append(shown.prefix)
+        assert values == ["b c ", "b ", None]
 
     def test_labels_that_are_no_rewards(self) -> None:
         config = config_of(phases=[{"set": {"rewards.other.weight": 1}}])
@@ -283,10 +283,10 @@ def test_a_multiplier_follows_the_term_that_it_weighs(tmp_path: Path) -> None:
     ascent = {"name": "dual_ascent", "metric": "policy/near_mean", "target": 0, "rate": -1e3, "low": 0.01}
     objective = {"surrogate": BASE["objective"]["surrogate"], "terms": [near]}
     trainer = run(tmp_path, steps=3, objective=objective, schedules={"objective.terms.near.weight": ascent})
-    found = lines(trainer)
-    multipliers = [row["config/objective.terms.near.weight"] for row in found[::2]]
+    values = lines(trainer)
+    multipliers = [row["config/objective.terms.near.weight"] for row in values[::2]]
     assert multipliers[0] == 0.1
-    for row, before, after in zip(found[1::2], multipliers, multipliers[1:], strict=False):
+    for row, before, after in zip(values[1::2], multipliers, multipliers[1:], strict=False):
         assert row["policy/near_mean"] > 0
         assert row["policy/loss/near"] == pytest.approx(before * row["policy/near_mean"])
         assert after == pytest.approx(before + 1e3 * row["policy/near_mean"])

@@ -48,8 +48,8 @@ def test_thoughts_are_cut_at_the_budgets_and_answered_at_their_end() -> None:
     assert places == [2000, 4000, 5001]
     setting = Setting(step=0, num_prompts=1, group_size=1)
     first = replace(answered(strategy.ask((), setting), [1]), places_B=[places])
-    asked = strategy.ask([first], setting)
-    assert [(len(one.members), one.continues.after, bool(one.continues.then)) for one in asked if one.continues] == [
+    requests = strategy.ask([first], setting)
+    assert [(len(one.members), one.continues.after, bool(one.continues.then)) for one in requests if one.continues] == [
         (4, 2000, True), (4, 4000, True), (4, 5001, False),
     ]  # fmt: skip
 

@@ -66,11 +66,11 @@ def test_few_positives_and_all_prompts() -> None:
 def test_the_temperature_follows_the_entropy() -> None:
     """AEPO's entropy_base of 0.5: 1.2 up to it, at the first step too, and 0.8 above."""
     config, memory = config_of("aepo"), Memory()
-    course, found = course_of(config), []
+    course, values = course_of(config), []
     for logprob in (-0.6, -0.5, -0.4):
         memory = course.updated(memory, {"rollout/logprob_mean": logprob})
-        found.append(course.at(1, memory).values["rollout.strategy.temperature"])
-    assert found == [0.8, 1.2, 1.2]
+        values.append(course.at(1, memory).values["rollout.strategy.temperature"])
+    assert values == [0.8, 1.2, 1.2]
     strategy = strategy_of(course.at(0, Memory()).config.rollout)
     requests = strategy.ask([answered(strategy.ask((), FOUR), [0] * 8)], FOUR)
     assert requests[0].settings == {"temperature": 1.2}

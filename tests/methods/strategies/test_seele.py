@@ -32,11 +32,11 @@ def test_half_are_right_at_the_share_of_the_curve() -> None:
 
 
 def test_the_curve_goes_through_the_rounds_so_far() -> None:
-    known = Curve(10.0, 0.4, 0.1)
-    found = fitted([(share, known(share)) for share in (0.0, 0.3, 0.5, 1.0)])
-    assert (found.slope, found.middle, found.floor) == pytest.approx((10.0, 0.4, 0.1))
+    curve = Curve(10.0, 0.4, 0.1)
+    fitted_curve = fitted([(share, curve(share)) for share in (0.0, 0.3, 0.5, 1.0)])
+    assert (fitted_curve.slope, fitted_curve.middle, fitted_curve.floor) == pytest.approx((10.0, 0.4, 0.1))
     # of one share the mean counts
-    twice = fitted([(0.3, known(0.3) - 0.1), (0.3, known(0.3) + 0.1), *[(p, known(p)) for p in (0.0, 0.5, 1.0)]])
+    twice = fitted([(0.3, curve(0.3) - 0.1), (0.3, curve(0.3) + 0.1), *[(p, curve(p)) for p in (0.0, 0.5, 1.0)]])
     assert (twice.slope, twice.middle) == pytest.approx((10.0, 0.4))
     # with (0, 0) and (1, 1): half are right at the half where half were
     assert fitted([(0.5, 0.5)]).share_for(0.5) == pytest.approx(0.5, abs=1e-6)
