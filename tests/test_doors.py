@@ -40,7 +40,8 @@ def test_files_of_init_are_explained_and_trained_unchanged(tmp_path: Path, monke
     mine = tmp_path / "mine"
     assert "10 prompts x 16 members = 160 samples a step" in said_by("explain", "run.yaml", folder=mine)
     monkeypatch.chdir(mine)
-    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # another test's, of that name
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command appends the folder
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # of another test
     assert call("train", "run.yaml", *SMALL).exit_code == 0
     (line,) = {row["step"]: row for row in map(json.loads, (mine / "runs/my-run/metrics.jsonl").open())}.values()
     total = line["reward/digit_verifier/mean"] + 0.1 * line["reward/brightness/mean"]
