@@ -100,8 +100,23 @@ def fails(check: Check, label: str) -> None:
     raise AssertionError(f"{label} has the property {check.__name__}: remove it from EXEMPT")
 
 
+def checks_as_tests(checks: Checks) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The tests of a module: that the properties hold, and that each exemption from them is needed."""
+
+    @pytest.mark.parametrize("examples", EXAMPLES)
+    @checked(checks)
+    def test_properties_hold(case: Case, examples: int) -> None:
+        all_hold(checks, case, examples)
+
+    @exempt(checks)
+    def test_exemption_is_needed(check: Check, label: str) -> None:
+        fails(check, label)
+
+    return test_properties_hold, test_exemption_is_needed
+
+
 def assert_near(result: Tensor, expected: Tensor, keep: Tensor | None = None, *, tolerance: float = 2e-5) -> None:
-    """Asserts that kept elements are the same up to rounding; all are where nothing is said."""
+    """Asserts that kept elements are the same up to rounding; all elements without ``keep``."""
     if keep is not None:
         result, expected = result[keep.expand(result.shape)], expected[keep.expand(expected.shape)]
     torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance, equal_nan=True, check_dtype=False)

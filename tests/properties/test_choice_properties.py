@@ -20,7 +20,7 @@ from mmgrpo.maths.controllers import SERIES
 from mmgrpo.maths.strategies import Request, Round, Setting, Strategy, trained
 from mmgrpo.memory import Memory, Outcomes, ReplayRow
 from mmgrpo.types import Prompt
-from tests.properties.harness import EXAMPLES, all_hold, assert_near, assert_unchanged, checked, exempt, fails
+from tests.properties.harness import assert_near, assert_unchanged, checks_as_tests
 from tests.properties.registered import Case
 
 MOST_ROUNDS = 14
@@ -303,13 +303,4 @@ CHECKS: dict[str, list[Callable[..., None]]] = {
     ],
 }
 
-
-@pytest.mark.parametrize("examples", EXAMPLES)
-@checked(CHECKS)
-def test_properties_hold(case: Case, examples: int) -> None:
-    all_hold(CHECKS, case, examples)
-
-
-@exempt(CHECKS)
-def test_exemption_is_needed(check: Callable[..., None], label: str) -> None:
-    fails(check, label)
+test_properties_hold, test_exemption_is_needed = checks_as_tests(CHECKS)

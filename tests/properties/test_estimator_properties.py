@@ -6,23 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from mmgrpo.maths.feedback import Feedback
 from tests.properties.exemptions import EXEMPT
-from tests.properties.harness import (
-    EXAMPLES,
-    all_hold,
-    assert_near,
-    assert_same,
-    assert_unchanged,
-    checked,
-    exempt,
-    fails,
-)
+from tests.properties.harness import assert_near, assert_same, assert_unchanged, checks_as_tests
 from tests.properties.registered import Case
 from tests.properties.row_examples import (
     advantage_of,
@@ -228,13 +218,4 @@ EVERY = [
 ]
 CHECKS = {"estimators": EVERY, "filters": EVERY}
 
-
-@pytest.mark.parametrize("examples", EXAMPLES)
-@checked(CHECKS)
-def test_properties_hold(case: Case, examples: int) -> None:
-    all_hold(CHECKS, case, examples)
-
-
-@exempt(CHECKS)
-def test_exemption_is_needed(check: Callable[..., None], label: str) -> None:
-    fails(check, label)
+test_properties_hold, test_exemption_is_needed = checks_as_tests(CHECKS)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -23,17 +22,7 @@ from mmgrpo.maths.surrogates import Surrogate, unclipped
 from mmgrpo.maths.terms import DECISION, GROUP, SurrogateTerm, Term
 from mmgrpo.types import Noise
 from mmgrpo.values import ENTROPY, Value
-from tests.properties.harness import (
-    EXAMPLES,
-    all_hold,
-    assert_near,
-    assert_same,
-    assert_unchanged,
-    checked,
-    exempt,
-    fails,
-    tensors_of,
-)
+from tests.properties.harness import assert_near, assert_same, assert_unchanged, checks_as_tests, tensors_of
 from tests.properties.registered import Case
 from tests.properties.row_examples import Rows, decisions_of, junk, rows
 
@@ -497,13 +486,4 @@ CHECKS = {
     "step_weight": [*WEIGHT_CHECKS, junk_does_not_change_a_weight],
 }
 
-
-@pytest.mark.parametrize("examples", EXAMPLES)
-@checked(CHECKS)
-def test_properties_hold(case: Case, examples: int) -> None:
-    all_hold(CHECKS, case, examples)
-
-
-@exempt(CHECKS)
-def test_exemption_is_needed(check: Callable[..., None], label: str) -> None:
-    fails(check, label)
+test_properties_hold, test_exemption_is_needed = checks_as_tests(CHECKS)

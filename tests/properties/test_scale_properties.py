@@ -5,25 +5,14 @@ Axes: R rewards, P prompts, G group size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.properties.harness import (
-    EXAMPLES,
-    all_hold,
-    assert_near,
-    assert_same,
-    assert_unchanged,
-    checked,
-    exempt,
-    fails,
-)
+from tests.properties.harness import assert_near, assert_same, assert_unchanged, checks_as_tests
 from tests.properties.registered import Case
 from tests.properties.row_examples import GRID, junk
 
@@ -227,13 +216,4 @@ CHECKS = {
     "combine": [*EVERY, order_of_rewards_does_not_matter, rewards_of_weight_0_do_not_matter],
 }
 
-
-@pytest.mark.parametrize("examples", EXAMPLES)
-@checked(CHECKS)
-def test_properties_hold(case: Case, examples: int) -> None:
-    all_hold(CHECKS, case, examples)
-
-
-@exempt(CHECKS)
-def test_exemption_is_needed(check: Callable[..., None], label: str) -> None:
-    fails(check, label)
+test_properties_hold, test_exemption_is_needed = checks_as_tests(CHECKS)
