@@ -54,7 +54,7 @@ def factory(
         names_of["check"] = () if check is None else tuple(inspect.signature(check).parameters)
         for name, names in names_of.items():
             if unknown := sorted({*names} - {*of_numbers.parameters}):
-                raise TypeError(f"{function.__name__}: {name} reads {', '.join(unknown)}, which is no number of it")
+                raise TypeError(f"{function.__name__}: {name} reads {', '.join(unknown)}, not one of its numbers")
 
         @wraps(function)
         def bind(**numbers: Any) -> Record:
