@@ -143,6 +143,42 @@ def batch_invariance(subject: CheckedPolicy) -> CheckResult:
     return CheckResult("batch invariance", False, measured, fix)
 
 
+def turn_gaps(subject: CheckedPolicy) -> CheckResult:
+    """Checks that log-probabilities agree in every turn of the conversations, and that the environments answered."""
+    rollout = subject.rollout
+    num_turns = [len(sample.turn_ends) for sample in rollout.samples]
+    errors = [sample.environment_error for sample in rollout.samples if sample.environment_error]
+    gap_BT = (
+        _values(subject.policy, rollout, range(len(rollout.samples))) - rollout.old_logprob_BT.float().cpu()
+    ).abs()
+    turns = [rollout.mask_BT & (rollout.segment_BT == turn) for turn in range(max(num_turns))]
+    gaps = [float(gap_BT.where(turn_BT.cpu(), 0.0).amax()) for turn_BT in turns]
+    fewest, most = min(num_turns), max(num_turns)
+    turn_range = f"{most}" if fewest == most else f"{fewest} to {most}"
+    gaps_text = " ".join(f"{gap:.1e}" for gap in gaps)
+    measured = (
+        f"turns a sample: {turn_range}; log-prob by turn {gaps_text}, "
+        f"allowed {subject.limit:.1e}; environments failed on {len(errors)} of {len(num_turns)} samples"
+    )
+    if errors:
+        fix = f"such samples are not scored; the first error: {errors[0]}"
+        return CheckResult("turns", len(errors) < len(num_turns), measured, fix)
+    differing = [turn for turn, gap in enumerate(gaps, 1) if not gap <= subject.limit]
+    if differing:
+        fix = (
+            f"turn {differing[0]} scores differently after the environment's answer: the model or its processor does "
+            "not take the conversation as it was sampled; switch off caches, or leave media out of that turn"
+        )
+        return CheckResult("turns", False, measured, fix)
+    if most < 2:
+        fix = (
+            "each conversation ended in its first turn, so no later turn was checked: rows with more turns are "
+            "checked when the run samples the first of them"
+        )
+        return CheckResult("turns", True, measured, fix)
+    return CheckResult("turns", True, measured)
+
+
 def same_seed_replay(first: Rollout, again: Rollout) -> CheckResult:
     """Checks that the same seed and weights generate the same samples."""
     differing = sum(not _same(a, b) for a, b in zip(first.samples, again.samples, strict=True))

@@ -25,6 +25,7 @@ from mmgrpo.doctor.checks import (
     reference_is_untrained,
     same_seed_replay,
     stored_drift,
+    turn_gaps,
 )
 from mmgrpo.errors import ConfigError, DataError, MmgrpoError, ReplayError
 from mmgrpo.maths.strategies import Request
@@ -205,6 +206,8 @@ def _updates(subject: CheckedPolicy, rollout_s: float, device: torch.device | No
         "batch invariance": lambda: batch_invariance(subject),
         "gradient": lambda: gradient_reach(subject, update),
     }
+    if any(sample.turn_ends for sample in subject.rollout.samples):
+        checks["turns"] = lambda: turn_gaps(subject)
     if REFERENCE in subject.objective.views:
         checks["reference"] = lambda: reference_is_untrained(subject)
         checks["KL gradient"] = lambda: kl_gradient(subject)

@@ -111,6 +111,7 @@ def _policy_rows(config: RunConfig, settings: Mapping[str, Any] | None) -> Itera
         yield "sampler", _sampler_line(settings)
         yield "density", f"{settings['density']}: {_summary(DENSITIES[settings['density']])}"
         yield "reduction", f"{settings['reduction']}: {_summary(REDUCTIONS[settings['reduction']])}"
+    yield from _environment_row(config)
     window = config.rollout.window
     if window is not None:
         function = named_in("rollout.window", WINDOWS, window.name)
@@ -131,6 +132,25 @@ def _policy_rows(config: RunConfig, settings: Mapping[str, Any] | None) -> Itera
     if tree is not None:
         line = f"{tree.name}{_numbers(tree.numbers)}: {_summary(named_in('rollout.tree', TREES, tree.name))}"
         yield "tree", f"{line}; the group's members are its leaves, and each state is computed once"
+
+
+def _environment_row(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """The turns and tokens of a conversation at most; none without an environment."""
+    rollout = config.rollout
+    if rollout.environment is None:
+        return
+    line = f"{rollout.environment.name}{_numbers(rollout.environment.numbers)}: at most {rollout.max_turns} turns"
+    settings = None if config.policy is None else _settings(config.policy)
+    max_tokens = getattr(settings, "max_new_tokens", None)
+    if max_tokens is not None:
+        num_samples = rollout.prompts_per_step * rollout.group_size
+        line += (
+            f" and {max_tokens:,} tokens a sample, those of the environment's answers and their media included; at "
+            f"most {num_samples * max_tokens:,} tokens a step beside the prompts"
+        )
+    limit_s = rollout.environment_timeout_s
+    limit = "no time limit" if limit_s is None else f"{limit_s:g} s a call"
+    yield "environment", f"{line}; {rollout.environment_workers} calls at a time, {limit}"
 
 
 def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:
