@@ -368,7 +368,7 @@ def test_conversation_counts_turns_and_tokens() -> None:
     # 64 prompts x 8 members of at most 24 tokens: 12,288
     assert rows(config)["environment"] == (
         "tools, functions = ['python:mmgrpo.examples.calculator:multiply'], describe = False: at most 3 turns and 24 "
-        "tokens a sample, those of the environment's answers and their media included; at most 12,288 tokens a step "
-        "beside the prompts; 32 calls at a time, 60 s a call"
+        "tokens a sample, those of the environment's answers and their media included; at most 12,288 tokens a step, "
+        "plus the prompts; 32 calls at a time, 60 s a call"
     )
     assert "environment" not in rows(load_config("quickstart/arithmetic-text"))

@@ -146,7 +146,7 @@ def _environment_row(config: RunConfig) -> Iterator[tuple[str, str]]:
         num_samples = rollout.prompts_per_step * rollout.group_size
         line += (
             f" and {max_tokens:,} tokens a sample, those of the environment's answers and their media included; at "
-            f"most {num_samples * max_tokens:,} tokens a step beside the prompts"
+            f"most {num_samples * max_tokens:,} tokens a step, plus the prompts"
         )
     limit_s = rollout.environment_timeout_s
     limit = "no time limit" if limit_s is None else f"{limit_s:g} s a call"
