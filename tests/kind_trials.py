@@ -2,10 +2,10 @@
 
     python -m tests.kind_trials --trials 200 --seed 0
 
-The kinds: mixed runs, a rewriter with its painter, exchanges, trees, replay, a critic, a verifier that is fitted while
-the run loads, a series by the command, and a comparison by the command. A trial sends SIGKILL, SIGTERM, SIGUSR1,
-SIGUSR2 or Ctrl-C, once or twice; a third of the trials while the run loads or fits. Then the run is resumed to its
-end. Compared bitwise: all lines without times, weights and states of checkpoints, files, samples, and the status.
+The kinds: mixed runs, a rewriter with its painter, exchanges with and without images, trees, replay, a critic, a verifier
+that is fitted while the run loads, a series by the command, and a comparison by the command. A trial sends SIGKILL,
+SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C, once or twice; a third of the trials while the run loads or fits. Then the run is
+resumed to its end. Compared bitwise: all lines without times, weights and states of checkpoints, files, samples, and the status.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from mmgrpo.system import interrupts
 from mmgrpo.training.mixed import MixedTrainer
 from tests.faults.runs import ALL, Case, Reward, differing, left_behind, lengths, texts
 from tests.faults.sittings import DONE, INTERRUPTED, Place, Sitting, begin, ended, placed, worked_s
+from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import BASE, make_policy
 from tests.test_world_sizes import FLOAT32
@@ -85,6 +86,15 @@ def exchanges(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     values = {**EVERY_STEP, "output": str(output), "rollout": rollout, "update": {"optimizer": {"lr": 1e-3}}}
     policy = policy_of("llama", max_new_tokens=12)
     return Trainer(policy, {"lengths": reward}, prompts_of("llama"), values, resume=resume)
+
+
+def image_turns(output: Path, resume: Path | None, reward: Reward) -> Trainer:
+    """Turns whose answers contain images that depend on the policy's text."""
+    environment = {"name": "python:tests.policies.test_language_media_turns:Showing"}
+    rollout = {"prompts_per_step": 2, "group_size": 3, "environment": environment}
+    values = {**EVERY_STEP, "output": str(output), "rollout": rollout, "update": {"optimizer": {"lr": 1e-3}}}
+    policy = terse("qwen2.5-vl", max_new_tokens=120)
+    return Trainer(policy, {"lengths": reward}, prompts_of("qwen2.5-vl"), values, resume=resume)
 
 
 def trees(output: Path, resume: Path | None, reward: Reward) -> Trainer:
@@ -180,6 +190,7 @@ MAKERS: dict[str, Callable[[Path, Path | None, Reward], Any]] = {
     "mixed": mixed,
     "rewriter and painter": rewritten,
     "exchanges": exchanges,
+    "image turns": image_turns,
     "trees": trees,
     "replay": replay,
     "critic": critic,

@@ -198,6 +198,14 @@ def exchanged(output: Path) -> Trainer:
     return finished(Trainer(policy, {"uneven": uneven}, prompts_of("llama"), values))
 
 
+def turns_with_pictures(output: Path) -> Trainer:
+    """Conversations whose environment answers with images that depend on the policy's text."""
+    environment = {"name": "python:tests.policies.test_language_media_turns:Showing"}
+    rollout = {"prompts_per_step": 2, "group_size": 3, "environment": environment}
+    policy = terse("qwen2.5-vl", batch=1, max_new_tokens=120)
+    return finished(Trainer(policy, {"length": lengths}, prompts_of("qwen2.5-vl"), base(output, rollout=rollout)))
+
+
 def in_trees(output: Path) -> Trainer:
     """Rows that go on from others before their most uncertain tokens, credited by branch; each decision trains once."""
     rollout = {
@@ -300,6 +308,7 @@ SCENARIOS: dict[str, Callable[[Path], Trainer]] = {
     "a tree of images": a_tree_of_images,
     "moving": moving,
     "exchanged": exchanged,
+    "turns with pictures": turns_with_pictures,
     "in trees": in_trees,
     "in chains": in_chains,
     "seen otherwise": seen_otherwise,
