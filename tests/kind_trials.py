@@ -2,10 +2,11 @@
 
     python -m tests.kind_trials --trials 200 --seed 0
 
-The kinds: mixed runs, a rewriter with its painter, exchanges with and without images, trees, replay, a critic, a verifier
-that is fitted while the run loads, a series by the command, and a comparison by the command. A trial sends SIGKILL,
-SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C, once or twice; a third of the trials while the run loads or fits. Then the run is
-resumed to its end. Compared bitwise: all lines without times, weights and states of checkpoints, files, samples, and the status.
+The kinds: mixed runs, a rewriter with its painter, exchanges with and without images, trees, replay, a critic, a
+verifier that is fitted while the run loads, a series by the command, and a comparison by the command. A trial sends
+SIGKILL, SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C, once or twice; a third of the trials while the run loads or fits. Then
+the run is resumed to its end. Compared bitwise: all lines without times, weights and states of checkpoints, files,
+samples, and the status.
 """
 
 from __future__ import annotations
