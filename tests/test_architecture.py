@@ -27,7 +27,7 @@ ROOMS = (
     ("policy", "reward", "environment", "differentiating", "outline", "shards"),
     ("config", "tools", "testing"),
     ("data",),
-    ("algorithm",),
+    ("algorithm", "environments"),
     ("scoring",),
     ("distributed", "explain", "serving"),
     ("runs",),
@@ -73,7 +73,7 @@ CONTRACTS += (
     "data.media_options",
     "system.process_settings",
 )
-CONTRACTS += ("config.validating", "system.folders")
+CONTRACTS += ("config.validating", "system.folders", "system.sandbox")
 """What adapters may import of the engine."""
 
 MAX_LINES = 600

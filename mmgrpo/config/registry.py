@@ -167,6 +167,7 @@ OUTLINES: Mapping[str, str] = {
 ENVIRONMENTS: Mapping[str, str] = {
     "tools": "mmgrpo.tools:ToolEnvironment",
     "tool_object": "mmgrpo.tools:ToolObjectEnvironment",
+    "python": "mmgrpo.environments.python:PythonEnvironment",
 }
 
 HOOKS: Mapping[str, str] = {

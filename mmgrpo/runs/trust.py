@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.config.loading import read_layers
-from mmgrpo.config.registry import REWARDS
+from mmgrpo.config.registry import ENVIRONMENTS, REWARDS
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.files import append_line
 from mmgrpo.system.targets import PYTHON, is_python_target
@@ -32,8 +32,9 @@ SWITCHES = ("trust_remote_code", "allow_fetch")
 FUNCTIONS = "functions"
 """Setting of an environment that names functions, with or without ``python:``."""
 
-RUNNING = "mmgrpo.rewards.code."
-"""Prefix of rewards that run programs: those in samples and data, or a command in the configuration."""
+RUNNING = ("mmgrpo.rewards.code.", "mmgrpo.environments.python:")
+"""Prefixes of rewards and environments that run programs: those in samples and data, or a command in the
+configuration."""
 
 MAX_LISTED = 5
 MAX_RECORD_BYTES = 2**24
@@ -107,7 +108,8 @@ def _needs_trust(key: str, value: Any) -> bool:
     if key == FUNCTIONS:
         targets = value if isinstance(value, list | tuple) else [value]
         return not all(isinstance(target, str) and _is_trusted(target) for target in targets)
-    return key == "name" and isinstance(value, str) and REWARDS.get(value, "").startswith(RUNNING)
+    targets = {**REWARDS, **ENVIRONMENTS}
+    return key == "name" and isinstance(value, str) and targets.get(value, "").startswith(RUNNING)
 
 
 def _is_trusted(target: str) -> bool:

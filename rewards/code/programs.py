@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
+from mmgrpo.system.sandbox import PYTHON, Outcome, Program, SandboxLimits, run, run_against
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
@@ -18,7 +19,6 @@ from ..parsing.explanations import excerpt, parts
 from ..parsing.extraction import require_choice
 from ..parsing.reference_values import find_reference_error, read_references
 from .parallel_scoring import score_in_parallel
-from .sandbox import PYTHON, Outcome, Program, SandboxLimits, run, run_against
 
 Passing = Literal["all", "share"]
 Measured = Literal["time", "memory"]

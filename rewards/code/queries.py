@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.system.sandbox import PYTHON, Program, SandboxLimits, run
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
@@ -16,7 +17,6 @@ from ..parsing.code_blocks import ExtractCode, extract_code
 from ..parsing.explanations import comparison
 from ..parsing.extraction import require_choice
 from .parallel_scoring import score_in_parallel
-from .sandbox import PYTHON, Program, SandboxLimits, run
 
 Compare = Literal["set", "multiset", "list"]
 Measure = Literal["rows", "columns", "runs"]

@@ -11,13 +11,13 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
+from mmgrpo.system.sandbox import Program, SandboxLimits, run
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
 from ..parsing.code_blocks import ExtractCode, extract_code
 from ..parsing.extraction import require_choice
 from .parallel_scoring import score_in_parallel
-from .sandbox import Program, SandboxLimits, run
 from .shell_commands import describe_outcome, find_command
 
 MAX_SIDE = 4096

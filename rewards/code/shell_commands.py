@@ -11,6 +11,7 @@ from typing import Any, final
 import regex
 
 from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.system.sandbox import Outcome, Program, SandboxLimits, run
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
@@ -18,7 +19,6 @@ from ..parsing.code_blocks import ExtractCode, extract_code
 from ..parsing.explanations import excerpt
 from ..parsing.extraction import require_choice
 from .parallel_scoring import score_in_parallel
-from .sandbox import Outcome, Program, SandboxLimits, run
 
 _FIELD = re.compile(r"\{(\w+)\}")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.code.sandbox import PYTHON, Outcome, Program, SandboxLimits, run
 
 from mmgrpo.errors import RewardError
+from mmgrpo.system.sandbox import PYTHON, Outcome, Program, SandboxLimits, run
 
 
 def refused() -> str:

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from mmgrpo.rewards.code.sandbox import LAUNCHER, PYTHON, Program, SandboxLimits, run
 
 from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.system.sandbox import LAUNCHER, PYTHON, Program, SandboxLimits, run
 from tests.rewards.sandboxed import needs_sandbox, ran
 
 pytestmark = needs_sandbox

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, final
 
 from mmgrpo.errors import ConfigError, RewardError
 
@@ -152,6 +152,91 @@ def run_against(checker: Program, solution: Program) -> Outcome:
         return judge.outcome()
 
 
+SessionEnding = Literal["ended", "late", "too much output"]
+
+
+@final
+class Session:
+    """A command that stays: it reads a line of its standard input, and answers with a line of its standard output.
+
+    The time limit of the program applies to each line, the limit on output to each answer. The command ends with the
+    thread that started it.
+    """
+
+    def __init__(self, program: Program) -> None:
+        """Starts the command.
+
+        Args:
+            program: a program that answers each line with a line.
+
+        Raises:
+            RewardError: a limit cannot be set on this machine; nothing ran.
+        """
+        self._limits = program.limits
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            pipe = subprocess.PIPE
+            launched = stack.enter_context(_launched(program, None, pipe, pipe, subprocess.DEVNULL))
+            launched.require_start()
+            self._stack = stack.pop_all()
+        assert launched.process.stdin is not None
+        assert launched.process.stdout is not None
+        self._stdin, self._stdout = launched.process.stdin.fileno(), launched.process.stdout.fileno()
+        os.set_blocking(self._stdin, False)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def ask(self, line: str) -> tuple[str, SessionEnding | None]:
+        """Sends a line and waits for the answer.
+
+        Args:
+            line: a text without a newline.
+
+        Returns:
+            The answer and None; after the end of the command or a limit an empty text and the reason, and the session
+            is closed.
+        """
+        ending = self._exchange(line.encode() + b"\n", answer := bytearray())
+        if ending is None:
+            return answer.decode("utf-8", "replace"), None
+        self.close()
+        return "", ending
+
+    def close(self) -> None:
+        """Kills all processes of the command; may be called again."""
+        self._stack.close()
+
+    def _exchange(self, unsent: bytes, answer: bytearray) -> SessionEnding | None:
+        deadline = time.monotonic() + self._limits.time_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stdout, selectors.EVENT_READ)
+            selector.register(self._stdin, selectors.EVENT_WRITE)
+            while not answer.endswith(b"\n"):
+                ready = selector.select(max(deadline - time.monotonic(), 0))
+                if not ready:
+                    return "late"
+                for key, _ in ready:
+                    if key.fd == self._stdout:
+                        piece = os.read(key.fd, 1 << 16)
+                        if not piece:
+                            return "ended"
+                        answer += piece
+                        continue
+                    try:
+                        unsent = unsent[os.write(key.fd, unsent) :]
+                    except BrokenPipeError:
+                        return "ended"
+                    if not unsent:
+                        selector.unregister(key.fd)
+                if len(answer) > self._limits.output_kb << 10:
+                    return "too much output"
+        return None
+
+
 @dataclass(slots=True)
 class _Launched:
     """A running sandbox."""
@@ -159,6 +244,15 @@ class _Launched:
     process: subprocess.Popen[bytes]
     report: IO[bytes]
     limits: SandboxLimits
+
+    def require_start(self) -> None:
+        """Wait for the start of the command. Raises RewardError if there is none."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.report, selectors.EVENT_READ)
+            ready = selector.select(START_S)
+        report = os.read(self.report.fileno(), 1 << 16) if ready else b""
+        if not report.startswith(STARTED):
+            raise _refusal(json.loads(report)["refused"] if report else "it ended before it began, or takes too long")
 
     def outcome(self, *outputs: IO[bytes]) -> Outcome:
         """Read the output until all processes have ended or a limit is reached."""
@@ -173,10 +267,7 @@ class _Launched:
             json.loads(report) if report else {"refused": f"it ended before it began: {errors.decode()[-500:]}"}
         )
         if "refused" in result:
-            raise RewardError(
-                f"generated code cannot be run within limits here, so it is not run: {result['refused']}. "
-                f"The requirements are listed in docs/how-to/sandbox.md."
-            )
+            raise _refusal(result["refused"])
         how: Ending = "exited" if result["signal"] is None else "killed"
         return Outcome(
             ending=how,
@@ -209,6 +300,13 @@ class _Launched:
                 if not ready:
                     return "late"
         return None
+
+
+def _refusal(reason: str) -> RewardError:
+    return RewardError(
+        f"generated code cannot be run within limits here, so it is not run: {reason}. "
+        f"The requirements are listed in docs/how-to/sandbox.md."
+    )
 
 
 @contextlib.contextmanager

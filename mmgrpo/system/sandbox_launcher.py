@@ -32,7 +32,7 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternative
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_RECURSIVE, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 MNT_DETACH, AT_FDCWD, AT_RECURSIVE, ATTR_RDONLY, ATTR_NOSUID = 2, -100, 0x8000, 1, 2
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 MOUNT_SETATTR = 442
@@ -184,7 +184,7 @@ def _make_root(spec: Mapping[str, Any]) -> int | None:
         A file descriptor of the standard input, if there is one.
     """
     root = Path(spec["root"])
-    _mount(None, "/", None, MS_REC | MS_PRIVATE)
+    _mount(None, "/", None, MS_RECURSIVE | MS_PRIVATE)
     _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"size={spec['disk_bytes']},nr_inodes=20000,mode=755")
     for name in DEVICES:
         _bind(root, f"/dev/{name}")
@@ -236,7 +236,7 @@ def _bind(root: Path, path: str) -> Path:
         target.mkdir(exist_ok=True)
     else:
         target.touch()
-    _mount(path, target, None, MS_BIND | MS_REC)
+    _mount(path, target, None, MS_BIND | MS_RECURSIVE)
     return target
 
 

@@ -1,0 +1,194 @@
+"""Calls of tools with one text argument, such as code or a query, in the formats that papers use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from mmgrpo.environment import Turn
+from mmgrpo.errors import ConfigError
+from mmgrpo.tools import ToolEnvironment
+from mmgrpo.types import Prompt
+
+TOOL_CALL = "tool_call"
+"""The format of ``ToolEnvironment``, which describes a tool by its signature."""
+
+MAX_CALLS = 8
+"""Calls of a turn that are answered."""
+
+MAX_ERROR_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """A format of calls: the argument between two texts, and the text of the answer.
+
+    Attributes:
+        opening: text before the argument.
+        closing: text after it.
+        result: text of the answer, with ``{result}``.
+    """
+
+    opening: str
+    closing: str
+    result: str
+
+    @classmethod
+    def of(cls, call: str | Mapping[str, str], formats: Mapping[str, CallFormat]) -> CallFormat | None:
+        """The format that a setting names.
+
+        Args:
+            call: a name of ``formats``, ``tool_call``, or a mapping with the three texts.
+            formats: named formats of the environment.
+
+        Returns:
+            The format; None for ``tool_call``.
+
+        Raises:
+            ConfigError: the name is unknown, or the mapping is incomplete.
+        """
+        if isinstance(call, str):
+            if call not in (TOOL_CALL, *formats):
+                raise ConfigError(f"call is one of {', '.join((*formats, TOOL_CALL))}, or a mapping; got {call!r}")
+            return formats.get(call)
+        texts = {name: call.get(name) for name in cls.__slots__}
+        valid = all(isinstance(text, str) and text for text in texts.values()) and "{result}" in str(texts["result"])
+        if not valid or set(call) != set(texts):
+            raise ConfigError(
+                "call needs the texts opening, closing, and result with {result} in it, such as {opening: '<code>', "
+                f"closing: '</code>', result: '<output>{{result}}</output>'}}; got {dict(call)!r}"
+            )
+        return cls(**{name: str(text) for name, text in texts.items()})
+
+    def arguments(self, text: str) -> Iterator[tuple[int, str]]:
+        """The arguments of all complete calls, in linear time.
+
+        Args:
+            text: a turn of the policy.
+
+        Yields:
+            tuple[int, str]: the position of each argument, and the argument without whitespace at its ends.
+        """
+        start = text.find(self.opening)
+        while start >= 0:
+            start += len(self.opening)
+            end = text.find(self.closing, start)
+            if end < 0:
+                return
+            yield start, text[start:end].strip()
+            start = text.find(self.opening, end + len(self.closing))
+
+    @property
+    def example(self) -> str:
+        """A call with dots for the argument."""
+        return f"{self.opening}...{self.closing}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTool:
+    """A tool with one text argument.
+
+    Attributes:
+        function: the tool, annotated and with a docstring, as ``ToolEnvironment`` needs.
+        about: its purpose, for the description: "To run Python".
+        format: format of its calls.
+    """
+
+    function: Callable[[str], str]
+    about: str
+    format: CallFormat
+
+
+@final
+class TextCalls:
+    """One side of a conversation: answers the calls of a turn; a turn without calls ends the conversation.
+
+    With ``answer_tag`` a turn with ``<tag>..</tag>`` ends it, and the reply to a turn with neither an answer nor a call
+    describes both.
+    """
+
+    def __init__(self, tools: Sequence[TextTool] | ToolEnvironment, *, answer_tag: str | None, describe: bool) -> None:
+        """Selects the tools.
+
+        Args:
+            tools: the tools, or an environment for calls in its format.
+            answer_tag: tag of the final answer; None: any turn without a call is final.
+            describe: whether ``opening_turn`` describes the calls.
+        """
+        self._tools = tools
+        tag = answer_tag
+        self._answer = tag and CallFormat(opening=f"<{tag}>", closing=f"</{tag}>", result="{result}")
+        self._describe = describe
+
+    def opening_turn(self, prompt: Prompt) -> Turn:
+        """The description of the calls, if it is appended to the prompt.
+
+        Args:
+            prompt: the prompt of the sample.
+
+        Returns:
+            The turn.
+        """
+        if isinstance(self._tools, ToolEnvironment):
+            return self._tools.reset(prompt)
+        return Turn(text=self._description() if self._describe else "")
+
+    def step(self, text: str) -> Turn:
+        """The results of the calls of a turn.
+
+        Args:
+            text: the turn.
+
+        Returns:
+            The results, one after another.
+        """
+        if self._answer and next(self._answer.arguments(text), None) is not None:
+            return Turn(done=True)
+        if isinstance(self._tools, ToolEnvironment):
+            turn = self._tools.step(text)
+            return self._without_calls() if turn.done else turn
+        calls = sorted(
+            (position, number, argument)
+            for number, tool in enumerate(self._tools)
+            for position, argument in tool.format.arguments(text)
+        )
+        if not calls:
+            return self._without_calls()
+        results = [_result(self._tools[number], argument) for _, number, argument in calls[:MAX_CALLS]]
+        if len(calls) > MAX_CALLS:
+            results.append(f"[{len(calls) - MAX_CALLS} further calls are not answered: a turn may have {MAX_CALLS}]")
+        return Turn(text="\n".join(results))
+
+    def _without_calls(self) -> Turn:
+        return Turn(text=f"This turn is invalid. {self._description()}") if self._answer else Turn(done=True)
+
+    def _description(self) -> str:
+        calls = [] if isinstance(self._tools, ToolEnvironment) else self._tools
+        parts = [f"{tool.about}, write {tool.format.example}" for tool in calls]
+        parts += [f"To give the final answer, write {self._answer.example}"] if self._answer else []
+        return "".join(f"{part}.\n" for part in parts).strip()
+
+
+def _result(tool: TextTool, argument: str) -> str:
+    try:
+        result = tool.function(argument)
+    except ConfigError:
+        raise
+    except Exception as error:  # the model reads the error and may correct its call
+        result = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+    return tool.format.result.replace("{result}", result)
+
+
+def bounded(text: str, max_chars: int) -> str:
+    """The beginning of a text, with a note if the rest is cut off.
+
+    Args:
+        text: the text.
+        max_chars: length of the beginning.
+
+    Returns:
+        The text, if it is not longer.
+    """
+    num_cut = len(text) - max_chars
+    return text if num_cut <= 0 else f"{text[:max_chars]}\n[{num_cut} characters are cut off]"
