@@ -168,6 +168,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "tools": "mmgrpo.tools:ToolEnvironment",
     "tool_object": "mmgrpo.tools:ToolObjectEnvironment",
     "python": "mmgrpo.environments.python:PythonEnvironment",
+    "image_tools": "mmgrpo.environments.image_tools:ImageToolsEnvironment",
 }
 
 HOOKS: Mapping[str, str] = {
