@@ -216,6 +216,29 @@ def require_share(share: float) -> None:
         raise ConfigError(f"a share of the decisions is above 0 and at most 1, got {share}")
 
 
+@MODULATIONS.register
+@modulation()
+def equal_segments(decisions: Decisions, job_values: JobValues) -> Modulated:
+    """The segments of a sample have equal weights, where an aggregate gives equal weights to its decisions.
+
+    loss = n / (n_s S), n the kept decisions of the row, n_s those of the segment, S the row's segments.
+    With ``sequence_mean`` it is the mean over samples of the mean over segments of their means; the segments of a
+    conversation are its turns.
+
+    Units: dimensionless.
+    Source: Chunk-GRPO, arXiv:2510.21583, eq. 14; the turns of AgentFlow, arXiv:2510.05592.
+    """
+    del job_values
+    keep_BT, segment_BT = decisions.mask_BT, decisions.segment_BT
+    factor_BT = torch.ones_like(decisions.logprob_BT.detach())
+    for row in range(len(keep_BT)):
+        keep_T = keep_BT[row]
+        if bool(keep_T.any()):
+            _, of_N, count_S = segment_BT[row][keep_T].unique(return_inverse=True, return_counts=True)
+            factor_BT[row, keep_T] = (len(of_N) / (count_S[of_N] * len(count_S))).to(factor_BT)
+    return Modulated(loss_BT=factor_BT)
+
+
 def above_row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:
     """The kept decisions with a value above the quantile of their row: ``row_quantile``.
 

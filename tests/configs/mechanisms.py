@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.config.loading import find_config, read_layers, shipped
+from mmgrpo.config.loading import CONFIGS, find_config, read_layers, shipped
 
 PLACES = ("prompts", "rollout", "advantage", "objective")
 """Sections in which a method says what it is."""
@@ -83,6 +83,9 @@ VIEWS = [
 ]  # fmt: skip
 """Trained with views, in ``tests/training/test_view_runs.py``."""
 
+TURNS = sorted(path.stem for path in CONFIGS.glob("methods/environments/*.yaml"))
+"""Trained on conversations, in ``tests/configs/test_turn_methods.py``."""
+
 IMITATION = ["expo", "mel", "oorl", "depo", "meml-grpo"]
 """Trained on a language policy, in ``tests/configs/test_imitation.py``."""
 
@@ -134,7 +137,7 @@ def untrained(kind: str, trained: list[str]) -> set[tuple[str, str]]:
     """What the methods of a kind name, and none of those that are trained does."""
     known = {
         found
-        for name in [*trained, *VIEWS, *CHAINS, *CRITICS, *IMITATION, *INTERNALS]
+        for name in [*trained, *VIEWS, *CHAINS, *CRITICS, *IMITATION, *INTERNALS, *TURNS]
         for found in functions(f"methods/{name}")
     }
     named = {found for name in shipped("methods") if applies_to(name) == kind for found in functions(name)}

@@ -30,7 +30,7 @@ from tests.properties.row_examples import (
 )
 
 LABELS = ("accuracy", "answers", "explained", "proved", "steps")
-"""Labels of single rewards that the numbers of functions name."""
+"""Labels of single rewards that functions name by default."""
 
 
 class SumNeededError(Exception):
@@ -41,7 +41,8 @@ def drawn(case: Case, data: st.DataObject, **kinds: Any) -> tuple[Callable[..., 
     """The function, and feedback and advantages for it."""
     part = case.bind()()
     some = data.draw(rows(**kinds))
-    feedback = feedback_of(some, part, LABELS)
+    labels = {*LABELS, *(value for value in case.numbers.values() if isinstance(value, str))}
+    feedback = feedback_of(some, part, sorted(labels))
     return getattr(part, "assign", None) or part.keep, feedback, advantage_of(some)
 
 

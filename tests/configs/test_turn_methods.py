@@ -1,0 +1,75 @@
+"""Every method of ``configs/methods/environments`` trains a tiny language model on conversations.
+
+The methods and the rewards that they read are taken from their files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmgrpo.rewards.text.environment_return import EnvironmentReturn
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import load_config
+from mmgrpo.scoring import NamedReward
+from mmgrpo.training.trainer import Trainer
+from mmgrpo.types import Sample
+from tests.configs.mechanisms import TURNS
+from tests.policies.test_language_exchanges import terse
+from tests.policies.tiny_language import prompts_of
+
+SMALL: Mapping[str, Any] = {
+    "steps": 2,
+    "rollout.prompts_per_step": 2,
+    "rollout.group_size": 4,
+    "rollout.environment": "python:tests.training.test_credit_of_turns:Corridor",
+    "rollout.max_turns": 3,
+    "update.minibatches": 2,
+    "update.optimizer.lr": 1e-3,
+    "runtime.device": "cpu",
+}
+
+
+def labels(value: Any) -> Iterator[str]:
+    """The rewards that estimators and filters name."""
+    if isinstance(value, Mapping):
+        yield from (name for key, name in value.items() if key == "reward" and isinstance(name, str))
+        for inner in value.values():
+            yield from labels(inner)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for inner in value:
+            yield from labels(inner)
+
+
+def even_length(samples: Sequence[Sample]) -> list[float]:
+    """1 for samples with an even number of characters."""
+    return [float(len(sample.text or "") % 2 == 0) for sample in samples]
+
+
+def rewards_of(config: RunConfig) -> list[NamedReward]:
+    """The return of the environment, and a reward for each label that the method reads."""
+    names = sorted(set(labels(config.advantage.model_dump())))
+    return [
+        NamedReward("returns", EnvironmentReturn()),
+        *(NamedReward(name, even_length, weight=0.0) for name in names),
+    ]
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_method_trains_on_conversations(name: str, tmp_path: Path) -> None:
+    config = load_config(f"methods/{name}", {**SMALL, "output": str(tmp_path)})
+    policy = terse("llama", max_new_tokens=60)
+    before = [parameter.detach().clone() for parameter in policy.trainable]
+    folder = Trainer(policy, rewards_of(config), prompts_of("llama"), config).train()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert {line["step"] for line in lines} == {1, 2}
+    for line in lines:
+        assert line["policy/on_policy_gap"] < 1e-5
+        assert line["optimizer/grad_norm"] < float("inf")
+    assert any(line["optimizer/grad_norm"] > 0 for line in lines)
+    assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
