@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from statistics import median
 
-from benchmarks.no_change import QUICKSTARTS, ROOT, SHORTENED, checked_out, train
+from benchmarks.no_change import QUICKSTARTS, ROOT, SHORTENED, checked_out, for_tasks, train
 from benchmarks.timing import spread
 
 LEARNING = (*SHORTENED, "warmup.steps=300")  # so much that rewards differ and every step has something to learn
@@ -27,8 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"this tree and {options.base}, {options.repeat} turns: {' '.join(overrides)}\n{HEADER}")
     with checked_out(options.base) as base:
         for config in options.configs:
+            shared = for_tasks(config, overrides)
             turns = [
-                (train(ROOT, config, overrides).seconds[1:], train(base, config, overrides).seconds[1:])
+                (train(ROOT, config, shared).seconds[1:], train(base, config, shared).seconds[1:])
                 for _ in range(options.repeat)
             ]
             print(_shown(config, turns), flush=True)

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.config.loading import load_config
+from mmgrpo.config.tasks import OF_RUN, inherited_keys
+
 ROOT = Path(__file__).parents[1]
 QUICKSTARTS = ("quickstart/digits-image", "quickstart/arithmetic-text", "quickstart/digits-vlm")
 SHORTENED = ("seed=0", "warmup.steps=20", "rollout.prompts_per_step=4", "evaluation=null")
@@ -34,9 +37,9 @@ class Trained:
     """What is left of a run.
 
     Attributes:
-        weights: SHA-256 of the weights of the last checkpoint.
+        weights: SHA-256 of the weights of the last checkpoint, of each task in a mixed run.
         lines: what it logged of every update, without the clock.
-        seconds: what each step took: rollout, rewards and all of its updates.
+        seconds: what each step took: rollout, rewards and all of its updates, of all tasks.
     """
 
     weights: str
@@ -76,11 +79,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = []
     with checked_out(options.base) as base:
         for config in options.configs:
-            comparison = compare(train(ROOT, config, overrides), train(base, config, [*overrides, *options.set_base]))
+            shared = for_tasks(config, overrides)
+            comparison = compare(train(ROOT, config, shared), train(base, config, [*shared, *options.set_base]))
             print(_shown(config, comparison), flush=True)
             found.append(comparison)
     print(LEGEND)
     return 0 if all(comparison.same for comparison in found) else 1
+
+
+def for_tasks(config: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides of a run; in a mixed run, those of a task's sections for every task that may set them.
+
+    Raises: ValueError for a series, which is several runs.
+    """
+    loaded = load_config(config)
+    if loaded.runs:
+        raise ValueError(f"{config} is a series of runs: compare the configuration of each run alone")
+    if not loaded.tasks:
+        return list(overrides)
+    of_run = [override for override in overrides if _is_under(override, OF_RUN)]
+    return of_run + [
+        f"tasks.{name}.{override}"
+        for name, values in loaded.tasks.items()
+        for override in overrides
+        if not _is_under(override, inherited_keys(values.get("task")))
+    ]
+
+
+def _is_under(override: str, keys: Sequence[str]) -> bool:
+    return any(f"{override.partition('=')[0]}.".startswith(f"{key}.") for key in keys)
 
 
 def train(tree: Path, config: str, overrides: Sequence[str]) -> Trained:
@@ -94,10 +121,19 @@ def train(tree: Path, config: str, overrides: Sequence[str]) -> Trained:
         run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
         if run.returncode != 0:
             raise RuntimeError(f"{config} in {tree} ended with {run.returncode}:\n{(run.stdout + run.stderr)[-3000:]}")
-        (metrics,) = Path(output).rglob("metrics.jsonl")
-        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-        timeless = tuple({k: v for k, v in line.items() if not k.startswith(CLOCK)} for line in lines)
-        return Trained(weights=_hash(metrics.parent), lines=timeless, seconds=_seconds(lines))
+        (folder,) = Path(output).iterdir()
+        return read(folder)
+
+
+def read(folder: Path) -> Trained:
+    """What is left of a run in its folder, whose tasks, if it has any, are folders in it."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timeless = tuple({name: value for name, value in line.items() if not _is_clock(name)} for line in lines)
+    return Trained(weights=_hash(folder), lines=timeless, seconds=_seconds(lines))
+
+
+def _is_clock(name: str) -> bool:
+    return f"/{CLOCK}" in f"/{name}"
 
 
 def compare(here: Trained, there: Trained) -> Comparison:
@@ -119,19 +155,22 @@ def compare(here: Trained, there: Trained) -> Comparison:
 
 
 def _seconds(lines: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    steps: dict[int, float] = {}
+    steps: dict[int, dict[str, float]] = {}
     for line in lines:
-        gathered = line["time/rollout_s"] + line["time/reward_s"]
-        steps[line["step"]] = steps.get(line["step"], gathered) + line["time/update_s"]
-    return tuple(steps.values())
+        task = f"{line['task']}/" if "task" in line else ""
+        rollout_s, reward_s, update_s = (line[f"{task}time/{part}_s"] for part in ("rollout", "reward", "update"))
+        of_tasks = steps.setdefault(line["step"], {})
+        of_tasks[task] = of_tasks.get(task, rollout_s + reward_s) + update_s
+    return tuple(sum(of_tasks.values()) for of_tasks in steps.values())
 
 
 def _hash(folder: Path) -> str:
-    newest = sorted((folder / "checkpoints").iterdir())[-1]
-    files = sorted((newest / "policy").rglob("*.safetensors"))
-    if not files:
-        raise RuntimeError(f"{newest} holds no weights")
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    checkpoints = sorted(folder.rglob("checkpoints"))
+    newest = [sorted(each.iterdir())[-1] for each in checkpoints]
+    files = [sorted((each / "policy").rglob("*.safetensors")) for each in newest]
+    if not any(files):
+        raise RuntimeError(f"{folder} holds no weights in {', '.join(map(str, newest)) or 'any checkpoint'}")
+    return hashlib.sha256(b"".join(file.read_bytes() for each in files for file in each)).hexdigest()
 
 
 @contextmanager
