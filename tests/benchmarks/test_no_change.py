@@ -52,7 +52,12 @@ def test_steps_of_tasks_are_summed_and_their_clock_is_left_out(tmp_path: Path) -
     clock = {"time/rollout_s": 4.0, "time/reward_s": 2.0, "time/update_s": 1.0}
 
     def line(task: str, step: int, reward: float) -> dict[str, Any]:
-        return {"task": task, "step": step, **{f"{task}/{k}": v for k, v in clock.items()}, f"{task}/reward/mean": reward}
+        return {
+            "task": task,
+            "step": step,
+            **{f"{task}/{k}": v for k, v in clock.items()},
+            f"{task}/reward/mean": reward,
+        }
 
     lines = [line("sums", 1, 0.5), line("sums", 1, 0.5), line("drawing", 1, 0.25), line("sums", 2, 0.75)]
     folders = {"sums/checkpoints/step-000001": b"1", "sums/checkpoints/step-000002": b"2"}
@@ -74,6 +79,6 @@ def test_a_single_run_is_read_as_before(tmp_path: Path) -> None:
     assert trained.seconds == (3.0, 3.0)
     assert trained.lines == ({"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": 0.5})
     assert trained.weights == sha256(b"weights").hexdigest()
+    write_run(tmp_path / "empty", [line], {})
     with pytest.raises(RuntimeError, match="holds no weights in any checkpoint"):
-        write_run(tmp_path / "empty", [line], {})
         read(tmp_path / "empty")
