@@ -73,7 +73,7 @@ CONTRACTS += (
     "data.media_options",
     "system.process_settings",
 )
-CONTRACTS += ("config.validating", "system.folders", "system.sandbox")
+CONTRACTS += ("config.validating", "system.folders", "system.json_requests", "system.sandbox")
 """What adapters may import of the engine."""
 
 MAX_LINES = 600

@@ -12,10 +12,11 @@ from contextlib import suppress
 from itertools import repeat
 
 import pytest
-from mmgrpo.rewards.judges.endpoints import MAX_REPLY_BYTES, ApiJudge
+from mmgrpo.rewards.judges.endpoints import ApiJudge
 from mmgrpo.rewards.judges.remote_reward import MAX_ANSWER_BYTES, RemoteReward
 
 from mmgrpo.errors import RewardError
+from mmgrpo.system.json_requests import MAX_REPLY_BYTES
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, noise, numbers
 

@@ -30,6 +30,7 @@ EXTRA_OF: Mapping[str, str] = {
     "wandb": "trackers",
     "trackio": "trackers",
     "deepspeed": "deepspeed",
+    "bm25s": "search",
 }
 """Module -> the extra that installs it; other modules come with every install."""
 

@@ -1,33 +1,22 @@
-"""A judge at an OpenAI-compatible endpoint: sends images and a question, receives a reply or its first token.
-
-It uses only the HTTP client of the standard library; redirects are not followed, so the API key is sent to no other
-host.
-"""
+"""A judge at an OpenAI-compatible endpoint: sends images and a question, receives a reply or its first token."""
 
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import logging
 import math
-import os
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from email.message import Message
 from functools import partial
 from io import BytesIO
-from typing import IO, Any, Literal, TypeVar, final
-from urllib.parse import urlsplit
+from typing import Any, Literal, TypeVar, final
 
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.bounded_http import BoundedHTTPHandler, BoundedHTTPSHandler, read_body
+from mmgrpo.system.json_requests import NoReplyError, RequestLimits, post_json, require_server
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
@@ -40,16 +29,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PictureFormat = Literal["png", "jpeg"]
-
-PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-"""Status codes that are retried."""
-
-MAX_REPLY_BYTES = 2**22
-MAX_WAIT_S = 60.0
-
-
-class NoReplyError(Exception):
-    """The endpoint gave no usable reply; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +60,7 @@ class Endpoint:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        address = urlsplit(self.url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError(f"the url of a judge must be such as http://127.0.0.1:8000/v1, got {self.url!r}")
+        require_server(self.url, "the url of a judge")
         if not self.timeout > 0 or self.retries < 0 or self.backoff < 0:
             raise ConfigError(
                 "a judge's endpoint needs timeout > 0, retries >= 0 and backoff >= 0, "
@@ -133,46 +110,13 @@ class Endpoint:
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
         try:
-            return read(self._post_with_retries({"model": self.model, "messages": messages, **fields, **self.extra}))
+            return read(self._post({"model": self.model, "messages": messages, **fields, **self.extra}))
         except NoReplyError as error:
             return error
 
-    def _post_with_retries(self, request: Mapping[str, Any]) -> bytes:
-        """Post a request with retries; returns the body of the reply. Raises NoReplyError after the last attempt."""
-        body = json.dumps(request).encode()
-        for attempt in range(self.retries + 1):
-            try:
-                return self._attempt(body)
-            except urllib.error.HTTPError as error:
-                with error:
-                    detail = _beginning(error)
-                cause, waits, passing = (
-                    f"HTTP {error.code}: {detail}",
-                    _retry_after_s(error.headers),
-                    error.code in PASSING,
-                )
-            except (OSError, http.client.HTTPException) as error:
-                cause, waits, passing = f"{type(error).__name__}: {error}", 0.0, True
-            if not passing or attempt == self.retries:
-                raise NoReplyError(f"after {attempt + 1} attempts: {cause}")
-            time.sleep(min(max(self.backoff * 2**attempt, waits), MAX_WAIT_S))
-        raise AssertionError("the last attempt returns or raises")
-
-    def _attempt(self, request_body: bytes) -> bytes:
-        headers = {"Content-Type": "application/json"}
-        if self.key_variable is not None:
-            key = os.environ.get(self.key_variable, "").strip()
-            if not key:
-                raise NoReplyError(f"the environment variable {self.key_variable} holds no API key")
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(
-            f"{self.url.rstrip('/')}/chat/completions", request_body, headers, method="POST"
-        )
-        with _opener.open(request, timeout=self.timeout) as response:
-            reply_body = read_body(response, MAX_REPLY_BYTES)
-        if reply_body is None:
-            raise NoReplyError(f"the reply is longer than {MAX_REPLY_BYTES} bytes")
-        return reply_body
+    def _post(self, request: Mapping[str, Any]) -> bytes:
+        limits = RequestLimits(timeout_s=self.timeout, retries=self.retries, backoff_s=self.backoff)
+        return post_json(f"{self.url.rstrip('/')}/chat/completions", request, limits, key_variable=self.key_variable)
 
 
 @final
@@ -257,13 +201,6 @@ def data_url(image: Image.Image, form: PictureFormat) -> str:
     return f"data:image/{form};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _beginning(error: urllib.error.HTTPError) -> str:
-    try:
-        return error.read(500).decode(errors="replace")
-    except (OSError, http.client.HTTPException) as broken:
-        return f"{type(broken).__name__}: {broken}"
-
-
 def _content(body: bytes) -> str:
     """The text of the first choice."""
     content = _choice_field(body, "message", "content")
@@ -295,19 +232,3 @@ def _choice_field(body: bytes, *keys: str | int) -> Any:
 def _mass(top: Sequence[tuple[str, float]], choice: ReplyChoice) -> float:
     """The total probability of the tokens that spell a choice, with or without surrounding spaces."""
     return sum(math.exp(min(logprob, 0.0)) for token, logprob in top if token.strip() in choice.forms)
-
-
-def _retry_after_s(headers: Message) -> float:
-    """Seconds of the Retry-After header; 0 if it is missing or a date."""
-    value = str(headers.get("Retry-After") or "")
-    return float(value) if value.isdecimal() and len(value) < 6 else 0.0
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
-    ) -> None:
-        """Return None, so that a redirect raises an error."""
-
-
-_opener = urllib.request.build_opener(_NoRedirect, BoundedHTTPHandler, BoundedHTTPSHandler)
