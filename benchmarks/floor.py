@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
 from benchmarks.iteration import Learner
@@ -29,7 +30,8 @@ class Floor:
             setting: the iteration that the passes are of.
         """
         self.passes = passes_of(setting)
-        self._learner = learner
+        assert isinstance(learner.policy, DenoisingPolicy)
+        self._learner, self._pipeline = learner, learner.policy.pipeline
         self._device, self._dtype = torch.device(setting.device), setting.torch_dtype
         self._autocast = not setting.lora and self._dtype != torch.float32
         sizes = {*self.passes.forward, *self.passes.backward}
@@ -47,7 +49,7 @@ class Floor:
     def decode(self) -> None:
         """The autoencoder alone."""
         for size in self.passes.decode:
-            self._learner.pipeline.vae.decode(self._latents[size], return_dict=False)
+            self._pipeline.vae.decode(self._latents[size], return_dict=False)
 
     def learn(self) -> None:
         """The update's forwards and backwards, and the optimiser's step."""
@@ -58,7 +60,7 @@ class Floor:
 
     def _call(self, inputs: dict[str, Any]) -> Tensor:
         with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._autocast):
-            return self._learner.pipeline.transformer(**inputs, return_dict=False)[0]
+            return self._pipeline.transformer(**inputs, return_dict=False)[0]
 
     def _prepared(self, rows: int) -> dict[str, Any]:
         return {

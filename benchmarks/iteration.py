@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.rewards.images.pixels import Brightness
@@ -11,6 +13,7 @@ from benchmarks.settings import Setting
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import validated
 from mmgrpo.maths.aggregates import count
+from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.training.compute_advantages import SampleAdvantages, group_advantages
 from mmgrpo.training.gradients import Gradient, accumulate_gradient
@@ -22,41 +25,65 @@ MAX_GRAD_NORM = 1.0
 
 
 class Learner:
-    """A policy with its optimiser, reward and objective.
+    """A policy with its optimiser, rewards and objective.
 
     Attributes:
-        pipeline: the model.
-        policy: the same, as the engine sees it.
+        policy: the policy.
     """
 
-    def __init__(self, setting: Setting, *, hollow: bool = False) -> None:
-        """Builds the model and wraps it.
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        prompts: Sequence[Prompt] = PROMPTS,
+        rewards: Sequence[NamedReward] = (NamedReward("brightness", Brightness()),),
+    ) -> None:
+        """Makes the optimiser; nothing runs yet.
+
+        Args:
+            policy: on its device.
+            prompts: of every rollout.
+            rewards: of every sample.
+        """
+        self.policy = policy
+        self._prompts, self._rewards, self._parameters = prompts, rewards, policy.trainable
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=1e-6, weight_decay=0.0, fused=True)
+        self._objective = Algorithm.of(RUN).objective
+
+    @classmethod
+    def mid_size(cls, setting: Setting, *, hollow: bool = False) -> Learner:
+        """A learner of the pipeline of mid size.
 
         Args:
             setting: what will be run; noise may be shared or not.
             hollow: with a denoiser that costs nothing.
-        """
-        self.pipeline = mid_size_pipeline(hollow=hollow).to(setting.device, setting.torch_dtype)
-        self.policy = DenoisingPolicy(self.pipeline, setting.policy)
-        self._parameters = self.policy.trainable
-        self._optimizer = torch.optim.AdamW(self._parameters, lr=1e-6, weight_decay=0.0, fused=True)
-        self._objective = Algorithm.of(RUN).objective
-        self._rewards = [NamedReward("brightness", Brightness())]
 
-    def draw(self, setting: Setting) -> Rollout:
+        Returns:
+            The learner.
+        """
+        pipeline = mid_size_pipeline(hollow=hollow).to(setting.device, setting.torch_dtype)
+        return cls(DenoisingPolicy(pipeline, setting.policy))
+
+    def draw(self, group_size: int, *, same_initial_noise: bool = False) -> Rollout:
         """The rollout, with the same random numbers each time."""
-        plan = Plan(same_initial_noise=setting.same_initial_noise)
-        return self.policy.rollout(PROMPTS, group_size=setting.group, seed=0, plan=plan)
+        plan = Plan(same_initial_noise=same_initial_noise)
+        return self.policy.rollout(self._prompts, group_size=group_size, seed=0, plan=plan)
 
     def judge(self, rollout: Rollout) -> SampleAdvantages:
-        """The reward, a mean over pixels, and the advantages."""
+        """The rewards and the advantages."""
         return group_advantages(
             score(rollout.samples, self._rewards), rollout.prompt_index_B, Algorithm.of(RUN).advantages
         )
 
     def learn(self, rollout: Rollout, credit: SampleAdvantages) -> Gradient:
         """The gradient of the clipped objective, and the optimiser's step."""
-        gradient = accumulate_gradient(
+        gradient = self.gradient(rollout, credit)
+        self.apply_gradient()
+        return gradient
+
+    def gradient(self, rollout: Rollout, credit: SampleAdvantages) -> Gradient:
+        """The gradient of the clipped objective."""
+        return accumulate_gradient(
             self.policy,
             rollout,
             credit.advantage_B[:, None].expand(rollout.shape),
@@ -64,8 +91,6 @@ class Learner:
             rows=range(len(rollout.samples)),
             totals=count(rollout.mask_BT),
         )
-        self.apply_gradient()
-        return gradient
 
     def apply_gradient(self) -> None:
         """Clips, steps and clears."""

@@ -66,7 +66,7 @@ class Line:
 
 def measure(setting: Setting, *, repeat: int) -> dict[bool, list[Turn]]:
     """Turns without (False) and with (True) shared noise, interleaved, on one model, after one unmeasured."""
-    learner, hollow = Learner(setting), Learner(replace(setting, lora=0), hollow=True)
+    learner, hollow = Learner.mid_size(setting), Learner.mid_size(replace(setting, lora=0), hollow=True)
     settings = [setting.sharing(share) for share in (False, True)]
     floors = [Floor(learner, each) for each in settings]
     turns: dict[bool, list[Turn]] = {False: [], True: []}
@@ -93,7 +93,7 @@ def lines_of(setting: Setting, turns: Sequence[Turn]) -> list[Line]:
 
 def _turn(learner: Learner, floor: Floor, hollow: Learner, setting: Setting) -> Turn:
     device = setting.device
-    drawn = timed(device, lambda: learner.draw(setting))
+    drawn = timed(device, lambda: learner.draw(setting.group, same_initial_noise=setting.same_initial_noise))
     drawn_bare = timed(device, floor.draw)
     judged = timed(device, lambda: learner.judge(drawn.value))
     learnt = timed(device, lambda: learner.learn(drawn.value, judged.value))
@@ -109,7 +109,7 @@ def _turn(learner: Learner, floor: Floor, hollow: Learner, setting: Setting) -> 
 
 
 def _iterated(learner: Learner, setting: Setting) -> Parts:
-    drawn = timed(setting.device, lambda: learner.draw(setting))
+    drawn = timed(setting.device, lambda: learner.draw(setting.group, same_initial_noise=setting.same_initial_noise))
     judged = timed(setting.device, lambda: learner.judge(drawn.value))
     learnt = timed(setting.device, lambda: learner.learn(drawn.value, judged.value))
     return Parts(rollout=drawn.spent, credit=judged.spent, update=learnt.spent)

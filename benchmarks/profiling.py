@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.iteration import Learner
 from benchmarks.settings import Setting, passes_of
 from benchmarks.timing import timed
+from mmgrpo.types import Rollout
 
 Code = tuple[str, int, str]  # file, line, function: how pstats names what it timed
 Found = Mapping[Code, tuple[int, int, float, float, Mapping[Code, tuple[int, int, float, float]]]]
@@ -85,12 +86,16 @@ class Profile:
 
 def profiles(setting: Setting) -> list[Profile]:
     """Rollout and update of a setting, whatever the model's size."""
-    learner, passes = Learner(setting, hollow=True), passes_of(setting)
-    rollout = learner.draw(setting)  # the first fills the memo and checks the replay
+    learner, passes = Learner.mid_size(setting, hollow=True), passes_of(setting)
+
+    def draw() -> Rollout:
+        return learner.draw(setting.group, same_initial_noise=setting.same_initial_noise)
+
+    rollout = draw()  # the first fills the memo and checks the replay
     credit = learner.judge(rollout)
     learner.learn(rollout, credit)
     return [
-        _profile("rollout", lambda: learner.draw(setting), passes.rollout_calls, setting),
+        _profile("rollout", draw, passes.rollout_calls, setting),
         _profile("update", lambda: learner.learn(rollout, credit), len(passes.backward), setting),
     ]
 

@@ -43,7 +43,7 @@ def outline_of(
             raise ConfigError(f"estimates for the one-file checkpoint {source} need policy.single_file_config")
         shapes = model_configs(settings.single_file_config or source, settings.revision)
         modules, origin = _modules(shapes), shapes.source
-    modules = {name: _cast(module, dtype).requires_grad_(False).eval() for name, module in modules.items()}
+    modules = {name: cast_as_loaded(module, dtype).requires_grad_(False).eval() for name, module in modules.items()}
     denoiser: Any = modules.get("transformer")
     kind = type(denoiser).__name__
     if kind not in INPUTS or "transformer_2" in modules:
@@ -95,7 +95,7 @@ def _modules(shapes: ModelConfigs) -> dict[str, nn.Module]:
     return modules
 
 
-def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+def cast_as_loaded(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The module in this dtype as ``from_pretrained`` loads it: some weights stay in float32."""
     float32_modules = tuple(getattr(module, "_keep_in_fp32_modules", None) or ())
     for name, parameter in module.named_parameters():

@@ -1,0 +1,1 @@
+"""The table of one GPU: models of published shapes with random weights, against the bare passes that they need."""

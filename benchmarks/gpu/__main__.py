@@ -1,0 +1,54 @@
+"""The table of one GPU, by one command: ``python -m benchmarks.gpu [--only NAME ...] [--into DIR] [--tiny]``.
+
+Models of published shapes with random weights in bfloat16; every section has a time budget, prints its rows at once,
+and does not end the run when it fails. ``--tiny`` runs every line of it on a CPU in minutes, with tiny models of the
+same classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.rows import Bench
+from benchmarks.gpu.sections import SECTIONS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the sections.
+
+    Args:
+        arguments: of the command line; None: those of the process.
+
+    Returns:
+        The exit code: 1 if a section or a case failed.
+    """
+    options = _parser().parse_args(arguments)
+    if options.into:
+        options.into.mkdir(parents=True, exist_ok=True)
+    file = options.into / "rows.jsonl" if options.into else None
+    bench = Bench(device=options.device, tiny=options.tiny, rounds=options.rounds, file=file)
+    print("| section | case | measured |\n| --- | --- | --- |", flush=True)
+    for name in options.only or [name for name in SECTIONS if name not in options.skip]:
+        bench.run(name, SECTIONS[name].work, budget_s=options.budget_factor * SECTIONS[name].budget_s)
+    print(f"failed: {', '.join(bench.failed) or 'nothing'}", flush=True)
+    return int(bool(bench.failed))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("benchmarks.gpu", description="The table of one GPU.")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="these sections, in this order")
+    parser.add_argument("--skip", nargs="+", choices=SECTIONS, default=(), help="all sections but these")
+    parser.add_argument("--into", type=Path, help="folder of rows.jsonl")
+    parser.add_argument("--tiny", action="store_true", help="tiny models of the same classes")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of a comparison")
+    parser.add_argument("--budget-factor", type=float, default=1.0, help="factor on the time budgets of the sections")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
