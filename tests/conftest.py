@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
 import tempfile
 
 gc.disable()  # until all is imported
@@ -14,9 +15,14 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mmgrpo-state-")  # runs 
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: the garbage collector need not look through it again and again."""
+    """What is imported by now stays: the garbage collector need not look through it again and again.
+
+    It is forked for the tests that need several processes, before a test has used any of it.
+    """
     gc.collect()
     gc.freeze()
+    if forked := sys.modules.get("tests.forked"):
+        forked.start_server()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
 

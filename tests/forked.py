@@ -1,87 +1,54 @@
-"""Processes of a job that are forked from one that has imported the libraries, once for all tests of a session."""
+"""Processes that are forked from one that has imported the libraries and used none of them.
+
+That process, the server, is itself a fork of the worker of the tests, from the moment at which the tests are collected.
+"""
 
 from __future__ import annotations
 
-import atexit
+import faulthandler
+import importlib
 import json
 import os
-import subprocess
+import signal
+import socket
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
-from functools import cache
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
+from accelerate.state import AcceleratorState, PartialState
 
-SCRIPT = """
-import faulthandler, importlib, json, os, signal, socket, sys, traceback
-from pathlib import Path
-import torch
-from tests.forked import fork
-
-faulthandler.enable()
-torch.set_num_threads(1)
+LIMIT_S = 800
+"""Of a job: one that hangs is an error."""
 
 
-def job(module, function, processes, folder, found, names, environment):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    os.environ.update(environment, WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    called = getattr(importlib.import_module(module), function)
-    over, keep = os.pipe()
-    pids = []
-    for rank in range(processes):
-        if pid := fork():
-            pids.append(pid)
-            continue
-        os.close(keep)
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-        answer = called(Path(folder), names)
-        if rank == 0:
-            torch.save(answer, found)
-            os.read(over, 1)  # the others may yet ask the store, which is this one's
-        return
-    first = pids[0]
-    while pids:
-        if pids == [first]:
-            os.close(keep)
-        pid, status = os.wait()
-        pids.remove(pid)
-        if status:  # the others wait for it
-            for other in pids:
-                os.kill(other, signal.SIGKILL)
-            raise SystemExit(f"process {pid} ended with {os.waitstatus_to_exitcode(status)}")
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The process that others are forked from, by the worker's ends of its pipes."""
+
+    requests: TextIO
+    results: TextIO
 
 
-for line in sys.stdin:
-    asked = json.loads(line)
-    said = asked.pop("said")
-    importlib.import_module(asked["module"])
-    pid = fork()
-    if not pid:
-        code = 1
-        try:
-            os.setpgid(0, 0)
-            signal.alarm(800)  # of this one alone, so that what hangs is an error
-            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 1)
-            os.dup2(1, 2)
-            job(**asked)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    try:
-        os.killpg(pid, signal.SIGKILL)  # whom it left behind
-    except ProcessLookupError:
-        pass
-    print(os.waitstatus_to_exitcode(status), flush=True)
-"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A job: a function of a module, called on several processes with a folder and names; the result of the first."""
+
+    module: str
+    function: str
+    processes: int
+    folder: str
+    names: Sequence[str]
+    result: str
+    log: str
+    environment: Mapping[str, str]
+
+
+_servers: list[Server] = []
 
 
 def fork() -> int:
@@ -96,19 +63,96 @@ def fork() -> int:
     return pid
 
 
-@cache
-def _ready() -> subprocess.Popen[str]:
-    """The process that others are forked from; it has no threads, and no GPU."""
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    started = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-    atexit.register(started.kill)
-    return started
+def start_server() -> Server:
+    """Forks the server, which ends with this process."""
+    (requests, requests_end), (results_end, results) = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        try:
+            os.close(requests_end)
+            os.close(results_end)
+            _serve(os.fdopen(requests), os.fdopen(results, "w"))
+        finally:
+            os._exit(0)
+    os.close(requests)
+    os.close(results)
+    _servers.append(Server(os.fdopen(requests_end, "w"), os.fdopen(results_end)))
+    return _servers[0]
 
 
-def _ends(text: str, limit: int = 9000) -> str:
-    """The first of what was said, which names the cause of a crash, and the last, which is the trace of an error."""
+def _serve(requests: TextIO, results: TextIO) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of pytest-xdist ignores it
+    os.environ.update(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1", PYTHONPATH=str(Path.cwd()))
+    torch.set_num_threads(1)
+    PartialState._reset_state()
+    AcceleratorState._reset_state()
+    for line in requests:
+        request = Request(**json.loads(line))
+        pid = fork()
+        if not pid:
+            _leave_with(request)
+        _, status = os.waitpid(pid, 0)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # processes that it left
+        print(os.waitstatus_to_exitcode(status), file=results, flush=True)
+
+
+def _leave_with(request: Request) -> None:
+    """Does a job in a process group of its own and ends the process; what it prints goes to the log."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        signal.alarm(LIMIT_S)
+        os.dup2(os.open(request.log, os.O_WRONLY | os.O_CREAT), 1)
+        os.dup2(1, 2)
+        sys.stdout, sys.stderr = (os.fdopen(handle, "w", buffering=1, closefd=False) for handle in (1, 2))
+        faulthandler.enable()
+        _do(request)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _do(request: Request) -> None:
+    os.environ.update(request.environment)
+    if request.processes > 1:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        num_processes = str(request.processes)
+        os.environ.update(WORLD_SIZE=num_processes, LOCAL_WORLD_SIZE=num_processes)
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    function = getattr(importlib.import_module(request.module), request.function)
+    others_ended, others_run = os.pipe()
+    pids = []
+    for rank in range(request.processes):
+        if pid := fork():
+            pids.append(pid)
+            continue
+        os.close(others_run)
+        if request.processes > 1:
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        result = function(Path(request.folder), request.names)
+        if rank == 0:
+            torch.save(result, request.result)
+            os.read(others_ended, 1)  # until then they may ask the store of torch.distributed, which is here
+        return
+    first = pids[0]
+    while pids:
+        if pids == [first]:
+            os.close(others_run)
+        pid, status = os.wait()
+        pids.remove(pid)
+        if status:  # the others wait for it
+            for other in pids:
+                os.kill(other, signal.SIGKILL)
+            raise SystemExit(f"process {pid} ended with {os.waitstatus_to_exitcode(status)}")
+
+
+def excerpt(text: str, limit: int = 9000) -> str:
+    """The begin of a text, which names the cause of a crash, and its end, the traceback of an error."""
     return text if len(text) <= limit else f"{text[: limit // 3]}\n[...]\n{text[-2 * limit // 3 :]}"
 
 
@@ -121,21 +165,23 @@ def on_processes(
     processes: int = 2,
     environment: Mapping[str, str] | None = None,
 ) -> Any:
-    """What a function of a module of tests, given a folder and the names, gives on the first of so many processes."""
-    found, said, ready = folder / "found.pt", folder / "said.log", _ready()
-    asked = {
+    """The result that a function of a module, called with a folder and names, has on the first of several processes.
+
+    One process is no job: it has no rank. What they print is in ``output.log`` of the folder.
+    """
+    result, log = folder / "result.pt", folder / "output.log"
+    request = {
         "module": module,
         "function": function,
         "processes": processes,
         "folder": str(folder / "runs"),
-        "found": str(found),
         "names": list(names),
+        "result": str(result),
+        "log": str(log),
         "environment": dict(environment or {}),
-        "said": str(said),
     }
-    assert ready.stdin is not None
-    assert ready.stdout is not None
-    ready.stdin.write(json.dumps(asked) + "\n")
-    ready.stdin.flush()
-    assert ready.stdout.readline() == "0\n", _ends(said.read_text()) if said.exists() else "it did not start"
-    return torch.load(found, weights_only=False)
+    server = _servers[0] if _servers else start_server()
+    server.requests.write(json.dumps(request) + "\n")
+    server.requests.flush()
+    assert server.results.readline() == "0\n", excerpt(log.read_text()) if log.exists() else "it did not start"
+    return torch.load(result, weights_only=False)

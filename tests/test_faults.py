@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests import fault_trials
+from tests.forked import on_processes
 
 EVERYDAY = ("--policies", "language", "--faults", "killed at an event of its files")
 """Texts, whose runs are quicker; nightly images too, and signals, which ``test_resuming.py`` sends daily."""
 
 
+def trial_faults(folder: Path, arguments: Sequence[str]) -> int:
+    """How many trials went wrong."""
+    return fault_trials.main(arguments)
+
+
 @pytest.mark.parametrize(
     ("trials", "asked"), [(1, EVERYDAY), pytest.param(4, (), marks=pytest.mark.nightly)], ids=["day", "night"]
 )
-def test_disturbed_runs_equal_undisturbed_ones(trials: int, asked: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "tests.fault_trials", "--trials", str(trials), "--seed", "2", "--in-turn", *asked]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert f"{trials} trials, 0 of them wrong" in ended.stdout
+def test_disturbed_runs_equal_undisturbed_ones(trials: int, asked: tuple[str, ...], tmp_path: Path) -> None:
+    arguments = ["--trials", str(trials), "--seed", "2", "--in-turn", *asked]
+    assert on_processes(tmp_path, arguments, module="tests.test_faults", function="trial_faults", processes=1) == 0
+    assert f"{trials} trials, 0 of them wrong" in (tmp_path / "output.log").read_text()

@@ -4,48 +4,58 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import signal
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-SCRIPT = """
-import json, os, signal, sys, time
-from pathlib import Path
 import torch
+
+from mmgrpo import Trainer
 from tests.faults.disturbed import on_forward
 from tests.faults.runs import CASES
 from tests.faults.sittings import begin_both, ended, placed
+from tests.forked import on_processes
 
-case, found = CASES["language"], {}
-torch.set_num_threads(1)
-for one in sys.argv[2:]:
-    how, victim = one.split()[0], int(one.split()[1])
-    def within(trainer):
+
+def lose_one(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """A run on two processes of which one is lost in a forward pass; its name is how, and its rank."""
+    how, rank = names[0].split()
+    case, victim, root = CASES["language"], int(rank), folder / names[0].replace(" ", "-")
+
+    def within(trainer: Trainer) -> None:
         group = torch.distributed.distributed_c10d._get_default_group()
         seconds = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-        (place.root / "timeout").write_text(str(seconds))
-        def fall():
-            (place.root / "fell").write_text(str(time.time()))
-            os.kill(os.getpid(), signal.SIGKILL) if how == "killed" else {}["lost"]
+        (root / "timeout").write_text(str(seconds))
+
+        def fall() -> None:
+            (root / "fell").write_text(str(time.time()))
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyError("lost")
+
         if trainer.job.rank == victim:
             on_forward(case, trainer, 60, fall)
-    place = placed(Path(sys.argv[1]) / f"{how}-{victim}")
+
+    place = placed(root)
     pids = begin_both(case, place, within=within)
     other = ended(pids[1 - victim], place, log=f"said-{1 - victim}.log")
-    took_s = time.time() - float((place.root / "fell").read_text())
-    left = ended(pids[victim], place, log=f"said-{victim}.log")
+    took_s = time.time() - float((root / "fell").read_text())
+    lost = ended(pids[victim], place, log=f"said-{victim}.log")
     about = json.loads((place.run / "run.json").read_text())
-    found[one] = {
-        "code": other.code, "said": other.said, "took_s": took_s, "victim": left.code, "of": victim,
-        "pid": pids[victim], "timeout_s": float((place.root / "timeout").read_text()),
-        "status": about["status"], "error": about["error"],
-        "checkpoints": sorted(path.name for path in (place.run / "checkpoints").iterdir()),
+    return {
+        "code": other.code,
+        "said": other.said,
+        "took_s": took_s,
+        "victim": lost.code,
+        "of": victim,
+        "pid": pids[victim],
+        "timeout_s": float((root / "timeout").read_text()),
+        "status": about["status"],
+        "error": about["error"],
     }
-print(json.dumps(found))
-"""
 
 
 EVERYDAY = "killed 0"
@@ -60,11 +70,8 @@ def by(*ways: str) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path_factory.mktemp("peers")), request.param]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])[request.param]
+    folder = tmp_path_factory.mktemp("peers")
+    return on_processes(folder, [request.param], module="tests.test_peers", function="lose_one", processes=1)
 
 
 @by("killed 0", "killed 1")
