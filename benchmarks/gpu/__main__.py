@@ -30,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.into:
         options.into.mkdir(parents=True, exist_ok=True)
     file = options.into / "rows.jsonl" if options.into else None
-    bench = Bench(device=options.device, tiny=options.tiny, rounds=options.rounds, file=file)
+    bench = Bench(
+        device=options.device, tiny=options.tiny, rounds=options.rounds, file=file, flow_grpo=options.flow_grpo
+    )
     print("| section | case | measured |\n| --- | --- | --- |", flush=True)
     for name in options.only or [name for name in SECTIONS if name not in options.skip]:
         bench.run(name, SECTIONS[name].work, budget_s=options.budget_factor * SECTIONS[name].budget_s)
@@ -43,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="these sections, in this order")
     parser.add_argument("--skip", nargs="+", choices=SECTIONS, default=(), help="all sections but these")
     parser.add_argument("--into", type=Path, help="folder of rows.jsonl")
+    parser.add_argument("--flow-grpo", type=Path, help="a clone of yifan123/flow_grpo, which is measured too")
     parser.add_argument("--tiny", action="store_true", help="tiny models of the same classes")
     parser.add_argument("--rounds", type=int, default=2, help="turns of a comparison")
     parser.add_argument("--budget-factor", type=float, default=1.0, help="factor on the time budgets of the sections")

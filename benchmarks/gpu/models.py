@@ -68,17 +68,12 @@ class Denoiser:
 
     def policy(self, device: str, *, tiny: bool) -> DenoisingPolicy:
         """The policy, with the same random weights each time."""
-        torch.manual_seed(0)
-        pipeline = pipeline_of(self.tiny).to(device, DTYPE) if tiny else self._published(device)
-        call = dict(self.call)
-        if tiny:
-            small = TINY[self.tiny]
-            call = {name: value for name, value in {**call, **small.call, **small.no_cfg}.items() if name in call}
+        pipeline = self.pipeline(device, tiny=tiny)
         torch.manual_seed(0)
         return DenoisingPolicy(
             pipeline,
             {
-                "call": call,
+                "call": self.call_of(tiny=tiny),
                 "lora": LORA if self.lora else None,
                 "rollout_batch": self.rollout_batch,
                 "update_batch": self.batch,
@@ -86,6 +81,16 @@ class Denoiser:
                 **self.more,
             },
         )
+
+    def call_of(self, *, tiny: bool) -> dict[str, Any]:
+        """The arguments of the pipeline's call."""
+        small = {name: value for name, value in TINY[self.tiny].call.items() if name != "num_inference_steps"}
+        return {**self.call, **(small if tiny else {})}
+
+    def pipeline(self, device: str, *, tiny: bool) -> Any:
+        """The pipeline, with the same random weights each time."""
+        torch.manual_seed(0)
+        return pipeline_of(self.tiny).to(device, DTYPE) if tiny else self._published(device)
 
     def _published(self, device: str) -> Any:
         parts: dict[str, Any] = {}

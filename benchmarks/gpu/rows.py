@@ -27,6 +27,7 @@ class Bench:
         tiny: models of a few thousand weights of the same classes instead of the published shapes.
         rounds: turns of every comparison.
         file: JSON lines of the rows; None: printed alone.
+        flow_grpo: a clone of flow_grpo; None: it is not measured.
         failed: names of the sections that failed.
     """
 
@@ -34,6 +35,7 @@ class Bench:
     tiny: bool = False
     rounds: int = 2
     file: Path | None = None
+    flow_grpo: Path | None = None
     failed: list[str] = field(default_factory=list)
     _section: str = ""
     _deadline_s: float = 0.0

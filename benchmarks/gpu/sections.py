@@ -19,6 +19,7 @@ from mmgrpo.policies.language import LanguagePolicy
 
 from benchmarks.gpu.denoising import DenoiserRun, flux_rows, sd3_rows, wan_rows
 from benchmarks.gpu.flops import peak_rate
+from benchmarks.gpu.flow_grpo import flow_grpo_rows
 from benchmarks.gpu.language import GROUP, LanguageRun, language_rows, vision_case
 from benchmarks.gpu.models import DTYPE, LORA, sd3
 from benchmarks.gpu.rows import Bench, allocated, peak, release
@@ -152,6 +153,7 @@ SECTIONS: dict[str, Section] = {
     "compile": Section(compiled, 120),
     "attention": Section(attention, 60),
     "memory": Section(memory, 60),
+    "flow-grpo": Section(flow_grpo_rows, 100),
     "peer": Section(peer, 200),
 }
 
