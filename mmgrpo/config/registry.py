@@ -170,6 +170,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "python": "mmgrpo.environments.python:PythonEnvironment",
     "image_tools": "mmgrpo.environments.image_tools:ImageToolsEnvironment",
     "search": "mmgrpo.environments.search:SearchEnvironment",
+    "sql": "mmgrpo.environments.sql:SqlEnvironment",
 }
 
 HOOKS: Mapping[str, str] = {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import final
 
 from mmgrpo.environment import Environment, Turn
+from mmgrpo.environments.sandboxing import require_sandbox
 from mmgrpo.environments.text_calls import CallFormat, TextCalls, TextTool
-from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.system.sandbox import PYTHON, Program, SandboxLimits, Session, SessionEnding, run
+from mmgrpo.errors import ConfigError
+from mmgrpo.system.sandbox import PYTHON, Program, SandboxLimits, Session, SessionEnding
 from mmgrpo.tools import ToolEnvironment
 from mmgrpo.types import Prompt
 
@@ -70,7 +70,7 @@ class PythonEnvironment(Environment):
         """
         if max_chars < 1 or traceback_lines < 1:
             raise ConfigError(f"max_chars and traceback_lines must be at least 1, got {max_chars}, {traceback_lines}")
-        _require_sandbox()
+        require_sandbox("python")
         self._program = Program(
             command=(*PYTHON, "python_worker.py", str(max_chars), str(traceback_lines)),
             files={"python_worker.py": WORKER.read_text()},
@@ -119,12 +119,3 @@ class PythonEnvironment(Environment):
         cut = f"\n[{reply['num_cut']} bytes are cut off]" if reply["num_cut"] else ""
         parts = (f"{reply['output'].rstrip()}{cut}", reply["error"])
         return "\n".join(filter(None, parts)) or "(no output)"
-
-
-@cache
-def _require_sandbox() -> None:
-    """Raises ConfigError if this machine cannot run the sandbox."""
-    try:
-        run(Program(command=("/bin/true",)))
-    except RewardError as error:
-        raise ConfigError(f"the environment python: {error}") from error

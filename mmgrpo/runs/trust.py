@@ -32,7 +32,7 @@ SWITCHES = ("trust_remote_code", "allow_fetch")
 FUNCTIONS = "functions"
 """Setting of an environment that names functions, with or without ``python:``."""
 
-RUNNING = ("mmgrpo.rewards.code.", "mmgrpo.environments.python:")
+RUNNING = ("mmgrpo.rewards.code.", "mmgrpo.environments.python:", "mmgrpo.environments.sql:")
 """Prefixes of rewards and environments that run programs: those in samples and data, or a command in the
 configuration."""
 

@@ -31,6 +31,7 @@ EXTRA_OF: Mapping[str, str] = {
     "trackio": "trackers",
     "deepspeed": "deepspeed",
     "bm25s": "search",
+    "duckdb": "sql",
 }
 """Module -> the extra that installs it; other modules come with every install."""
 

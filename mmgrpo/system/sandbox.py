@@ -190,17 +190,19 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def ask(self, line: str) -> tuple[str, SessionEnding | None]:
+    def ask(self, line: str, time_s: float | None = None) -> tuple[str, SessionEnding | None]:
         """Sends a line and waits for the answer.
 
         Args:
             line: a text without a newline.
+            time_s: time limit in seconds; None: that of the program.
 
         Returns:
             The answer and None; after the end of the command or a limit an empty text and the reason, and the session
             is closed.
         """
-        ending = self._exchange(line.encode() + b"\n", answer := bytearray())
+        deadline = time.monotonic() + (self._limits.time_s if time_s is None else time_s)
+        ending = self._exchange(line.encode() + b"\n", answer := bytearray(), deadline)
         if ending is None:
             return answer.decode("utf-8", "replace"), None
         self.close()
@@ -210,8 +212,7 @@ class Session:
         """Kills all processes of the command; may be called again."""
         self._stack.close()
 
-    def _exchange(self, unsent: bytes, answer: bytearray) -> SessionEnding | None:
-        deadline = time.monotonic() + self._limits.time_s
+    def _exchange(self, unsent: bytes, answer: bytearray, deadline: float) -> SessionEnding | None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
             selector.register(self._stdin, selectors.EVENT_WRITE)

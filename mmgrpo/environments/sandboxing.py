@@ -1,0 +1,24 @@
+"""The check that environments which run programs make before a run."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.system.sandbox import Program, run
+
+
+@cache
+def require_sandbox(name: str) -> None:
+    """Checks, once per process, that this machine can run the sandbox.
+
+    Args:
+        name: name of the environment, for the message.
+
+    Raises:
+        ConfigError: it cannot; the message has the reason.
+    """
+    try:
+        run(Program(command=("/bin/true",)))
+    except RewardError as error:
+        raise ConfigError(f"the environment {name}: {error}") from error
