@@ -188,8 +188,14 @@ def _continued(request: Request, row_of: Mapping[tuple[int, int], tuple[Rollout,
             f"the strategy continues member {member} of prompt {request.prompt}, which no earlier round has sampled"
         )
     sample = rollout.samples[row]
-    if sample.tokens is None or sample.turn_ends or not rollout.tokens_match_sample(row):
-        raise ConfigError("only texts of one turn can be continued: for denoisers use rollout.tree")
+    if sample.tokens is None or not rollout.tokens_match_sample(row):
+        raise ConfigError("only texts can be continued: for denoisers use rollout.tree")
+    spans = list(zip(sample.turn_starts, sample.turn_ends, strict=True))
+    if spans and not any(start <= after < end for start, end in spans):
+        raise ConfigError(
+            f"the strategy continues after token {after} of member {member} of prompt {request.prompt}, which the "
+            f"environment wrote: its turns are {spans}"
+        )
     if not after < len(sample.tokens):
         raise ConfigError(
             f"the strategy continues after decision {after} of member {member} of prompt {request.prompt}, which has "

@@ -314,8 +314,8 @@ def _rows(rollouts: RoundRollouts, policy: Policy, places: Places) -> list[Row]:
     place_rows = []
     for (rollout, row), number in zip(rows, rollouts.request_B.tolist(), strict=True):
         sample, branch = rollout.samples[row], rollouts.requests[number].continues
-        if sample.tokens is None or sample.turn_ends or not rollout.tokens_match_sample(row):
-            raise ConfigError("only texts of one turn can be continued: for denoisers use rollout.tree")
+        if sample.tokens is None or not rollout.tokens_match_sample(row):
+            raise ConfigError("only texts can be continued: for denoisers use rollout.tree")
         if places.text and not isinstance(policy, SupportsTextOffsets):
             raise ConfigError(f"the strategy looks for places in texts, which {type(policy).__name__} does not tell")
         place_rows.append(
@@ -323,6 +323,7 @@ def _rows(rollouts: RoundRollouts, policy: Policy, places: Places) -> list[Row]:
                 num_decisions=len(sample.tokens),
                 begins=sample.num_forced if branch is None else branch.after,
                 value_T=rollout.values[places.values[0]][row] if places.values else None,
+                turns=tuple(zip(sample.turn_starts, sample.turn_ends, strict=True)),
                 text=sample.text or "",
                 ends_T=policy.text_offsets(sample) if places.text and isinstance(policy, SupportsTextOffsets) else (),
             )

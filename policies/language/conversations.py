@@ -12,7 +12,7 @@ import torch
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import DataError
-from mmgrpo.types import Prompt
+from mmgrpo.types import Continuation, Prompt
 
 from ..completion import Completion, CompletionTurn
 from .encoding import EncodedPrompt, PromptEncoder, media_prompt, parts_of
@@ -64,6 +64,71 @@ def with_turns(
     return prompt
 
 
+def inherited_turns(continuation: Continuation | None) -> tuple[CompletionTurn, ...]:
+    """The turns of a conversation that a row takes over from another.
+
+    Args:
+        continuation: the beginning of the row; None: it is empty.
+
+    Returns:
+        The answered turns, then the turn that the row continues; empty if it continues no conversation.
+    """
+    if continuation is None or continuation.trace is None:
+        return ()
+    turns = continuation.trace.completions[continuation.row].turns
+    return tuple(turn for turn in turns if turn.start <= len(continuation.token_ids))
+
+
+def replay_turns(
+    pool: EnvironmentPool,
+    openings: Sequence[Turn],
+    starts: Sequence[RowStart],
+    inherited: Sequence[Sequence[CompletionTurn]],
+    encoder: PromptEncoder,
+) -> None:
+    """Brings new environments to the state in which rows continue others, by the turns of those.
+
+    An environment that does not answer as it did has failed: its conversation ends, and no reward scores it.
+
+    Args:
+        pool: the environments, after ``reset``.
+        openings: the turn that each ``reset`` returned.
+        starts: the beginning of each row.
+        inherited: the turns that each row takes over.
+        encoder: encoder of the environment's turns.
+    """
+    for row, turns in enumerate(inherited):
+        if turns and openings[row].state != turns[0].key:
+            _fail_replay(pool, row, "reset")
+    for number in range(max((len(turns) for turns in inherited), default=1) - 1):
+        rows = [
+            row
+            for row, turns in enumerate(inherited)
+            if number < len(turns) - 1 and pool.environments[row].error is None
+        ]
+        for row in rows:
+            turn, initial = inherited[row][number], starts[row].initial
+            assert initial is not None
+            pool.submit(row, encoder.text(initial.token_T[turn.start : turn.end].tolist()))
+        for row in rows:
+            reply, recorded = pool.reply(row), inherited[row][number].reply
+            if pool.environments[row].error is None and not _is_same(reply, recorded):
+                _fail_replay(pool, row, "step")
+
+
+def _is_same(reply: Turn, recorded: Turn | None) -> bool:
+    fields = ("text", "num_media", "ends", "state", "role")
+    return recorded is not None and all(getattr(reply, name) == getattr(recorded, name) for name in fields)
+
+
+def _fail_replay(pool: EnvironmentPool, row: int, method: str) -> None:
+    error = DataError(
+        "the environment answered the same turns otherwise than before, so that no other row can continue its "
+        "conversation: make it depend on the prompt and the turns alone, or use a strategy without branches"
+    )
+    pool.environments[row].fail(method, error)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ConversationRow:
     """A row of a conversation: its prompt, with the media of later turns, and its tokens."""
@@ -77,12 +142,10 @@ class _Chunk:
     """Rows that are sampled together in every turn, so that their samples do not depend on which answer comes first.
 
     Attributes:
-        turn: number of the turn that is being written or answered, counted from 1.
         rows: the rows.
         written: what each row has, its last turn included.
     """
 
-    turn: int
     rows: list[int]
     written: dict[int, ConversationRow]
 
@@ -135,7 +198,7 @@ class _Conversations:
             turn = CompletionTurn(self.starts[row], len(completion.token_T), reward, self.keys[row], reply)
             self.turns[row] += (turn,)
             extended = None
-            if chunk.turn < self.max_turns and reply is not None and not reply.ends:
+            if len(self.turns[row]) < self.max_turns and reply is not None and not reply.ends:
                 extended = self._with_reply(row, written, reply)
             if extended is None:
                 finished = reply is not None and reply.ends
@@ -147,7 +210,7 @@ class _Conversations:
                 continued[row] = extended
                 self.starts[row] = len(extended.completion.token_T)
                 self.keys[row] = None if reply is None else reply.state
-        return ended, _Chunk(chunk.turn + 1, list(continued), continued) if continued else None
+        return ended, _Chunk(list(continued), continued) if continued else None
 
     def _with_reply(self, row: int, written: ConversationRow, reply: Turn) -> ConversationRow | None:
         try:
@@ -177,6 +240,7 @@ def generate_conversations(
     *,
     pool: EnvironmentPool,
     openings: Sequence[Turn],
+    inherited: Sequence[Sequence[CompletionTurn]],
     encoder: PromptEncoder,
     max_turns: int,
 ) -> Iterator[dict[int, ConversationRow]]:
@@ -194,6 +258,7 @@ def generate_conversations(
         params: sampling parameters; its length limits the full row, including tokens of the environment.
         pool: the environments, after ``reset``.
         openings: the turn that each ``reset`` returned.
+        inherited: the turns that each row takes over from another (``inherited_turns``).
         encoder: encoder of the environment's turns.
         max_turns: maximum number of turns that the policy writes.
 
@@ -208,9 +273,12 @@ def generate_conversations(
         encoder=encoder,
         params=params,
         max_turns=max_turns,
-        starts=[starts[owner].num_initial for owner in owner_N],
-        keys=[opening.state for opening in openings],
-        turns=[()] * len(owner_N),
+        starts=[
+            turns[-1].start if turns else starts[owner].num_initial
+            for owner, turns in zip(owner_N, inherited, strict=True)
+        ],
+        keys=[turns[-1].key if turns else opening.state for opening, turns in zip(openings, inherited, strict=True)],
+        turns=[tuple(turns[:-1]) for turns in inherited],
     )
     answering: deque[_Chunk] = deque()
 
@@ -244,7 +312,7 @@ def generate_conversations(
         written = {row: ConversationRow(starts[owner_N[row]].prompt, completion) for row, completion in batch.items()}
         for row in written:
             conversations.submit(row, written[row])
-        answering.append(_Chunk(1, list(written), written))
+        answering.append(_Chunk(list(written), written))
         yield from answered(wait=False)
     yield from answered(wait=True)
     conversations.require_media()

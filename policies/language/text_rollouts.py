@@ -15,10 +15,17 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.types import OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
 
-from ..completion import Completion, recorded_samplings
+from ..completion import Completion, CompletionTurn, recorded_samplings
 from ..sampling import SamplingDistribution
 from ..token_buffer import TOKEN_STATISTICS
-from .conversations import ConversationRow, generate_conversations, with_opening_turn, with_turns
+from .conversations import (
+    ConversationRow,
+    generate_conversations,
+    inherited_turns,
+    replay_turns,
+    with_opening_turn,
+    with_turns,
+)
 from .encoding import EncodedPrompt, PromptEncoder
 from .environment_pool import EnvironmentPool
 from .forward_paths import ForwardPath
@@ -114,6 +121,9 @@ class TextRollouts:
             starts, owners, seeds = self._starts(
                 row_prompts, prompts, ids, rows, seed, plan, params, environments=pool.environments
             )
+            inherited = [inherited_turns(plan.continues[p]) if plan.continues else () for p, _ in rows]
+            replay_turns(pool, openings, starts, inherited, self.encoder)
+            starts = [self._with_media(*row) for row in zip(starts, inherited, strict=True)]
             yield from generate_conversations(
                 self.path_for,
                 starts,
@@ -122,6 +132,7 @@ class TextRollouts:
                 params,
                 pool=pool,
                 openings=openings,
+                inherited=inherited,
                 encoder=self.encoder,
                 max_turns=plan.max_turns,
             )
@@ -153,6 +164,13 @@ class TextRollouts:
         ]
         owners = [first_of.setdefault(key, n) for n, key in enumerate(keys)]
         return starts, owners, [derive_seed(seed, ids[p], member) for p, member in rows]
+
+    def _with_media(self, start: RowStart, inherited: Sequence[CompletionTurn]) -> RowStart:
+        """The beginning of a row with the media of the turns that it takes over."""
+        if start.initial is None or not inherited:
+            return start
+        completion = replace(start.initial, turns=tuple(inherited))
+        return replace(start, prompt=with_turns(self.encoder, start.prompt, completion, self.end_ids.tolist()))
 
     def _encoded(
         self,

@@ -83,14 +83,14 @@ def _inherited_completion(
         token_T = encoder.encode_text(prompt.prompt.prefix or "")
         return Completion.forced(token_T, params.sampling) if len(token_T) else None
     token_T = torch.as_tensor(list(continuation.token_ids), dtype=torch.long)
-    if bool(torch.isin(token_T, params.end_ids.cpu()).any()):
-        raise DataError(
-            f"the prefix to continue of {prompt.prompt.text!r:.60} contains an end token; cut it before that"
-        )
     if len(token_T) == 0:
         return None
     if continuation.trace is not None:
         return continuation.trace.completions[continuation.row].prefix(len(token_T))
+    if bool(torch.isin(token_T, params.end_ids.cpu()).any()):
+        raise DataError(
+            f"the prefix to continue of {prompt.prompt.text!r:.60} contains an end token; cut it before that"
+        )
     if continuation.old_logprob_T is None:
         return Completion.forced(token_T, params.sampling)
     return Completion.recorded(

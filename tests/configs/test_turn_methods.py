@@ -7,32 +7,51 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import pytest
 import torch
 from mmgrpo.rewards.text.environment_return import EnvironmentReturn
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
+from mmgrpo.environment import Environment, Turn
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.trainer import Trainer
-from mmgrpo.types import Sample
+from mmgrpo.types import Prompt, Sample
 from tests.configs.mechanisms import TURNS
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import prompts_of
+from tests.training.test_credit_of_turns import Corridor
 
 SMALL: Mapping[str, Any] = {
     "steps": 2,
     "rollout.prompts_per_step": 2,
     "rollout.group_size": 4,
-    "rollout.environment": "python:tests.training.test_credit_of_turns:Corridor",
+    "rollout.environment": "python:tests.configs.test_turn_methods:Maze",
     "rollout.max_turns": 3,
     "update.minibatches": 2,
     "update.optimizer.lr": 1e-3,
     "runtime.device": "cpu",
 }
+
+
+@final
+class Maze(Environment):
+    """A corridor that says after every step that it was wrong."""
+
+    def __init__(self) -> None:
+        self.corridor = Corridor()
+
+    def reset(self, prompt: Prompt) -> Turn:
+        return self.corridor.reset(prompt)
+
+    def step(self, text: str) -> Turn:
+        reply = self.corridor.step(text)
+        return replace(reply, text=f"error: {reply.text}")
 
 
 def labels(value: Any) -> Iterator[str]:
@@ -71,5 +90,6 @@ def test_method_trains_on_conversations(name: str, tmp_path: Path) -> None:
     for line in lines:
         assert line["policy/on_policy_gap"] < 1e-5
         assert line["optimizer/grad_norm"] < float("inf")
+        assert (line.get("rollout/rounds", 1) > 1) == Algorithm.of(config).strategy.looks_back
     assert any(line["optimizer/grad_norm"] > 0 for line in lines)
     assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))

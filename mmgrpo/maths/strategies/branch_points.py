@@ -30,6 +30,7 @@ class Row:
         num_decisions: number of its decisions, T, forced ones included.
         begins: number of leading decisions that were forced or shared with another row: branch points are after them.
         value_T: the value of each by which branch points are chosen, if they need one.
+        turns: start and end of each turn of a conversation: branch points are within them; empty: no conversation.
         text: the generated text, if they need it.
         ends_T: number of its characters after each decision, if they need it.
     """
@@ -37,6 +38,7 @@ class Row:
     num_decisions: int
     begins: int = 0
     value_T: Tensor | None = None
+    turns: Sequence[tuple[int, int]] = ()
     text: str = ""
     ends_T: Sequence[int] = ()
 
@@ -58,7 +60,10 @@ class Places:
     def __call__(self, row: Row) -> list[int]:
         """The places that are some, in their order."""
         candidates = dict.fromkeys(int(position) for position in self.find(row))
-        return [position for position in candidates if max(row.begins, 0) < position < row.num_decisions]
+        allowed = [position for position in candidates if max(row.begins, 0) < position < row.num_decisions]
+        if not row.turns:
+            return allowed
+        return [position for position in allowed if any(start <= position < end for start, end in row.turns)]
 
 
 def height(row: Row, positions: Sequence[int]) -> float:
@@ -85,6 +90,14 @@ def evenly(*, every: int) -> Places:
     if every < 1:
         raise ConfigError(f"branches part after every 1 decision or more, got {every}")
     return Places(find=lambda row: range(every, row.num_decisions, every))
+
+
+def turn_starts() -> Places:
+    """Before the turns of a conversation after the first, the first of them first.
+
+    Units: decisions.   Source: an agent's steps as the nodes of a tree: Tree-GRPO, arXiv:2509.21240.
+    """
+    return Places(find=lambda row: [start for start, _ in row.turns[1:]])
 
 
 def uncertain(*, apart: int = 1) -> Places:
