@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--flow-grpo", type=Path, help="a clone of yifan123/flow_grpo, which is measured too")
     parser.add_argument("--tiny", action="store_true", help="tiny models of the same classes")
     parser.add_argument("--rounds", type=int, default=2, help="turns of a comparison")
-    parser.add_argument("--budget-factor", type=float, default=1.0, help="factor on the time budgets of the sections")
+    parser.add_argument("--budget-factor", type=float, default=1.0, help="factor on the time budgets; on a CPU say 10")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser
 

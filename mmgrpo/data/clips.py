@@ -7,9 +7,7 @@ from fractions import Fraction
 from io import BytesIO
 from math import ceil
 
-import av
 import numpy as np
-from av.error import FFmpegError
 from PIL import Image
 
 from mmgrpo.errors import DataError
@@ -40,6 +38,8 @@ def encoded(
     Raises:
         DataError: there are no frames, or they differ in size.
     """
+    import av
+
     if not frames or len({frame.size for frame in frames}) > 1:
         raise DataError(f"a video needs frames of one size, got {sorted({frame.size for frame in frames})}")
     factor = max(1, ceil(side / max(frames[0].size)))
@@ -63,6 +63,9 @@ def decoded(data: bytes, *, max_pixels: int) -> tuple[list[Image.Image], float]:
 
     Raises: DataError for a file that is no MP4, has no frames, or has a frame of more than ``max_pixels`` pixels.
     """
+    import av
+    from av.error import FFmpegError
+
     try:
         with av.open(BytesIO(data), "r", format="mov,mp4,m4a,3gp,3g2,mj2") as file:
             stream = file.streams.video[0]

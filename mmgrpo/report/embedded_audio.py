@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 
-import av
 from PIL import Image
 
 from mmgrpo.data.audio_loading import load_audio, resample_audio
@@ -45,6 +44,8 @@ def played(data: bytes, share: int) -> tuple[str, Image.Image, bool] | None:
 
 
 def _mp3(audio: Audio) -> bytes:
+    import av
+
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp3") as container:
         stream = container.add_stream("libmp3lame", rate=audio.sampling_rate, bit_rate=BIT_RATE, layout="mono")

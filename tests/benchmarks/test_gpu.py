@@ -19,7 +19,24 @@ from benchmarks.language import CASES, model_and_processor
 
 
 def run(folder: Path, *names: str) -> list[dict[str, Any]]:
-    assert main(["--tiny", "--device", "cpu", "--rounds", "1", "--into", str(folder), "--only", *names]) == 0
+    assert (
+        main(
+            [
+                "--tiny",
+                "--device",
+                "cpu",
+                "--rounds",
+                "1",
+                "--budget-factor",
+                "10",
+                "--into",
+                str(folder),
+                "--only",
+                *names,
+            ]
+        )
+        == 0
+    )
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
