@@ -30,8 +30,8 @@ from mmgrpo.config.numbers import bound, takes
 from mmgrpo.config.objective import PER_DECISION
 from mmgrpo.config.registry import Registered
 from mmgrpo.config.schedules import Course, Moved, function_of_schedule
-from mmgrpo.data.contexts import CONTEXTS
-from mmgrpo.data.history import Context
+from mmgrpo.data.history import PromptTemplate
+from mmgrpo.data.prompt_templates import PROMPT_TEMPLATES
 from mmgrpo.data.samplers import SAMPLERS, PromptSampler
 from mmgrpo.data.stream import PromptStream, require_numbers, require_source
 from mmgrpo.errors import ConfigError
@@ -178,9 +178,9 @@ class Algorithm:
 
     config: RunConfig
     strategy: Strategy
-    prompt_templates: Mapping[str, Context]
-    view_templates: Mapping[str, Context]
-    task_template: Context | None
+    prompt_templates: Mapping[str, PromptTemplate]
+    view_templates: Mapping[str, PromptTemplate]
+    task_template: PromptTemplate | None
     window: Callable[..., Sequence[int]] | None
     tree: Callable[..., Sequence[Split]] | None
     advantages: AdvantageChain
@@ -214,11 +214,13 @@ class Algorithm:
             strategy=strategy_of(config.rollout),
             prompt_templates=prompt_templates_of(config.rollout),
             view_templates={
-                name: bound(f"objective.views.{name}.context", CONTEXTS, view.context)()
+                name: bound(f"objective.views.{name}.prompt_template", PROMPT_TEMPLATES, view.prompt_template)()
                 for name, view in config.objective.views.items()
-                if view.context is not None
+                if view.prompt_template is not None
             },
-            task_template=bound("task.context", CONTEXTS, task.context)() if task and task.after else None,
+            task_template=bound("task.prompt_template", PROMPT_TEMPLATES, task.prompt_template)()
+            if task and task.after
+            else None,
             window=_window(config.rollout.window),
             tree=_tree(config.rollout.tree),
             answer_weights=_answer_weights(config.objective.auxiliary),
@@ -460,10 +462,10 @@ def strategy_of(config: RolloutConfig) -> Strategy:
     return _call("rollout.strategy", STRATEGIES, config.strategy, Strategy)
 
 
-def prompt_templates_of(config: RolloutConfig) -> dict[str, Context]:
+def prompt_templates_of(config: RolloutConfig) -> dict[str, PromptTemplate]:
     """The prompt templates that a strategy may use, by name. Raises ConfigError as ``objective_of``."""
     return {
-        label: bound(f"rollout.prompt_templates.{label}", CONTEXTS, named)()
+        label: bound(f"rollout.prompt_templates.{label}", PROMPT_TEMPLATES, named)()
         for label, named in config.prompt_templates.items()
     }
 

@@ -47,7 +47,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     "views": {
         "objective": {
             "terms": [{"name": "divergence", "view": "other", "weight": 0.0, "grad": True}],
-            "views": {"other": {"context": OTHER_WORDS}},
+            "views": {"other": {"prompt_template": OTHER_WORDS}},
         },
         "advantage": {"estimators": [{"name": "log_ratio", "view": "other", "weight": 0.0}]},
     },
@@ -60,7 +60,7 @@ TELLING: dict[str, dict[str, Any]] = {
     "views": {
         "objective": {
             "terms": [{"name": "divergence", "view": "other", "weight": -0.1, "grad": True}],
-            "views": {"other": {"context": OTHER_WORDS}},
+            "views": {"other": {"prompt_template": OTHER_WORDS}},
         },
     },
 }

@@ -13,8 +13,8 @@ from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
-from mmgrpo.data.contexts import template
-from mmgrpo.data.history import Context
+from mmgrpo.data.history import PromptTemplate
+from mmgrpo.data.prompt_templates import template
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import count, token_mean
 from mmgrpo.maths.objectives import Objective
@@ -33,7 +33,7 @@ from tests.policies.tiny_policies import pipeline_of, settings_of
 Built = LanguagePolicy | DenoisingPolicy
 ALL = [0, 1, 2, 3, 4, 5]
 ADVANTAGE_B = torch.tensor([1.0, -1.0, 0.5, -0.5, -0.75, 0.75])
-OTHERS: Context = template(text="in other words: {prompt}")
+OTHERS: PromptTemplate = template(text="in other words: {prompt}")
 
 
 def odd_ones(prompt: Prompt, member: int, history: Any) -> Prompt | None:
@@ -61,7 +61,7 @@ def sights(policy: Built, rollout: Rollout, **views: View) -> Views:
     return Views(views, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=0)
 
 
-OTHER = View(name="other", context=OTHERS, moves=True, trained=True)
+OTHER = View(name="other", prompt_template=OTHERS, moves=True, trained=True)
 
 
 def objective_of(*terms: Term) -> Objective:
@@ -116,13 +116,13 @@ def full_graph(
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["on policy", "moved"])
-@pytest.mark.parametrize("context", [OTHERS, odd_ones], ids=["all", "odd ones"])
+@pytest.mark.parametrize("prompt_template", [OTHERS, odd_ones], ids=["all", "odd ones"])
 @pytest.mark.parametrize("build", [tokens, steps])
 def test_the_gradient_through_a_view_is_the_full_graphs(
-    build: Callable[[], Built], context: Context, moved: bool
+    build: Callable[[], Built], prompt_template: PromptTemplate, moved: bool
 ) -> None:
     policy, rollout = drawn(build)
-    views = sights(policy, rollout, other=replace(OTHER, context=context))
+    views = sights(policy, rollout, other=replace(OTHER, prompt_template=prompt_template))
     if moved:
         move(policy.trainable)
         rollout = rollout.aged()
@@ -164,8 +164,8 @@ def test_without_grad_the_view_is_a_constant_and_slices_stay_separable(build: Ca
 def test_the_same_weights_and_prompt_give_equal_log_probabilities(build: Callable[[], Built]) -> None:
     """Log-probability differences and divergences are 0; a term of them leaves the gradient as it was."""
     policy, rollout = drawn(build)
-    itself = View(name="itself", context=lambda prompt, member, history: prompt, moves=True, trained=True)
-    views = sights(policy, rollout, itself=itself, plain=replace(itself, name="plain", context=None))
+    itself = View(name="itself", prompt_template=lambda prompt, member, history: prompt, moves=True, trained=True)
+    views = sights(policy, rollout, itself=itself, plain=replace(itself, name="plain", prompt_template=None))
     for name in ("itself", "plain"):
         measured = with_values(policy, rollout, [of_view(name)], views)
         gap_BT = (measured.values[of_view(name)] - rollout.old_logprob_BT)[rollout.mask_BT]
@@ -178,7 +178,7 @@ def test_the_same_weights_and_prompt_give_equal_log_probabilities(build: Callabl
 
 def test_at_weight_0_a_view_changes_no_bit_and_is_not_looked_at() -> None:
     policy, rollout = drawn(tokens)
-    never = replace(OTHER, context=lambda prompt, member, history: pytest.fail("looked at"))
+    never = replace(OTHER, prompt_template=lambda prompt, member, history: pytest.fail("looked at"))
     objective = objective_of(weighted(divergence(form="k3", view="other", grad=True), 0.0))
     found = streamed(policy, rollout, objective, sights(policy, rollout, other=never))
     assert torch.equal(found, streamed(policy, rollout, objective_of(), {}))
@@ -238,6 +238,6 @@ def test_unsupported_values_of_a_view_raise() -> None:
     policy, rollout = drawn(tokens)
     with pytest.raises(ConfigError, match="no gaussian@other"):
         with_values(policy, rollout, [Value("gaussian", "other")], sights(policy, rollout, other=OTHER))
-    beginning = View(name="begun", context=lambda prompt, member, history: replace(prompt, prefix="so"))
+    beginning = View(name="begun", prompt_template=lambda prompt, member, history: replace(prompt, prefix="so"))
     with pytest.raises(ConfigError, match="gives them no beginning"):
         sights(policy, rollout, begun=beginning)["begun"]

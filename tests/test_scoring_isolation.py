@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate
-from mmgrpo.rewards.groups.substitute_references import AcrossContexts, OverReference
+from mmgrpo.rewards.groups.substitute_references import AcrossPromptTemplates, OverReference
 from mmgrpo.rewards.groups.usefulness import WhereUseful
 from mmgrpo.rewards.groups.verifiers import NoisyVerifier
 from mmgrpo.rewards.images.textures import Colour
@@ -170,7 +170,7 @@ class TestColumns:
             {"name": "motion", "measure": "magnitude"},
             {"name": "sound_length", "seconds": 2.0},
             {"name": "frame_mean", "of": {"name": "colour", "colour": "red"}},
-            {"name": "across_contexts", "of": {"name": "caption_score", "metric": "bleu"}},
+            {"name": "across_prompt_templates", "of": {"name": "caption_score", "metric": "bleu"}},
         ):
             require_columns(self.rewards(**settings), prompts, "prompts")
         for settings in ({"name": "colour"}, {"name": "motion", "measure": "direction"}, {"name": "sound_length"}):
@@ -190,7 +190,7 @@ class TestColumns:
             Brier(): ("answer",),
             Brier(of=YesNo(column="truth")): ("truth",),
             StatedLength(8, judge={"name": "number", "column": "sum"}): ("sum",),
-            AcrossContexts(ExactMatch()): (),
+            AcrossPromptTemplates(ExactMatch()): (),
             Colour(colour="red"): (),
             NoisyVerifier(WhereUseful(ExactMatch(column="result"), marks=["think"])): ("result",),
             OverReference(Number(column="sum"), column="answer"): ("answer", "sum"),

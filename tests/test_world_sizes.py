@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from mmgrpo.examples.digits import digit_prompts
-from mmgrpo.rewards.groups.sample_chains import InContext, OfLater
+from mmgrpo.rewards.groups.sample_chains import OfLater, OfPromptTemplate
 from torch import Tensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer
@@ -221,17 +221,20 @@ def in_trees(output: Path) -> Trainer:
 
 def in_chains(output: Path) -> Trainer:
     """Groups behind what was written in the round before, others behind theirs, and rewards of what came later."""
-    then = [{"context": "problem", "rows": "right", "right": 0.3, "most": 1}, {"context": "solution", "members": 2}]
-    contexts = {
+    then = [
+        {"prompt_template": "problem", "rows": "right", "right": 0.3, "most": 1},
+        {"prompt_template": "solution", "members": 2},
+    ]
+    prompt_templates = {
         "problem": {"name": "after_answers", "text": "Vary: {answer}"},
         "solution": {"name": "after_answers", "text": "{answer}"},
     }
     rollout = {"prompts_per_step": 4, "group_size": 3, "strategy": {"name": "stages", "then": then}}
     rewards = {
-        "own": InContext(uneven, contexts=[None, "solution"]),
-        "later": OfLater(uneven, contexts=["problem"], later="solution"),
+        "own": OfPromptTemplate(uneven, prompt_templates=[None, "solution"]),
+        "later": OfLater(uneven, prompt_templates=["problem"], later="solution"),
     }
-    values = base(output, rollout={**rollout, "prompt_templates": contexts})
+    values = base(output, rollout={**rollout, "prompt_templates": prompt_templates})
     return finished(Trainer(policy_of("llama", batch=1), rewards, prompts_of("llama"), values))
 
 
@@ -269,8 +272,8 @@ def joined_by_answers(output: Path) -> Trainer:
 def seen_otherwise(output: Path) -> Trainer:
     """Views of other prompts, with a gradient and without, a moving reference behind a peer's answer, a teacher."""
     views = {
-        "rude": {"context": {"name": "template", "text": "say it now: {prompt}"}},
-        "peer": {"weights": "reference", "context": {"name": "peer_answer", "at_least": 0.5}},
+        "rude": {"prompt_template": {"name": "template", "text": "say it now: {prompt}"}},
+        "peer": {"weights": "reference", "prompt_template": {"name": "peer_answer", "at_least": 0.5}},
         "teacher": {"policy": {"name": "language", "model": "python:tests.training.test_view_runs:writer", **FLOAT32}},
     }
     terms = [

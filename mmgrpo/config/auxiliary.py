@@ -25,7 +25,7 @@ class AuxiliaryConfig(Section):
         description="in place of examples: the forced prefix of the rows of the update, for example that of the prompt "
         "template solution_prefix, without an end token; once for each row that has one",
     )
-    per_context: bool = Field(
+    per_prompt_template: bool = Field(
         default=False,
         description="a column's answer is learned once for each prompt template that a group was sampled under: after "
         "the prompt of that template, weighted by the success of those samples",
@@ -43,7 +43,7 @@ class AuxiliaryConfig(Section):
     @property
     def whose_success(self) -> str:
         """The success rate that weighs an answer, in words."""
-        return "of the part's success" if self.per_context else "of the group's success"
+        return "of the part's success" if self.per_prompt_template else "of the group's success"
 
     @model_validator(mode="after")
     def _one_source(self) -> AuxiliaryConfig:
@@ -51,8 +51,8 @@ class AuxiliaryConfig(Section):
             raise ValueError("name one source: examples, the column of the answers, or from_prefix: true")
         if self.examples is None and self.batch_size is not None:
             raise ValueError("a column's answers are those of the update's groups: leave out batch_size")
-        if self.column is None and (self.weight_by_success is not None or self.per_context):
+        if self.column is None and (self.weight_by_success is not None or self.per_prompt_template):
             raise ValueError(
-                "examples belong to no group: leave out weight_by_success and per_context, or name a column"
+                "examples belong to no group: leave out weight_by_success and per_prompt_template, or name a column"
             )
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 RENAMED: Mapping[str, str] = {
     "advantage.divergence": "advantage.kl.divergence",
@@ -21,7 +21,8 @@ RENAMED: Mapping[str, str] = {
     "note": "about.note",
     "objective.auxiliary.begun": "objective.auxiliary.from_prefix",
     "objective.auxiliary.by_success": "objective.auxiliary.weight_by_success",
-    "objective.auxiliary.in_parts": "objective.auxiliary.per_context",
+    "objective.auxiliary.in_parts": "objective.auxiliary.per_prompt_template",
+    "objective.auxiliary.per_context": "objective.auxiliary.per_prompt_template",
     "objective.divergence": "objective.kl.divergence",
     "objective.foreign": "objective.off_policy",
     "objective.kl_beta": "objective.kl.beta",
@@ -29,6 +30,7 @@ RENAMED: Mapping[str, str] = {
     "objective.normalise_ratio": "objective.normalize_ratio",
     "objective.recentre": "objective.normalize_ratio",
     "objective.terms.origins": "objective.terms.sources",
+    "objective.views.*.context": "objective.views.*.prompt_template",
     "paper_hparams": "method.paper_hparams",
     "policy.cooling": "policy.temperature_schedule",
     "policy.tail": "policy.fast_remainder",
@@ -46,6 +48,7 @@ RENAMED: Mapping[str, str] = {
     "runtime.silent_s": "runtime.heartbeat_timeout_s",
     "runtime.wait_s": "runtime.collective_timeout_s",
     "stages": "phases",
+    "task.context": "task.prompt_template",
     "update.betas": "update.optimizer.betas",
     "update.eps": "update.optimizer.eps",
     "update.in_turn": "update.cycle_masks",
@@ -64,7 +67,7 @@ RENAMED: Mapping[str, str] = {
     "warmup.weight_decay": "warmup.optimizer.weight_decay",
     "watchdog": "evaluation.watchdog",
 }
-"""Earlier key -> its new name, dotted, without the numbers of list items."""
+"""Earlier key -> its new name, dotted, without the numbers of list items; ``*`` is any one part."""
 
 ALL_ROWS = "an evaluation takes all rows of evaluation.prompts.source, in their order: leave it out"
 
@@ -96,6 +99,7 @@ RENAMED_FUNCTIONS: Mapping[str, str] = {
     "decision_mean": "token_mean",
     "divergence_to_come": "kl_to_go",
     "normalised_sum": "normalized_sum",
+    "in_contexts": "mixed_prompt_templates",
     "outside_view": "mask_outside_view",
     "read_count_as": "fixed_off_policy_advantage",
     "sample_mean": "sequence_mean",
@@ -108,6 +112,10 @@ RENAMED_FUNCTIONS: Mapping[str, str] = {
 """Earlier name of a registered function -> its new name."""
 
 RENAMED_NUMBERS: Mapping[str, str] = {
+    "as_own": "as_on_policy",
+    "behind_prompt": "train_without_template",
+    "context": "prompt_template",
+    "contexts": "prompt_templates",
     "final": "end",
     "initial": "start",
     "normalise": "normalize",
@@ -123,8 +131,18 @@ def renamed_key(key: str) -> str | None:
         for end in range(len(parts), start, -1):
             if start and end == start + 1:
                 continue  # a key of the first level inside another section is another key
-            if (new := RENAMED.get(".".join(parts[start:end]))) is not None:
+            if (new := _renamed(parts[start:end])) is not None:
                 return ".".join([*parts[:start], new, *parts[end:]])
+    return None
+
+
+def _renamed(parts: Sequence[str]) -> str | None:
+    """The new name of the parts of a key of ``RENAMED``."""
+    for old, new in RENAMED.items():
+        names = old.split(".")
+        if len(names) == len(parts) and all(name in ("*", part) for name, part in zip(names, parts, strict=True)):
+            user_names = (part for name, part in zip(names, parts, strict=True) if name == "*")
+            return ".".join(next(user_names) if name == "*" else name for name in new.split("."))
     return None
 
 

@@ -43,7 +43,7 @@ class TaskConfig(Section):
         description="an earlier task that generates text: its samples of the step are the prompts of this "
         "task; null: the prompts of this task",
     )
-    context: Named = Field(
+    prompt_template: Named = Field(
         default_factory=lambda: Named.model_validate({"name": "after_answers", "text": "{answer}"}),
         description="of a task after another: prompt template that turns a sample into a prompt, one of "
         "rollout.prompt_templates",

@@ -26,7 +26,7 @@ class ViewConfig(Section):
         description="another policy, loaded as the section policy describes and never trained; null: the trained "
         "policy",
     )
-    context: Named | None = Field(
+    prompt_template: Named | None = Field(
         default=None,
         description="prompt template applied to each member (rollout.prompt_templates); null: the prompt that it was "
         "sampled from, and for another policy the prompt of the data",

@@ -1,1 +1,1 @@
-"""Prompts: loading of rows with their chat messages and media, prompt samplers, and contexts."""
+"""Prompts: loading of rows with their chat messages and media, prompt samplers, and prompt templates."""

@@ -1,4 +1,4 @@
-"""Contexts that corrupt a prompt's images: parts of them black, or with noise.
+"""Prompt templates that corrupt a prompt's images: parts of them black, or with noise.
 
 Random numbers depend on the seed of the history, the member and the index of the image.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from mmgrpo.data.history import NOTHING, Context, History
+from mmgrpo.data.history import NOTHING, History, PromptTemplate
 from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.system.lazy import PIL_Image as Image
 from mmgrpo.system.lazy import numpy as np
 from mmgrpo.types import Prompt
 
-IMAGE_CONTEXTS: Registry[Callable[..., Context]] = Registry()
-"""Contexts that corrupt images, by name; called with their settings."""
+IMAGE_TEMPLATES: Registry[Callable[..., PromptTemplate]] = Registry()
+"""Prompt templates that corrupt images, by name; called with their settings."""
 
 Spoil = Callable[["np.ndarray", "np.random.Generator"], "np.ndarray"]
 """Pixels (H, W, 3) of 0 to 255 and random numbers -> pixels."""

@@ -1,4 +1,4 @@
-"""The state of a group that contexts read."""
+"""The state of a group that prompt templates read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mmgrpo.types import Prompt, Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The state of a group when a context builds the prompt of one of its members.
+    """The state of a group when a prompt template builds the prompt of one of its members.
 
     Attributes:
-        seed: seed of the context's random numbers; depends on the run, the step and the group.
+        seed: seed of the prompt template's random numbers; depends on the run, the step and the group.
         samples: in a view, all samples of the group, including the member's; when the member is sampled, the samples
             that it is conditioned on, else those of the group from earlier rounds.
         rewards: total reward of each sample; None if no reward applied.
@@ -32,14 +32,14 @@ class History:
 
 NOTHING = History()
 
-Context = Callable[[Prompt, int, History], Prompt | None]
-"""(prompt, member, history) -> the prompt of the member; None: the context does not apply to it."""
+PromptTemplate = Callable[[Prompt, int, History], Prompt | None]
+"""(prompt, member, history) -> the prompt of the member; None: the prompt template does not apply to it."""
 
 
-def context(
+def prompt_template(
     *, check: Callable[..., Any] | None = None
-) -> Callable[[Callable[Concatenate[Prompt, int, History, Numbers], Prompt | None]], Callable[Numbers, Context]]:
-    """A decorator: a function (prompt, member, history, *, numbers) -> prompt becomes a factory of contexts.
+) -> Callable[[Callable[Concatenate[Prompt, int, History, Numbers], Prompt | None]], Callable[Numbers, PromptTemplate]]:
+    """A decorator: a function (prompt, member, history, *, numbers) -> prompt becomes a factory of prompt templates.
 
     Args:
         check: raises ConfigError for numbers that do not go together; called with those that it names.
@@ -50,5 +50,5 @@ def context(
     return factory(_itself, "bound", check=check)
 
 
-def _itself(bound: Context) -> Context:
+def _itself(bound: PromptTemplate) -> PromptTemplate:
     return bound

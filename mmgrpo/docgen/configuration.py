@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.registry import POLICIES, settings_type
-from mmgrpo.data.contexts import CONTEXTS
+from mmgrpo.data.prompt_templates import PROMPT_TEMPLATES
 from mmgrpo.data.samplers import SAMPLERS as PROMPT_SAMPLERS
 from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
@@ -59,7 +59,7 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "advantage.estimators": ESTIMATORS,
     "advantage.filters": FILTERS,
     "rollout.strategy": STRATEGIES,
-    "rollout.prompt_templates": CONTEXTS,
+    "rollout.prompt_templates": PROMPT_TEMPLATES,
     "rollout.window": WINDOWS,
     "rollout.tree": TREES,
     "objective.surrogate": SURROGATES,

@@ -146,7 +146,7 @@ def _draw_rollout(
         requests,
         range(len(requests)),
         prompt_of=prompts.__getitem__,
-        contexts={},
+        prompt_templates={},
         plan=plan,
         seed=seed,
         reads=algorithm.config.rollout.training_states == "renoised",

@@ -26,10 +26,10 @@ def frozen_views(config: RunConfig) -> frozenset[str]:
 
 def _view_text(section: ViewConfig) -> str:
     weights = f"weights {section.weights}" if section.policy is None else f"policy {section.policy.name}"
-    if section.context is None:
+    if section.prompt_template is None:
         return weights
-    numbers = ", ".join(f"{name} {value}" for name, value in section.context.numbers.items())
-    return f"{weights}, prompt template {section.context.name}" + (f" ({numbers})" if numbers else "")
+    numbers = ", ".join(f"{name} {value}" for name, value in section.prompt_template.numbers.items())
+    return f"{weights}, prompt template {section.prompt_template.name}" + (f" ({numbers})" if numbers else "")
 
 
 def _passes_text(section: ViewConfig | None) -> str:

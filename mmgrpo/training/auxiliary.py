@@ -39,7 +39,7 @@ from mmgrpo.training.supervision import (
 from mmgrpo.types import Example, Origin, Prompt, Sample
 
 Part = tuple[int, str | None]
-"""A group, and the context that some of its rows were sampled in; None: the complete group."""
+"""A group, and the prompt template that some of its rows were sampled in; None: the complete group."""
 
 ExtraGradient = Callable[[int, Sequence[int]], Gradient]
 """(number of the update, this process's rows of it) -> the metrics of the gradient that it added; a collective."""
@@ -122,7 +122,9 @@ class Auxiliaries:
         rows: Sequence[int],
     ) -> tuple[SupervisedResult, int]:
         samples = [advantages.rollout.samples[row] for row in rows]
-        parts: list[Part] = [(sample.group, sample.context if config.per_context else None) for sample in samples]
+        parts: list[Part] = [
+            (sample.group, sample.prompt_template if config.per_prompt_template else None) for sample in samples
+        ]
         sample_of = dict(zip(parts, samples, strict=True))
         rate_P = success_rates(advantages, rows, parts, right=config.right)
         weight_P = algorithm.answer_weights[config.label](rate_P).tolist()

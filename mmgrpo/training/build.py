@@ -22,8 +22,8 @@ from mmgrpo.algorithm import Algorithm, reward_schedule
 from mmgrpo.config import EvaluationRewardConfig, Named, OptimizerConfig, RewardConfig, RunConfig, ViewConfig
 from mmgrpo.config.registry import policy_class, resolve, suggestion
 from mmgrpo.config.validating import explain_validation
-from mmgrpo.data.corruption import IMAGE_CONTEXTS
-from mmgrpo.data.history import Context
+from mmgrpo.data.corruption import IMAGE_TEMPLATES
+from mmgrpo.data.history import PromptTemplate
 from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import local_shards
 from mmgrpo.environment import Environment
@@ -297,7 +297,7 @@ def build_views(
 
 
 def require_images(prompts: Sequence[Prompt], algorithm: Algorithm) -> None:
-    """Checks that contexts of images have images to change: without any they never apply.
+    """Checks that prompt templates of images have images to change: without any they never apply.
 
     Args:
         prompts: the prompts of the run.
@@ -307,11 +307,16 @@ def require_images(prompts: Sequence[Prompt], algorithm: Algorithm) -> None:
         ConfigError: a view or ``rollout.prompt_templates`` changes the images of prompts, and no prompt has one.
     """
     config = algorithm.config
-    named = {f"objective.views.{name}": view.context for name, view in config.objective.views.items()}
+    named = {f"objective.views.{name}": view.prompt_template for name, view in config.objective.views.items()}
     named |= {
-        f"rollout.prompt_templates.{label}": context for label, context in config.rollout.prompt_templates.items()
+        f"rollout.prompt_templates.{label}": prompt_template
+        for label, prompt_template in config.rollout.prompt_templates.items()
     }
-    of_images = {key: context.name for key, context in named.items() if context and context.name in IMAGE_CONTEXTS}
+    of_images = {
+        key: prompt_template.name
+        for key, prompt_template in named.items()
+        if prompt_template and prompt_template.name in IMAGE_TEMPLATES
+    }
     if not of_images or any(len(prompt.images) for prompt in prompts):
         return
     readers = {
@@ -319,9 +324,9 @@ def require_images(prompts: Sequence[Prompt], algorithm: Algorithm) -> None:
     }
     raise ConfigError(
         "; ".join(
-            f"{key}: {context} changes the images of a prompt, and none of the {len(prompts)} prompts has one: train "
-            f"on rows with images, or leave out {key}{readers.get(key, '')}"
-            for key, context in of_images.items()
+            f"{key}: {prompt_template} changes the images of a prompt, and none of the {len(prompts)} prompts has "
+            f"one: train on rows with images, or leave out {key}{readers.get(key, '')}"
+            for key, prompt_template in of_images.items()
         )
     )
 
@@ -329,7 +334,7 @@ def require_images(prompts: Sequence[Prompt], algorithm: Algorithm) -> None:
 def _view(
     name: str,
     view: ViewConfig,
-    context: Context | None,
+    prompt_template: PromptTemplate | None,
     config: RunConfig,
     policy: Policy,
     device: str | torch.device,
@@ -337,11 +342,11 @@ def _view(
 ) -> View:
     if view.policy is not None:
         other = build_policy(config.model_copy(update={"policy": view.policy}), device)
-        return View(name=name, policy=other, context=context)
+        return View(name=name, policy=other, prompt_template=prompt_template)
     if view.weights == "now":
-        return View(name=name, moves=True, trained=True, context=context)
+        return View(name=name, moves=True, trained=True, prompt_template=prompt_template)
     if view.weights == "old":
-        return View(name=name, using=nullcontext, context=context)
+        return View(name=name, using=nullcontext, prompt_template=prompt_template)
     if view.weights == "average":
         if average is None:
             raise ConfigError(f"objective.views.{name}: no average is kept: set update.ema, or take other weights")
@@ -350,16 +355,16 @@ def _view(
                 f"objective.views.{name}: the average of sharded weights cannot be a view; train "
                 "adapters (policy.lora), or take the reference with update.reference.ema"
             )
-        return View(name=name, using=average.applied, moves=True, context=context)
+        return View(name=name, using=average.applied, moves=True, prompt_template=prompt_template)
     if view.weights == REFERENCE:
-        return View(name=name, using=policy.reference, context=context)
+        return View(name=name, using=policy.reference, prompt_template=prompt_template)
     if not isinstance(policy, SupportsNamedWeights) or not _has_weights(policy, view.weights):
         raise ConfigError(
             f"objective.views.{name}: no weights are kept under {view.weights!r}"
             f"{suggestion(view.weights, ['now', 'old', 'average', REFERENCE])}"
         )
     weights = view.weights
-    return View(name=name, using=lambda: policy.weights.using(weights), context=context)
+    return View(name=name, using=lambda: policy.weights.using(weights), prompt_template=prompt_template)
 
 
 def _has_weights(policy: Policy, name: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmgrpo.data.history import Context, History
+from mmgrpo.data.history import History, PromptTemplate
 from mmgrpo.data.replies import reply_of
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.seeds import derive_seed
@@ -63,7 +63,7 @@ def sample_requests(
     local_requests: Sequence[int],
     *,
     prompt_of: PromptOf,
-    contexts: Mapping[str, Context],
+    prompt_templates: Mapping[str, PromptTemplate],
     plan: Plan,
     seed: int,
     reads: bool = False,
@@ -78,20 +78,20 @@ def sample_requests(
         requests: of the complete round.
         local_requests: which of them are this process's.
         prompt_of: a prompt of the step by its identity.
-        contexts: transforms of the prompt of a member, by name.
+        prompt_templates: transforms of the prompt of a member, by name.
         plan: how decisions are sampled.
         seed: of the step.
         reads: whether samples, generated without noise, are renoised, and the renoised states are trained on.
-        before: the results of earlier rounds; their rows may be continued, or inserted by contexts.
+        before: the results of earlier rounds; their rows may be continued, or inserted by prompt templates.
         rewards: the combined rewards of those rounds, by group and member, where any applied.
-        others: samples of another policy at this step, which contexts may insert.
+        others: samples of another policy at this step, which prompt templates may insert.
 
     Returns:
-        The rows; rewards get the unchanged prompt with each, for any context. If a context has no text of rows
-        that others are sampled after, there are no rows.
+        The rows; rewards get the unchanged prompt with each, for any prompt template. If a prompt template has no text
+        of rows that others are sampled after, there are no rows.
 
     Raises:
-        ConfigError: the policy does not support a request, or a context is missing.
+        ConfigError: the policy does not support a request, or a prompt template is missing.
         DataError: an answer is to be read that a row does not have.
     """
     own_rows = rows_by_identity([rollout for earlier in before for rollout in earlier.rollouts])
@@ -102,7 +102,7 @@ def sample_requests(
     for n in local_requests:
         request = requests[n]
         sampling_key = repr(sorted(request.settings.items())), request.weights, bool(request.given), request.lenience
-        key = *sampling_key, request.behind_prompt, request.as_own, request.trained
+        key = *sampling_key, request.train_without_template, request.as_on_policy, request.trained
         alike.setdefault(key, []).append(n)
     rollouts: list[Rollout] = []
     request_of_row: list[int] = []
@@ -112,7 +112,9 @@ def sample_requests(
             parts = _read_samples(policy, [(n, requests[n]) for n in chosen], prompt_of, plan, seed)
         else:
             entries = [
-                entry for n in chosen for entry in _entries(n, requests[n], prompt_of, contexts, row_of, history_of)
+                entry
+                for n in chosen
+                for entry in _entries(n, requests[n], prompt_of, prompt_templates, row_of, history_of)
             ]
             parts = _sample_entries(policy, batch[0], entries, prompt_of, plan, seed, reads=reads)
         rollouts += [rollout for rollout, _ in parts]
@@ -129,7 +131,7 @@ class _Entry:
     prompt: Prompt
     members: tuple[int, ...]
     continues: Continuation | None = None
-    context: str | None = None
+    prompt_template: str | None = None
     after: tuple[tuple[int, int], ...] = ()
 
 
@@ -148,7 +150,9 @@ def _histories(
     seed: int,
     text_ends: Callable[[Sample], Sequence[int]] | None,
 ) -> Callable[[Request], History]:
-    """The input of a context: the rows that a request is sampled after, or those of its group, of earlier rounds."""
+    """The input of a prompt template: the rows that a request is sampled after, or those of its group, of earlier
+    rounds.
+    """
     members_of: dict[int, list[tuple[int, int]]] = {}
     for identity in sorted(row_of):
         members_of.setdefault(identity[0], []).append(identity)
@@ -215,19 +219,19 @@ def _entries(
     number: int,
     request: Request,
     prompt_of: PromptOf,
-    contexts: Mapping[str, Context],
+    prompt_templates: Mapping[str, PromptTemplate],
     row_of: Mapping[tuple[int, int], tuple[Rollout, int]],
     history_of: Callable[[Request], History],
 ) -> list[_Entry]:
     prompt = prompt_of(request.prompt)
-    if request.context is None:
+    if request.prompt_template is None:
         return [_Entry(number, request.prompt, prompt, request.members, _continued(request, row_of))]
-    if request.context not in contexts:
+    if request.prompt_template not in prompt_templates:
         raise ConfigError(
-            f"the strategy shows prompts in the context {request.context!r}, which rollout.prompt_templates does not "
-            f"have; it has {sorted(contexts)}"
+            f"the strategy shows prompts in the prompt template {request.prompt_template!r}, which "
+            f"rollout.prompt_templates does not have; it has {sorted(prompt_templates)}"
         )
-    show, history, entries = contexts[request.context], history_of(request), []
+    show, history, entries = prompt_templates[request.prompt_template], history_of(request), []
     alike = [request.members] if request.after else [(member,) for member in request.members]
     for members in alike:
         template_prompt = show(prompt, members[0], history)
@@ -235,18 +239,25 @@ def _entries(
             continue
         if template_prompt is None:
             raise ConfigError(
-                f"the context {request.context!r} has nothing to show of {prompt.text!r:.60}: its images, or "
-                "answers of peers, which only views see"
+                f"the prompt template {request.prompt_template!r} has nothing to show of {prompt.text!r:.60}: its "
+                "images, or answers of peers, which only views see"
             )
         entries.append(
-            _Entry(number, request.prompt, template_prompt, members, context=request.context, after=request.after)
+            _Entry(
+                number,
+                request.prompt,
+                template_prompt,
+                members,
+                prompt_template=request.prompt_template,
+                after=request.after,
+            )
         )
     return entries
 
 
 @dataclass(slots=True)
 class _PromptRestorer:
-    """Samples with the unchanged prompt and the name of their context, each the same object on every access."""
+    """Samples with the unchanged prompt and the name of their prompt template, each the same object on every access."""
 
     prompt_of: PromptOf
     entry_of: Mapping[tuple[int, int], _Entry]
@@ -257,9 +268,9 @@ class _PromptRestorer:
 
     def _bare(self, sample: Sample) -> Sample:
         prompt, entry = self.prompt_of(sample.group), self.entry_of[sample.group, sample.member]
-        if sample.prompt is prompt and entry.context is None:
+        if sample.prompt is prompt and entry.prompt_template is None:
             return sample
-        return replace(sample, prompt=prompt, context=entry.context, after=entry.after)
+        return replace(sample, prompt=prompt, prompt_template=entry.prompt_template, after=entry.after)
 
 
 SampledParts = list[tuple[Rollout, list[int]]]
@@ -330,8 +341,10 @@ def _sample_entries(
     rollout = replace(rollout, samples=bare(rollout.samples))
     if reads:
         rollout = _rescore(policy, rollout, replace(plan, settings=sampling_plan.settings, on_samples=None), seed)
-    elif request.behind_prompt:
-        rollout = _score_under_prompt(policy, rollout, Plan(environment=plan.environment), seed, as_own=request.as_own)
+    elif request.train_without_template:
+        rollout = _score_under_prompt(
+            policy, rollout, Plan(environment=plan.environment), seed, as_on_policy=request.as_on_policy
+        )
     elif request.weights is not None:
         rollout = rollout.aged()
     return [(rollout, [entry.request for entry in entries for _ in entry.members])]
@@ -349,15 +362,16 @@ def _rescore(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout
     return replace(rescored, samples=rollout.samples, num_forwards=rollout.num_forwards + rescored.num_forwards)
 
 
-def _score_under_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int, *, as_own: bool) -> Rollout:
-    """The same answers with the unchanged prompt; their behavior policy is that with the context, or with the unchanged
-    prompt."""
+def _score_under_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int, *, as_on_policy: bool) -> Rollout:
+    """The same answers with the unchanged prompt; their behavior policy is that with the prompt template, or with the
+    unchanged prompt."""
     if any(sample.tokens is None for sample in rollout.samples):
         raise ConfigError(
-            "only texts can be trained on with another prompt than they were sampled from: set behind_prompt to false"
+            "only texts can be trained on with another prompt than they were sampled from: set train_without_template "
+            "to false"
         )
     samples = [rollout.off_policy_sample(row, Origin.DEMONSTRATION) for row in range(len(rollout.samples))]
-    if as_own:
+    if as_on_policy:
         samples = [replace(answer, old_logprob_T=None, record=_without_settings(answer.record)) for answer in samples]
     rescored = read(policy, samples, plan, seed)
     return replace(rescored, samples=rollout.samples, num_forwards=rollout.num_forwards + rescored.num_forwards)

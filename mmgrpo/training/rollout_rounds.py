@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from mmgrpo.data.history import Context
+from mmgrpo.data.history import PromptTemplate
 from mmgrpo.differentiating import backward
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
@@ -43,7 +43,7 @@ class Rollouts:
         requests: the requests of all processes, over all rounds.
         num_rounds: number of rounds of the strategy.
         seed: of the step.
-        num_unshown: number of requested members, over all processes, with a context that had no text to insert.
+        num_unshown: number of requested members, over all processes, with a prompt template that had no text to insert.
         root_of: of groups sampled after the rows of others, the group with their data row.
     """
 
@@ -78,7 +78,7 @@ class UpstreamRollouts:
     strategy: Strategy
     owner: Mapping[int, int]
     root_of: Mapping[int, int]
-    templates: Mapping[str, Context] = field(default_factory=dict)
+    templates: Mapping[str, PromptTemplate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def collect_rollouts(
     plan: Plan,
     job: Job,
     value: Callable[[Scores, Tensor], CombinedRewards] | None = None,
-    prompt_templates: Mapping[str, Context] | None = None,
+    prompt_templates: Mapping[str, PromptTemplate] | None = None,
     renoise: bool = False,
     on_samples: OnSamples = lambda samples: None,
     upstream: UpstreamRollouts | None = None,
@@ -165,7 +165,7 @@ def collect_rollouts(
             requests,
             local_requests,
             prompt_of=lambda prompt: prompt_of(root_of.get(prompt, prompt)),
-            contexts=prompt_templates or {},
+            prompt_templates=prompt_templates or {},
             plan=replace(plan, values=values, sample_values=scorer.needs_values, on_samples=submit),
             seed=setting.seed,
             reads=renoise,
@@ -336,7 +336,7 @@ def _joined(round_rollouts: Sequence[RoundRollouts], policy: Policy, plan: Plan)
     requests = [
         rollouts.requests[n] for rollouts in round_rollouts for n in rollouts.request_B[rollouts.trained_B].tolist()
     ]
-    bare_B = torch.tensor([request.context is None or request.behind_prompt for request in requests])
+    bare_B = torch.tensor([request.prompt_template is None or request.train_without_template for request in requests])
     parts = [rollout for rollouts in round_rollouts for rollout in rollouts.trained]
     branches = {
         (request.prompt, member): request.continues

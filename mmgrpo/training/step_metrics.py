@@ -69,9 +69,9 @@ def _rollout_metrics(
 ) -> dict[str, float]:
     """The metrics of the samples, their rewards and their advantages.
 
-    ``rollout/kept_frac`` is the share of all requested samples, ``rollout/unshown_frac`` that of those whose context
-    had nothing to show of the samples before, ``rollout/logprob_mean`` that of the decisions that train, by who drew
-    them; everything else is of those that may be trained on.
+    ``rollout/kept_frac`` is the share of all requested samples, ``rollout/unshown_frac`` that of those whose prompt
+    template had nothing to show of the samples before, ``rollout/logprob_mean`` that of the decisions that train, by
+    who drew them; everything else is of those that may be trained on.
     """
     scores = rewards.scores
     if advantages.divergence_N is not None:

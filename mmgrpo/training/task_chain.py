@@ -60,9 +60,9 @@ class TaskLink:
         plan = Plan(stochastic=(), prompt_ids=tuple(range(len(prompts))))
         with self._average.applied() if self._average else nullcontext():
             samples = self._leader.rollout(prompts, group_size=1, seed=0, plan=plan).samples
-        context = self._templates[FOLLOWED]
+        prompt_template = self._templates[FOLLOWED]
         prompt_of_group = {
-            sample.group: context(prompts[sample.group], 0, History(samples=[sample])) for sample in samples
+            sample.group: prompt_template(prompts[sample.group], 0, History(samples=[sample])) for sample in samples
         }
         return [prompt_of_group[group] or prompt for group, prompt in enumerate(prompts)]
 

@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from mmgrpo.data.history import Context, History
+from mmgrpo.data.history import History, PromptTemplate
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Critic, Policy, SupportsPromptOverride
@@ -36,7 +36,7 @@ class View:
         using: a context in which the policy has the view's weights.
         moves: whether they change with every update; otherwise it is looked at once, before the first.
         trained: whether they are those that are trained, so that gradients may go through it.
-        context: the prompt of each member; None: the rows with their prompts, by another policy
+        prompt_template: the prompt of each member; None: the rows with their prompts, by another policy
             the prompt itself.
     """
 
@@ -45,7 +45,7 @@ class View:
     using: Callable[[], AbstractContextManager[None]] = nullcontext
     moves: bool = False
     trained: bool = False
-    context: Context | None = None
+    prompt_template: PromptTemplate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Views(Mapping[str, ViewRows]):
             rollout: its rows, in complete groups.
             reward_B: the combined reward of each row.
             scored_B: bool, whether any applied.
-            seed: of the step; keys the random numbers of contexts.
+            seed: of the step; keys the random numbers of prompt templates.
         """
         self._views, self._policy, self._rollout = views, policy, rollout
         self._rewards = [
@@ -122,7 +122,7 @@ class Views(Mapping[str, ViewRows]):
 
     def _view_rows(self, view: View) -> ViewRows:
         policy, rollout = view.policy or self._policy, self._rollout
-        if view.policy is None and view.context is None:
+        if view.policy is None and view.prompt_template is None:
             every_B = torch.ones(len(rollout.samples), dtype=torch.bool)
             return ViewRows(view=view, policy=policy, rollout=rollout, seen_B=every_B)
         if not isinstance(policy, SupportsPromptOverride):
@@ -144,13 +144,13 @@ class Views(Mapping[str, ViewRows]):
     def _view_prompts(self, view: View) -> list[Prompt | None]:
         """The prompt of each row; rows of a group with the same prompt have the same object."""
         samples = self._rollout.samples
-        if view.context is None:
+        if view.prompt_template is None:
             return [sample.prompt for sample in samples]
         histories = {group: self._history(group) for group in {sample.group for sample in samples}}
         prompts: list[Prompt | None] = []
         shared_prompts: dict[tuple[object, ...], Prompt] = {}
         for sample in samples:
-            prompt = view.context(sample.prompt, sample.member, histories[sample.group])
+            prompt = view.prompt_template(sample.prompt, sample.member, histories[sample.group])
             if prompt is not None and prompt.prefix != sample.prompt.prefix:
                 raise ConfigError(
                     f"objective.views.{view.name}: answers are there already, so a view gives them no beginning"

@@ -1,4 +1,4 @@
-"""Rewards for chains of samples: on samples of some contexts, on later samples, on the ends of chains."""
+"""Rewards for chains of samples: on samples of some prompt templates, on later samples, on the ends of chains."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ Identity = tuple[int, int]
 
 
 @final
-class InContext:
-    """Reward: an inner reward, only for samples generated in some contexts; None for the others.
+class OfPromptTemplate:
+    """Reward: an inner reward, only for samples generated in some prompt templates; None for the others.
 
-    Example: ``{name: in_context, of: exact_match, contexts: [null, posed]}``.
-    Settings: ``of``: the inner reward, by name or with its settings; ``contexts``, names of
+    Example: ``{name: of_prompt_template, of: exact_match, prompt_templates: [null, posed]}``.
+    Settings: ``of``: the inner reward, by name or with its settings; ``prompt_templates``, names of
     ``rollout.prompt_templates``, null for the unchanged prompt.
     Range: that of the inner reward.
     Source: designed for mmgrpo; for use with ``rollout.strategy: stages``, where solutions and proposed problems are
     scored separately.
-    Traps: the inner reward receives the prompt of the data row, not that of the context.
+    Traps: the inner reward receives the prompt of the data row, not that of the prompt template.
     """
 
-    def __init__(self, of: Reward, contexts: Sequence[str | None]) -> None:
+    def __init__(self, of: Reward, prompt_templates: Sequence[str | None]) -> None:
         self.needs_values = needed_values(of)
         self.deterministic = bool(getattr(of, "deterministic", False))
         self.of = of
-        self._contexts = tuple(contexts)
+        self._prompt_templates = tuple(prompt_templates)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        rows = [row for row, sample in enumerate(samples) if sample.context in self._contexts]
+        rows = [row for row, sample in enumerate(samples) if sample.prompt_template in self._prompt_templates]
         scores: list[float | Score | None] = [None] * len(samples)
         for row, score in zip(
             rows, inner_scores(self.of, [samples[row] for row in rows]).scores if rows else (), strict=True
@@ -47,13 +47,13 @@ class InContext:
 class OfLater:
     """Reward: mean of an inner reward over the samples generated after this one.
 
-    Descendants in the context ``later`` count, at any depth; with ``within`` the score is 1 if their mean is within the
-    two bounds (inclusive), else 0. A sample in ``contexts`` without descendants gets ``missing``; other samples, and
-    samples whose descendants have no score, get None.
+    Descendants in the prompt template ``later`` count, at any depth; with ``within`` the score is 1 if their mean is
+    within the two bounds (inclusive), else 0. A sample in ``prompt_templates`` without descendants gets ``missing``;
+    other samples, and samples whose descendants have no score, get None.
 
-    Example: ``{name: of_later, of: math_verify, contexts: [variant], later: posed, within: [0.125, 0.625]}``.
-    Settings: ``of``: the inner reward, by name or with its settings; ``contexts`` of the rewarded samples, null for the
-    unchanged prompt; ``later``; ``within``; ``missing``.
+    Example: ``{name: of_later, of: math_verify, prompt_templates: [variant], later: posed, within: [0.125, 0.625]}``.
+    Settings: ``of``: the inner reward, by name or with its settings; ``prompt_templates`` of the rewarded samples, null
+    for the unchanged prompt; ``later``; ``within``; ``missing``.
     Range: that of the inner reward, or 0 and 1.
     Source: proposals scored by their solutions: SvS, arXiv:2508.14029 (0.125 to 0.625); a first round scored by its
     continuations: MOTIF, arXiv:2507.02851.
@@ -63,7 +63,7 @@ class OfLater:
     def __init__(
         self,
         of: Reward,
-        contexts: Sequence[str | None],
+        prompt_templates: Sequence[str | None],
         later: str,
         within: Sequence[float] | None = None,
         missing: float | None = 0.0,
@@ -72,20 +72,20 @@ class OfLater:
             raise ConfigError(f"OfLater.within must be [lowest, highest] mean, got {list(within)}")
         self.needs_values = needed_values(of)
         self.of = of
-        self._contexts = tuple(contexts)
+        self._prompt_templates = tuple(prompt_templates)
         self._later = later
         self._within = within
         self._missing = missing
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        later = [sample for sample in samples if sample.context == self._later]
+        later = [sample for sample in samples if sample.prompt_template == self._later]
         values = inner_scores(self.of, later).values if later else []
         by_identity = {sample.identity: sample for sample in samples}
         later_values: dict[Identity, list[float | None]] = {}
         for sample, value in zip(later, values, strict=True):
             for identity in ancestors_of(sample, by_identity):
                 later_values.setdefault(identity, []).append(value)
-        rewarded = [sample.context in self._contexts for sample in samples]
+        rewarded = [sample.prompt_template in self._prompt_templates for sample in samples]
         pairs = zip(samples, rewarded, strict=True)
         return [
             self._value(later_values.get(sample.identity)) if is_rewarded else None for sample, is_rewarded in pairs

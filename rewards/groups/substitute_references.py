@@ -20,13 +20,13 @@ Rule = Literal["lead", "sigmoid"]
 
 
 @final
-class AcrossContexts:
-    """Reward: agreement of a sample with the members of its group from other contexts, by an inner reward.
+class AcrossPromptTemplates:
+    """Reward: agreement of a sample with the members of its group from other prompt templates, by an inner reward.
 
-    The mean over group members from other contexts of the score of ``of`` for this sample with the member's text,
-    without thoughts, as reference in ``column``. None without such members, or if ``of`` returns None for all.
+    The mean over group members from other prompt templates of the score of ``of`` for this sample with the member's
+    text, without thoughts, as reference in ``column``. None without such members, or if ``of`` returns None for all.
 
-    Example: ``{name: across_contexts, of: {name: caption_score, metric: bleu, order: 2}}``.
+    Example: ``{name: across_prompt_templates, of: {name: caption_score, metric: bleu, order: 2}}``.
     Settings: ``of``, a reward that compares a text with a reference, with its settings; ``column``, its reference
     column.
     Range: that of the reward.
@@ -49,7 +49,8 @@ class AcrossContexts:
             for rows in groups(samples).values()
             for row in rows
             for other in rows
-            if samples[row].context != samples[other].context and None not in (samples[row].text, samples[other].text)
+            if samples[row].prompt_template != samples[other].prompt_template
+            and None not in (samples[row].text, samples[other].text)
         ]
         with_references = [self._with_reference(samples[row], samples[other].text or "") for row, other in pairs]
         agreements: dict[int, list[float]] = {}

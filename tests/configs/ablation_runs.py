@@ -224,7 +224,9 @@ def teachers_right(samples: Sequence[Sample]) -> list[float]:
 
 def half_right(samples: Sequence[Sample]) -> list[float]:
     """Every other member is right, and all that are shown another wording of a prompt."""
-    return [float((sample.group + sample.member) % 2 == 0 or sample.context == "of_other") for sample in samples]
+    return [
+        float((sample.group + sample.member) % 2 == 0 or sample.prompt_template == "of_other") for sample in samples
+    ]
 
 
 READING_REWARDS = {"ampo": teachers_right, "gcpo": teachers_right, "g2rpo-a": by_length, "eframe": third_right}

@@ -41,7 +41,7 @@ def strategy_of(name: str, step: int = 0) -> Strategy:
 
 def request_row(request: Request) -> tuple[int, int, int, str | None]:
     """(prompt, first member, number of members, context) of a request."""
-    return request.prompt, request.members[0], len(request.members), request.context
+    return request.prompt, request.members[0], len(request.members), request.prompt_template
 
 
 def assert_rounds(name: str, expected: ExpectedRounds) -> None:
@@ -63,18 +63,20 @@ def assert_refilled(name: str) -> None:
     assert strategy.kept([first], TWO_OF_TWO)[0].tolist() == [False, False, True, True]
 
 
-def assert_contexts(name: str, contexts: Sequence[str | None], *, behind_prompt: bool = False) -> None:
+def assert_prompt_templates(
+    name: str, prompt_templates: Sequence[str | None], *, train_without_template: bool = False
+) -> None:
     """A group of 24 in equal parts, each with its context; one that differs may train behind the prompt."""
-    size = 24 // len(contexts)
+    size = 24 // len(prompt_templates)
     assert strategy_of(name).ask((), Setting(step=0, num_prompts=1, group_size=24)) == tuple(
         Request(
             prompt=0,
             members=tuple(range(part * size, (part + 1) * size)),
-            context=context,
-            behind_prompt=behind_prompt and context is not None,
-            as_own=behind_prompt and context is not None,
+            prompt_template=prompt_template,
+            train_without_template=train_without_template and prompt_template is not None,
+            as_on_policy=train_without_template and prompt_template is not None,
         )
-        for part, context in enumerate(contexts)
+        for part, prompt_template in enumerate(prompt_templates)
     )
 
 
@@ -99,10 +101,10 @@ def sampled_prompts(name: str, rates: Mapping[str, float], num: int) -> list[int
     return sampler.draw(memory, 1, pool(len(rates)), num, 0)
 
 
-def context_text(name: str, context: str, history: History, member: int = 0, **columns: Any) -> str:
+def template_text(name: str, prompt_template: str, history: History, member: int = 0, **columns: Any) -> str:
     """The text of a member's prompt in a context of a method; the question is 2 + 2."""
     prompt = Prompt("2 + 2?", columns={"answer": "4", "solution": "abcdefgh", **columns})
-    result = Algorithm.of(config_of(name)).prompt_templates[context](prompt, member, history)
+    result = Algorithm.of(config_of(name)).prompt_templates[prompt_template](prompt, member, history)
     assert result is not None
     return result.text
 

@@ -112,7 +112,9 @@ def test_stages_follow_their_rows(name: str) -> None:
     setting, rounds, asked = Setting(step=0, num_prompts=2, group_size=2), list[Round](), []
     for rewards, cut_off in zip(play.rewards, play.unfinished, strict=False):
         requests = strategy.ask(rounds, setting)
-        asked.append([(one.prompt, one.members[0], len(one.members), one.context, one.after) for one in requests])
+        asked.append(
+            [(one.prompt, one.members[0], len(one.members), one.prompt_template, one.after) for one in requests]
+        )
         rounds.append(drawn(requests, rewards, [place not in cut_off for place in range(len(rewards))]))
     assert asked[1:] == list(play.asked)
     assert strategy.ask(rounds, setting) == ()
@@ -121,8 +123,8 @@ def test_stages_follow_their_rows(name: str) -> None:
 COLUMNS = {"answer": "7", "question": "which?", "response": "it is 8", "verdict": "Correct"}
 
 
-def wrote(text: str, group: int, member: int, context: str | None = None, *after: tuple[int, int]) -> Sample:
-    return Sample(Prompt("q", columns=COLUMNS), group, member, text=text, context=context, after=after)
+def wrote(text: str, group: int, member: int, prompt_template: str | None = None, *after: tuple[int, int]) -> Sample:
+    return Sample(Prompt("q", columns=COLUMNS), group, member, text=text, prompt_template=prompt_template, after=after)
 
 
 RIGHT, WRONG = r"so \boxed{7}", r"so \boxed{8}"
@@ -221,7 +223,7 @@ def number(score: float | Score | None) -> float | None:
 
 
 @pytest.mark.parametrize(
-    ("name", "context", "text", "shown"),
+    ("name", "prompt_template", "text", "shown"),
     [
         ("svs", "solution", "so\n```text\nWhat is 3?\n```", "What is 3? Please reason"),
         ("mel", "tried_again", "If so.", "What was learnt from earlier attempts at this problem:\n\nIf so.\n"),
@@ -234,9 +236,9 @@ def number(score: float | Score | None) -> float | None:
         ("multi-module-grpo", "answer", "three", "q\n\nNotes:\nthree"),
     ],
 )
-def test_prompts_of_chain_rows(name: str, context: str, text: str, shown: str) -> None:
+def test_prompts_of_chain_rows(name: str, prompt_template: str, text: str, shown: str) -> None:
     history = History(samples=[wrote(text, 0, 0)], rewards=[None])
-    result = Algorithm.of(config_of(name)).prompt_templates[context](Prompt("q", columns=COLUMNS), 0, history)
+    result = Algorithm.of(config_of(name)).prompt_templates[prompt_template](Prompt("q", columns=COLUMNS), 0, history)
     assert result is not None
     assert result.text.startswith(shown)
 

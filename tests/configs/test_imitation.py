@@ -40,7 +40,7 @@ def test_an_explanation_is_sampled_after_the_answer_and_trained_after_the_questi
     requests = Algorithm.of(config).strategy.ask((), Setting(step=0, num_prompts=1, group_size=9))
     assert requests == (
         Request(prompt=0, members=tuple(range(8))),
-        Request(prompt=0, members=(8,), context="explained", behind_prompt=True),
+        Request(prompt=0, members=(8,), prompt_template="explained", train_without_template=True),
     )
     shown = Algorithm.of(config).prompt_templates["explained"](Prompt("why", columns={"answer": "7"}), 8, History())
     assert shown is not None
@@ -58,13 +58,15 @@ def test_groups_of_one_source_are_read() -> None:
 def test_right_answers_are_viewed_with_the_prompt_of_the_weakest_part() -> None:
     """Of three parts of two the first is half right, the second wrong, the third right."""
     config = config_of("meml-grpo")
-    texts = [context(Prompt("q"), 0, History()) for context in Algorithm.of(config).prompt_templates.values()]
+    texts = [
+        prompt_template(Prompt("q"), 0, History()) for prompt_template in Algorithm.of(config).prompt_templates.values()
+    ]
     told = [one.messages[0]["content"] for one in texts if one is not None and one.messages is not None]
-    view = config.objective.views["weakest"].context
+    view = config.objective.views["weakest"].prompt_template
     assert view is not None
     assert view.numbers["texts"] == told
     parts = [part for part in ("textbook", "at_length", "reflecting") for _ in range(2)]
-    samples = [Sample(Prompt("q"), 0, member, text="a", context=part) for member, part in enumerate(parts)]
+    samples = [Sample(Prompt("q"), 0, member, text="a", prompt_template=part) for member, part in enumerate(parts)]
     history, show = History(samples=samples, rewards=[1, 0, 0, 0, 1, 1]), weakest_system(texts=told)
     shown = [show(sample.prompt, sample.member, history) for sample in samples]
     assert shown[:4] == [None] * 4
@@ -116,11 +118,11 @@ COLUMNS = dict.fromkeys(("answer", "solution", *ANSWERS), "two red squares")
 
 
 def first_is_right(samples: Sequence[Sample]) -> list[float]:
-    return [float(sample.member % 2 == 0 and sample.context != "at_length") for sample in samples]
+    return [float(sample.member % 2 == 0 and sample.prompt_template != "at_length") for sample in samples]
 
 
 def of_context(name: str) -> Any:
-    return lambda samples: [1.0 if sample.context == name else None for sample in samples]
+    return lambda samples: [1.0 if sample.prompt_template == name else None for sample in samples]
 
 
 REWARDS = {

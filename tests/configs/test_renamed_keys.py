@@ -49,7 +49,8 @@ def at_key(key: str, value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("old", [key for key in RENAMED if not key.startswith(("policy.", "objective.terms."))])
 def test_an_earlier_key_names_the_new_one(old: str, tmp_path: Path) -> None:
-    message = rf"it is now .*{RENAMED[old]}"
+    old, new = old.replace("*", "masked"), RENAMED[old].replace("*", "masked")
+    message = rf"it is now .*{new}"
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(at_key(old, True)))
     with pytest.raises(ConfigError, match=message):
@@ -90,6 +91,12 @@ def test_an_earlier_name_of_a_function_names_the_new_one(old: str) -> None:
     ]
     with pytest.raises(UnknownNameError, match=rf"unknown name {old!r}; it is now {new}"):
         named_in("key", functions, old)
+
+
+def test_an_earlier_number_of_a_strategy_names_the_new_one() -> None:
+    strategy = Named.model_validate({"name": "revise", "context": "draft"})
+    with pytest.raises(ConfigError, match="revise takes no 'context'; it is now prompt_template"):
+        bound("rollout.strategy", STRATEGIES, strategy)
 
 
 def test_an_earlier_number_of_a_schedule_names_the_new_one() -> None:

@@ -124,7 +124,7 @@ def test_numbers_without_a_branch_raise() -> None:
         lambda: branch_at_uncertain(apart=0),
         lambda: branch_at_text(pattern=""),
         lambda: Branch(0, 0),
-        lambda: Request(prompt=0, members=(2,), context="hint", continues=Branch(0, 3)),
+        lambda: Request(prompt=0, members=(2,), prompt_template="hint", continues=Branch(0, 3)),
     ):
         with pytest.raises(ConfigError):
             wrong()

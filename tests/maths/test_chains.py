@@ -21,8 +21,8 @@ from mmgrpo.values import of_view
 from tests.maths.feedback_rows import feedback_of
 
 SETTING = Setting(step=0, num_prompts=2, group_size=2)
-PROPOSE: dict[str, Any] = {"context": "variant", "rows": "right", "rate": [0.5, 0.5]}
-SOLVE: dict[str, Any] = {"context": "posed", "members": 3}
+PROPOSE: dict[str, Any] = {"prompt_template": "variant", "rows": "right", "rate": [0.5, 0.5]}
+SOLVE: dict[str, Any] = {"prompt_template": "posed", "members": 3}
 
 
 def drawn(requests: Sequence[Request], rewards: Sequence[float], finished: Sequence[bool] | None = None) -> Round:
@@ -42,7 +42,7 @@ def drawn(requests: Sequence[Request], rewards: Sequence[float], finished: Seque
 
 
 def asked(strategy: Strategy, rounds: Sequence[Round]) -> list[tuple[int, tuple[int, ...], str | None, Any]]:
-    return [(one.prompt, one.members, one.context, one.after) for one in strategy.ask(rounds, SETTING)]
+    return [(one.prompt, one.members, one.prompt_template, one.after) for one in strategy.ask(rounds, SETTING)]
 
 
 def test_each_right_row_of_a_middling_group_is_followed_by_a_group_and_each_of_these_by_another() -> None:
@@ -61,7 +61,7 @@ def test_each_right_row_of_a_middling_group_is_followed_by_a_group_and_each_of_t
 
 
 def test_an_answer_continues_until_it_ends_or_the_chunks_are_used() -> None:
-    chunk = {"context": "tail", "rows": "unfinished", "group": "parent", "members": 1, "times": 2}
+    chunk = {"prompt_template": "tail", "rows": "unfinished", "group": "parent", "members": 1, "times": 2}
     strategy = stages(then=[chunk])
     first = drawn(strategy.ask((), SETTING), [0.0] * 4, [True, False, False, False])
     assert asked(strategy, [first]) == [
@@ -77,9 +77,9 @@ def test_an_answer_continues_until_it_ends_or_the_chunks_are_used() -> None:
 
 def test_rows_inserted_together() -> None:
     first = drawn(stages(then=[SOLVE]).ask((), SETTING), [0.0, 1.0, 1.0, 1.0])
-    pair = stages(then=[{"context": "lesson", "show": "pair", "members": 1}])
+    pair = stages(then=[{"prompt_template": "lesson", "show": "pair", "members": 1}])
     assert asked(pair, [first]) == [(2, (0,), "lesson", ((0, 1), (0, 0)))]  # the other group has no wrong row
-    whole = stages(then=[{"context": "referee", "show": "group", "members": 1}])
+    whole = stages(then=[{"prompt_template": "referee", "show": "group", "members": 1}])
     assert asked(whole, [first]) == [
         (2, (0,), "referee", ((0, 0), (0, 1))),
         (3, (0,), "referee", ((1, 0), (1, 1))),
@@ -88,11 +88,14 @@ def test_rows_inserted_together() -> None:
 
 def test_a_stage_without_rows_is_left_out_and_a_later_one_follows_another() -> None:
     strategy = stages(
-        first={"context": "draft", "trained": False},
-        then=[{"context": "mend", "rows": "wrong"}, {"context": "check", "of": "draft", "most": 1, "members": 1}],
+        first={"prompt_template": "draft", "trained": False},
+        then=[
+            {"prompt_template": "mend", "rows": "wrong"},
+            {"prompt_template": "check", "of": "draft", "most": 1, "members": 1},
+        ],
     )
     begun = strategy.ask((), SETTING)
-    assert [(one.context, one.trained) for one in begun] == [("draft", False)] * 2
+    assert [(one.prompt_template, one.trained) for one in begun] == [("draft", False)] * 2
     right = drawn(begun, [1.0] * 4)
     assert asked(strategy, [right]) == [(2, (0,), "check", ((0, 0),)), (3, (0,), "check", ((1, 0),))]
     assert strategy.ask([right, drawn(strategy.ask([right], SETTING), [1.0, 1.0])], SETTING) == ()
@@ -102,13 +105,13 @@ def test_a_stage_without_rows_is_left_out_and_a_later_one_follows_another() -> N
     ("then", "said"),
     [
         ([], "one stage or more"),
-        ([{"rows": "right"}], "names its context"),
-        ([{"context": "a", "row": "right"}], "a stage takes"),
-        ([{"context": "a"}, {"context": "a"}], "a different context"),
-        ([{"context": "a", "rows": "good"}], "choose from all, right, wrong, unfinished"),
-        ([{"context": "a", "of": "b"}], "no stage before it"),
-        ([{"context": "a", "times": 0}], "1 or more"),
-        ([{"context": "a", "rate": [1.0, 0.5]}], "least and the highest"),
+        ([{"rows": "right"}], "names its prompt template"),
+        ([{"prompt_template": "a", "row": "right"}], "a stage takes"),
+        ([{"prompt_template": "a"}, {"prompt_template": "a"}], "a different prompt template"),
+        ([{"prompt_template": "a", "rows": "good"}], "choose from all, right, wrong, unfinished"),
+        ([{"prompt_template": "a", "of": "b"}], "no stage before it"),
+        ([{"prompt_template": "a", "times": 0}], "1 or more"),
+        ([{"prompt_template": "a", "rate": [1.0, 0.5]}], "least and the highest"),
     ],
 )
 def test_invalid_stages_raise(then: list[dict[str, Any]], said: str) -> None:

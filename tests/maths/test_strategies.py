@@ -9,7 +9,13 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Answer, Request, Round, Setting, Strategy, fixed, refill
-from mmgrpo.maths.strategies.resample import in_contexts, on_failure, two_stage_scouts, with_answer, with_replay
+from mmgrpo.maths.strategies.resample import (
+    mixed_prompt_templates,
+    on_failure,
+    two_stage_scouts,
+    with_answer,
+    with_replay,
+)
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.strategies.scaf_grpo import scaffold
 
@@ -85,41 +91,53 @@ def test_refill_takes_groups_of_enough_variance() -> None:
 
 
 def test_members_have_different_contexts() -> None:
-    requests = in_contexts(contexts=[None, "rules"], behind_prompt=True, as_own=True).ask((), SETTING)
+    requests = mixed_prompt_templates(
+        prompt_templates=[None, "rules"], train_without_template=True, as_on_policy=True
+    ).ask((), SETTING)
     assert requests == (
         Request(prompt=0, members=(0,)),
-        Request(prompt=0, members=(1,), context="rules", behind_prompt=True, as_own=True),
+        Request(prompt=0, members=(1,), prompt_template="rules", train_without_template=True, as_on_policy=True),
         Request(prompt=1, members=(0,)),
-        Request(prompt=1, members=(1,), context="rules", behind_prompt=True, as_own=True),
+        Request(prompt=1, members=(1,), prompt_template="rules", train_without_template=True, as_on_policy=True),
     )
     six = Setting(step=0, num_prompts=1, group_size=6)
-    assert [one.members for one in in_contexts(contexts=["a", "b", "c"]).ask((), six)] == [(0, 1), (2, 3), (4, 5)]
-    assert [one.members for one in in_contexts(contexts=["a", "b"], sizes=[1, 5]).ask((), six)] == [
+    assert [one.members for one in mixed_prompt_templates(prompt_templates=["a", "b", "c"]).ask((), six)] == [
+        (0, 1),
+        (2, 3),
+        (4, 5),
+    ]
+    assert [one.members for one in mixed_prompt_templates(prompt_templates=["a", "b"], sizes=[1, 5]).ask((), six)] == [
         (0,),
         (1, 2, 3, 4, 5),
     ]
-    for strategy in (in_contexts(contexts=["a"] * 4), in_contexts(contexts=["a"], sizes=[5])):
+    for strategy in (
+        mixed_prompt_templates(prompt_templates=["a"] * 4),
+        mixed_prompt_templates(prompt_templates=["a"], sizes=[5]),
+    ):
         with pytest.raises(ConfigError, match="multiple of the contexts"):
             strategy.ask((), six)
 
 
 def test_a_failed_group_is_resampled_with_a_hint() -> None:
-    strategy = on_failure(members=1, context="hint")
+    strategy = on_failure(members=1, prompt_template="hint")
     first = answered(strategy.ask((), SETTING), [0, 0, 1, 0])
     (more,) = strategy.ask([first], SETTING)
-    assert (more.prompt, more.members, more.context, more.behind_prompt) == (0, (2,), "hint", True)
+    assert (more.prompt, more.members, more.prompt_template, more.train_without_template) == (0, (2,), "hint", True)
     second = answered([more], [1])
     assert strategy.ask([first, second], SETTING) == ()
     assert kept(strategy, [first, second]) == [[True, False, True, True], [True]]
-    assert kept(on_failure(members=1, context="hint", replace_failed=False), [first, second]) == [[True] * 4, [True]]
+    assert kept(on_failure(members=1, prompt_template="hint", replace_failed=False), [first, second]) == [
+        [True] * 4,
+        [True],
+    ]
 
 
 def test_the_right_answer_of_the_least_hint_joins() -> None:
-    strategy = scaffold(contexts=["a", "b", "c"], start=1)
+    strategy = scaffold(prompt_templates=["a", "b", "c"], start=1)
     setting = Setting(step=1, num_prompts=3, group_size=2)
     first = answered(strategy.ask((), setting), [0, 0, 1, 0, 0, 0])
     more = strategy.ask([first], setting)
-    assert [(one.prompt, one.members, one.context, one.behind_prompt) for one in more] == [
+    assert [(one.prompt, one.members, one.prompt_template, one.train_without_template) for one in more] == [
         (prompt, (2 + tier,), "abc"[tier], False) for prompt in (0, 2) for tier in range(3)
     ]
     second = answered(more, [0, 1, 1, 0, None, 0])  # prompt 0 by the second hint, prompt 2 by none
@@ -183,7 +201,7 @@ def test_answers_of_several_take_the_place_of_failures() -> None:
     [
         lambda: refill(rounds=0),
         lambda: refill(factor=0),
-        lambda: on_failure(members=0, context="hint"),
+        lambda: on_failure(members=0, prompt_template="hint"),
         lambda: on_failure(),
         lambda: two_stage_scouts(scouts=2, best=2, worst=1, settings={"strength": 1}),
         lambda: two_stage_scouts(scouts=2, best=1, worst=1, settings={}),
@@ -191,10 +209,10 @@ def test_answers_of_several_take_the_place_of_failures() -> None:
         lambda: with_replay(num=0),
         lambda: with_replay(per_prompt=2, least=3),
         lambda: with_answer(replace_failed=True),
-        lambda: in_contexts(contexts=[]),
-        lambda: in_contexts(contexts=["a", "b"], sizes=[1]),
+        lambda: mixed_prompt_templates(prompt_templates=[]),
+        lambda: mixed_prompt_templates(prompt_templates=["a", "b"], sizes=[1]),
         lambda: refill(variance=1.5),
-        lambda: scaffold(contexts=[]),
+        lambda: scaffold(prompt_templates=[]),
         lambda: Request(prompt=0, members=(0, 1), given=(Answer("a"),)),
     ],
 )

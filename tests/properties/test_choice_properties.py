@@ -172,8 +172,8 @@ def setting_of(strategy: Strategy, case: Case, data: st.DataObject, random: Rand
     """A step of some prompts, with what is remembered of them."""
     size = data.draw(st.sampled_from([4, 12, 8]))
     sizes = case.numbers.get("sizes")
-    contexts = len(case.numbers.get("contexts", ())) or 1
-    size = sum(sizes) if sizes else size - size % contexts or contexts
+    prompt_templates = len(case.numbers.get("prompt_templates", ())) or 1
+    size = sum(sizes) if sizes else size - size % prompt_templates or prompt_templates
     num_prompts = data.draw(st.integers(1, 4))
     keys = [f"{case.numbers.get('source', 'prompt')}/{n}" for n in range(num_prompts)]
     memory = Memory().declared(strategy.memory)

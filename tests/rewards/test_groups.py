@@ -15,8 +15,8 @@ from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, 
 from mmgrpo.rewards.groups.of_task import OfTask
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
 from mmgrpo.rewards.groups.rarity import Rarity, UniqueFormulas
-from mmgrpo.rewards.groups.sample_chains import AtEnd, InContext, OfLater
-from mmgrpo.rewards.groups.substitute_references import AcrossContexts, OverReference
+from mmgrpo.rewards.groups.sample_chains import AtEnd, OfLater, OfPromptTemplate
+from mmgrpo.rewards.groups.substitute_references import AcrossPromptTemplates, OverReference
 from mmgrpo.rewards.groups.text_parts import Attempts, OnPart
 from mmgrpo.rewards.groups.usefulness import WhereUseful
 from mmgrpo.rewards.groups.verifiers import Conciseness, NoisyVerifier, PartialCredit
@@ -54,10 +54,10 @@ REWARDS_OF_GROUPS: dict[str, Callable[..., Any]] = {
     "partial_credit": PartialCredit(column_score, column_chance),
     "rarity": Rarity(column_score, ["a", "b"]),
     "unique_formulas": UniqueFormulas(column_score),
-    "across_contexts": AcrossContexts(column_score),
+    "across_prompt_templates": AcrossPromptTemplates(column_score),
     "over_reference": OverReference(column_score, column="chance"),
     "where_useful": WhereUseful(column_score, ["a"]),
-    "in_context": InContext(column_score, [None]),
+    "of_prompt_template": OfPromptTemplate(column_score, [None]),
     "of_later": OfLater(column_score, [None], "better"),
     "at_end": AtEnd(column_score),
     "of_task": OfTask("other"),

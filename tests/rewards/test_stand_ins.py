@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from mmgrpo.rewards.groups.substitute_references import AcrossContexts, OverReference
+from mmgrpo.rewards.groups.substitute_references import AcrossPromptTemplates, OverReference
 from mmgrpo.rewards.text.captions import CaptionScore
 
 from mmgrpo.errors import ConfigError
@@ -19,20 +19,23 @@ def length(samples: Sequence[Sample]) -> list[float]:
     return [float(len(sample.text or "")) for sample in samples]
 
 
-def shown(texts: Sequence[str | None], contexts: Sequence[str | None]) -> list[Sample]:
-    return [replace(one, context=context) for one, context in zip(members(*texts), contexts, strict=True)]
+def shown(texts: Sequence[str | None], prompt_templates: Sequence[str | None]) -> list[Sample]:
+    return [
+        replace(one, prompt_template=prompt_template)
+        for one, prompt_template in zip(members(*texts), prompt_templates, strict=True)
+    ]
 
 
 def test_agreement_with_other_contexts_by_hand() -> None:
     # of two words "red fox" has both in common with itself and one with "red cat", whose pair of words does not match:
     # sqrt(1/2 * 1/2) = 1/2; nobody else was shown the third context
     samples = shown(["red fox", "red cat", "<think>red cat</think>red fox", None], [None, None, "other", "other"])
-    reward = AcrossContexts(CaptionScore(metric="bleu", order=2))
+    reward = AcrossPromptTemplates(CaptionScore(metric="bleu", order=2))
     assert reward(samples) == [pytest.approx(1.0), pytest.approx(0.5), pytest.approx(0.75), None]
 
 
 def test_without_another_context_samples_are_not_scored() -> None:
-    assert AcrossContexts(CaptionScore(metric="bleu"))(shown(["a b", "a b"], ["same", "same"])) == [None, None]
+    assert AcrossPromptTemplates(CaptionScore(metric="bleu"))(shown(["a b", "a b"], ["same", "same"])) == [None, None]
 
 
 def test_the_lead_over_the_reference_by_hand() -> None:

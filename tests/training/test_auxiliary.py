@@ -140,21 +140,25 @@ def test_an_answer_is_supervised_where_its_group_fails(tmp_path: Path) -> None:
 
 def test_an_answer_is_supervised_for_the_failing_part(tmp_path: Path) -> None:
     """Members 0 and 1 are told to be brief and fail, 2 and 3 are right: of four parts of two groups two are taught."""
-    contexts = {name: {"name": "systems", "texts": [name]} for name in ("brief", "long")}
+    prompt_templates = {name: {"name": "systems", "texts": [name]} for name in ("brief", "long")}
     trainer = words(
         tmp_path,
         prompts=answered(),
-        reward=lambda samples: [float(sample.context == "long") for sample in samples],
+        reward=lambda samples: [float(sample.prompt_template == "long") for sample in samples],
         objective={
             **STILL,
             "auxiliary": [
-                {"column": "solution", "per_context": True, "weight_by_success": {"name": "below", "rate": 0.25}}
+                {
+                    "column": "solution",
+                    "per_prompt_template": True,
+                    "weight_by_success": {"name": "below", "rate": 0.25},
+                }
             ],
         },
         rollout={
             "group_size": 4,
-            "prompt_templates": contexts,
-            "strategy": {"name": "in_contexts", "contexts": list(contexts)},
+            "prompt_templates": prompt_templates,
+            "strategy": {"name": "mixed_prompt_templates", "prompt_templates": list(prompt_templates)},
         },
         update={"optimizer": {"lr": 1e-9}},
     )

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.rewards.groups.sample_chains import AtEnd, InContext, OfLater
+from mmgrpo.rewards.groups.sample_chains import AtEnd, OfLater, OfPromptTemplate
 
 from mmgrpo import Plan, Sample, Trainer
-from mmgrpo.data.contexts import after_answers
 from mmgrpo.data.history import History
+from mmgrpo.data.prompt_templates import after_answers
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Request, fixed
 from mmgrpo.maths.strategies.chain_stages import stages
@@ -25,10 +25,10 @@ from tests.policies.contract import largest_difference
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.training.test_rounds import PROMPTS, gathered, scored
 
-VARIANT = {"context": "variant", "rows": "right", "most": 1}
-POSED = {"context": "posed"}
+VARIANT = {"prompt_template": "variant", "rows": "right", "most": 1}
+POSED = {"prompt_template": "posed"}
 SHOWN = {"variant": after_answers(text="Vary: {answer}"), "posed": after_answers(text="{answer}")}
-CHUNK = {"context": "tail", "rows": "unfinished", "group": "parent", "members": 1, "times": 2}
+CHUNK = {"prompt_template": "tail", "rows": "unfinished", "group": "parent", "members": 1, "times": 2}
 
 
 def first_is_right(samples: Sequence[Sample]) -> list[float]:
@@ -47,13 +47,13 @@ def proposed(**stage: Any) -> Rollouts:
 def test_later_rows_follow_earlier_texts_and_are_separate_groups() -> None:
     rollouts = proposed()
     by_identity = {sample.identity: sample for sample in rollouts.samples}
-    assert [sample.identity for sample in rollouts.samples if sample.context == "variant"] == [
+    assert [sample.identity for sample in rollouts.samples if sample.prompt_template == "variant"] == [
         (group, member) for group in (2, 3) for member in (0, 1)
     ]
     assert by_identity[2, 0].after == ((0, 0),)
     assert by_identity[3, 0].after == ((1, 0),)
     # of each of the two groups of variants the first is right, and followed by a group
-    assert {sample.group: sample.after for sample in rollouts.samples if sample.context == "posed"} == {
+    assert {sample.group: sample.after for sample in rollouts.samples if sample.prompt_template == "posed"} == {
         4: ((2, 0),),
         5: ((2, 1),),
         6: ((3, 0),),
@@ -74,16 +74,16 @@ def test_later_rows_follow_earlier_texts_and_are_separate_groups() -> None:
 
 def test_a_context_without_a_text_samples_no_rows() -> None:
     strategy = stages(then=[VARIANT, POSED])
-    contexts = {**SHOWN, "posed": after_answers(text="{answer}", pattern="no such text")}
-    rollouts = gathered(strategy, first_is_right, prompt_templates=contexts)
-    assert {sample.context for sample in rollouts.samples} == {None, "variant"}
+    prompt_templates = {**SHOWN, "posed": after_answers(text="{answer}", pattern="no such text")}
+    rollouts = gathered(strategy, first_is_right, prompt_templates=prompt_templates)
+    assert {sample.prompt_template for sample in rollouts.samples} == {None, "variant"}
     assert (rollouts.num_rounds, rollouts.num_unshown) == (3, 8)
 
 
 def test_proposals_are_rewarded_by_their_followers_and_trained_or_not() -> None:
     """Of each group the first member is right: the mean over two solutions is 0.5 everywhere."""
-    later = OfLater(first_is_right, contexts=["variant"], later="posed", within=[0.4, 0.6])
-    attempts = InContext(first_is_right, contexts=[None, "posed"])
+    later = OfLater(first_is_right, prompt_templates=["variant"], later="posed", within=[0.4, 0.6])
+    attempts = OfPromptTemplate(first_is_right, prompt_templates=[None, "posed"])
 
     def reward(samples: Sequence[Sample]) -> Sequence[Any]:
         return [
@@ -100,8 +100,10 @@ def test_proposals_are_rewarded_by_their_followers_and_trained_or_not() -> None:
     ]
 
 
-def sample(group: int, member: int, context: str | None = None, after: Sequence[tuple[int, int]] = ()) -> Sample:
-    return Sample(Prompt("p"), group, member, text="t", context=context, after=tuple(after))
+def sample(
+    group: int, member: int, prompt_template: str | None = None, after: Sequence[tuple[int, int]] = ()
+) -> Sample:
+    return Sample(Prompt("p"), group, member, text="t", prompt_template=prompt_template, after=tuple(after))
 
 
 CHAIN = [
@@ -116,7 +118,7 @@ CHAIN = [
 @pytest.mark.parametrize(
     ("reward", "expected"),
     [
-        (InContext(first_is_right, [None, "b"]), [1.0, 0.0, None, 1.0, 0.0]),
+        (OfPromptTemplate(first_is_right, [None, "b"]), [1.0, 0.0, None, 1.0, 0.0]),
         (OfLater(first_is_right, [None], "b"), [0.5, 0.0, None, None, None]),
         (OfLater(first_is_right, [None, "a"], "b", missing=None), [0.5, None, 0.5, None, None]),
         (OfLater(first_is_right, ["a"], "b", within=[0.6, 1.0]), [None, None, 0.0, None, None]),
@@ -129,10 +131,10 @@ def test_rewards_of_chains(reward: Any, expected: list[float | None]) -> None:
 
 def test_later_groups_are_sampled_on_the_process_of_the_earlier_ones() -> None:
     owner = {0: 0, 1: 1}
-    requests = [Request(prompt=n, members=(0,), context="a", after=((n - 2, 0),)) for n in (2, 3)]
+    requests = [Request(prompt=n, members=(0,), prompt_template="a", after=((n - 2, 0),)) for n in (2, 3)]
     root_of = _roots(requests, owner, {})
     assert root_of == {2: 0, 3: 1}
-    assert _roots([Request(prompt=4, members=(0,), context="b", after=((3, 0),))], owner, root_of) == {4: 1}
+    assert _roots([Request(prompt=4, members=(0,), prompt_template="b", after=((3, 0),))], owner, root_of) == {4: 1}
     loads = [2, 2]
     _assign(requests, owner | {2: 0, 3: 1}, loads)
     assert loads == [3, 3]
@@ -150,8 +152,10 @@ def test_tokens_that_an_answer_carries_over() -> None:
 
 def test_texts_that_answers_insert() -> None:
     first, second = (replace(sample(0, m), text=f"<a>{m}</a> of {{prompt}}") for m in (0, 1))
-    context = after_answers(text="{prompt}: {answers}; {answer_2}", pattern="<a>(.*?)</a>", each="[{number}] {answer}")
-    assert context(Prompt("Q"), 0, History(samples=[first, second])) == Prompt("Q: [1] 0\n\n[2] 1; 1")
+    prompt_template = after_answers(
+        text="{prompt}: {answers}; {answer_2}", pattern="<a>(.*?)</a>", each="[{number}] {answer}"
+    )
+    assert prompt_template(Prompt("Q"), 0, History(samples=[first, second])) == Prompt("Q: [1] 0\n\n[2] 1; 1")
     plain = after_answers(text="{answer}")
     assert plain(Prompt("Q"), 0, History(samples=[first])) == Prompt("<a>0</a> of {prompt}")  # not looked at for places
     assert plain(Prompt("Q"), 0, History()) is None
@@ -159,8 +163,8 @@ def test_texts_that_answers_insert() -> None:
 
 def test_chunks_of_an_answer_continue_from_their_tails() -> None:
     policy = policy_of("llama", max_new_tokens=12)
-    contexts = {"tail": carried_over(tail=2)}
-    rollouts = gathered(stages(then=[CHUNK]), first_is_right, prompt_templates=contexts, policy=policy)
+    prompt_templates = {"tail": carried_over(tail=2)}
+    rollouts = gathered(stages(then=[CHUNK]), first_is_right, prompt_templates=prompt_templates, policy=policy)
     by_identity = {one.identity: one for one in rollouts.samples}
     assert [one.after for one in rollouts.samples][:4] == [()] * 4
     for one in rollouts.samples[4:]:
@@ -194,8 +198,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 }
 REWARDS = {
     "proposed": {
-        "own": InContext(first_is_right, contexts=[None, "posed"]),
-        "later": OfLater(first_is_right, contexts=["variant"], later="posed"),
+        "own": OfPromptTemplate(first_is_right, prompt_templates=[None, "posed"]),
+        "later": OfLater(first_is_right, prompt_templates=["variant"], later="posed"),
     },
     "chunks": {"end": AtEnd(even_is_right)},
 }

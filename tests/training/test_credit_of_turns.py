@@ -116,7 +116,9 @@ def test_replayed_conversations_are_rescored_exactly() -> None:
     of_two = [tuple(row for row in rows if row.key == str(group)) for group in (0, 1)]
     requests = [Request(prompt=group, members=tuple(range(4)), given=held) for group, held in enumerate(of_two)]
     plan = Plan(environment=Corridor, max_turns=3)
-    rollouts = sample_requests(policy, requests, [0, 1], prompt_of=prompts.__getitem__, contexts={}, plan=plan, seed=0)
+    rollouts = sample_requests(
+        policy, requests, [0, 1], prompt_of=prompts.__getitem__, prompt_templates={}, plan=plan, seed=0
+    )
     (read,) = rollouts.rollouts
     assert torch.equal(read.mask_BT, rollout.mask_BT)  # what was told is given again
     assert not bool(rollout.mask_BT.all(1).any())

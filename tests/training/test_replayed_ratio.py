@@ -22,7 +22,7 @@ from tests.policies import tiny_image_tokens, tiny_language, tiny_masked
 REPLAY: dict[str, Any] = {"strategy": {"name": "with_replay", "num": 2, "per_prompt": 4}}
 SAME_PROMPT = {"same": {"name": "template", "text": "{prompt}"}}
 SECOND_ROUND: dict[str, Any] = {
-    "strategy": {"name": "on_failure", "members": 2, "context": "same", "below": 1e9, "replace_failed": False},
+    "strategy": {"name": "on_failure", "members": 2, "prompt_template": "same", "below": 1e9, "replace_failed": False},
     "prompt_templates": SAME_PROMPT,
 }
 REVEAL: dict[str, Any] = {"num_steps": 3, "decision": "reveal"}

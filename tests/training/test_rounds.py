@@ -18,8 +18,8 @@ from torch import Tensor
 from mmgrpo import Job, Plan, Prompt, Sample, Scorer, Trainer
 from mmgrpo.algorithm import AdvantageChain
 from mmgrpo.config import AdvantageConfig
-from mmgrpo.data.contexts import solution_prefix, template
-from mmgrpo.data.history import NOTHING, Context
+from mmgrpo.data.history import NOTHING, PromptTemplate
+from mmgrpo.data.prompt_templates import solution_prefix, template
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.strategies import Answer, Request, Round, Setting, Strategy, fixed, refill
 from mmgrpo.maths.strategies.resample import on_failure, two_stage_scouts, with_answer, with_replay
@@ -101,7 +101,7 @@ def test_an_answer_with_a_hint_is_trained_with_the_unchanged_prompt() -> None:
     policy = policy_of("llama", max_new_tokens=4)
     hint = {"hint": column_hint(column="hint")}
     rollouts = gathered(
-        on_failure(members=1, context="hint"),
+        on_failure(members=1, prompt_template="hint"),
         lambda samples: [0.0] * len(samples),
         policy=policy,
         prompt_templates=hint,
@@ -138,7 +138,7 @@ def scored(policy: Any, rollout: Rollout) -> Tensor:
 
 def in_context(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
     """The fixed groups, every member in a context of its own."""
-    return [replace(one, context="same") for one in fixed().ask(rounds, setting)]
+    return [replace(one, prompt_template="same") for one in fixed().ask(rounds, setting)]
 
 
 def test_a_context_without_effect_equals_none() -> None:
@@ -265,8 +265,8 @@ def brightness(samples: Sequence[Sample]) -> list[float]:
     return [sum(sample.image.tobytes()) / 64 for sample in samples if sample.image is not None]
 
 
-def shown_by(context: Context, prompt: Prompt, member: int = 0) -> Prompt:
-    shown = context(prompt, member, NOTHING)
+def shown_by(prompt_template: PromptTemplate, prompt: Prompt, member: int = 0) -> Prompt:
+    shown = prompt_template(prompt, member, NOTHING)
     assert shown is not None
     return shown
 

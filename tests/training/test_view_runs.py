@@ -90,7 +90,7 @@ def trained(
 def test_papo_trains_and_an_empty_mask_has_no_divergence(tmp_path: Path) -> None:
     prompts = [Prompt("what is it", images=[picture(56, 56)]), Prompt("how many", images=[picture(56, 56, seed=1)])]
     for share in (0.6, 0.0):
-        views = {"objective.views.masked.context.share": share, "update.minibatches": 2}
+        views = {"objective.views.masked.prompt_template.share": share, "update.minibatches": 2}
         lines = trained(policy_of("qwen2.5-vl", max_new_tokens=4), "papo", prompts, tmp_path, **views)
         assert [line["update"] for line in lines] == [0, 1, 0, 1]
         found = [line["policy/perception_mean"] for line in lines if line["update"] == 0]
@@ -248,7 +248,7 @@ TERM = {"name": "divergence", "form": "k3", "view": "other", "weight": -0.1}
         ({"objective": {"views": {"other": {"weights": "average"}}}}, "set update.ema"),
         ({"objective": {"views": {"other": {"weights": "snapshot"}}}}, "no weights are kept under 'snapshot'"),
         ({"objective": {"terms": [{**TERM, "grad": True}], "views": {"other": {"weights": "old"}}}}, "leave out grad"),
-        ({"objective": {"views": {"other": {"context": {"name": "masked_image", "patches": 3}}}}}, "patch"),
+        ({"objective": {"views": {"other": {"prompt_template": {"name": "masked_image", "patches": 3}}}}}, "patch"),
     ],
 )
 def test_unsupported_views_raise_before_the_first_sample(values: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -39,49 +39,51 @@ class Request:
         prompt: identity of the prompt within the step: 0 to ``num_prompts`` - 1 are the step's own, those that follow
             are further prompts.
         members: their numbers within the group.
-        context: name of the context of the prompt; None: the unchanged prompt.
-        share: share of an answer that the context inserts, from 0 to 1, if the context does not set it.
+        prompt_template: name of the prompt template of the prompt; None: the unchanged prompt.
+        share: share of an answer that the prompt template inserts, from 0 to 1, if the prompt template does not set it.
         settings: sampling settings of the policy, for these members only.
         weights: name of the policy's weights that sample; None: the current ones.
         trained: whether they may be trained on; otherwise they are sampled and scored for the strategy only, and count
             only among the forwards.
-        behind_prompt: whether samples of a context are trained on with the unchanged prompt: their ratio is then to the
-            policy with the context.
-        as_own: with ``behind_prompt``, whether the ratio is instead to the policy with the unchanged prompt, as if it
-            had sampled them.
+        train_without_template: whether samples of a prompt template are trained on with the unchanged prompt: their
+            ratio is then to the policy with the prompt template.
+        as_on_policy: with ``train_without_template``, whether the ratio is instead to the policy with the unchanged
+            prompt, as if it had sampled them.
         given: in place of sampling, a sample for each member: a row of the memory, or an answer of the data row.
         lenience: with rows of the memory, they are drafts: the first decisions of each that ``accepted`` keeps count as
             sampled now, and the row continues from there.
         continues: the position in another row of the group from which they continue; None: the prompt.
-        after: group and member of rows of earlier rounds; the context inserts their texts for all members. A prompt
-            that no earlier round requested has the data row of the first of these.
+        after: group and member of rows of earlier rounds; the prompt template inserts their texts for all members. A
+            prompt that no earlier round requested has the data row of the first of these.
     """
 
     prompt: int
     members: tuple[int, ...]
-    context: str | None = None
+    prompt_template: str | None = None
     share: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
     trained: bool = True
-    behind_prompt: bool = False
-    as_own: bool = False
+    train_without_template: bool = False
+    as_on_policy: bool = False
     given: Sequence[ReplayRow | Answer] = ()
     lenience: float | None = None
     continues: Branch | None = None
     after: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.after and self.context is None:
-            raise ConfigError("a request after other samples needs a context that inserts their texts: name one")
+        if self.after and self.prompt_template is None:
+            raise ConfigError(
+                "a request after other samples needs a prompt template that inserts their texts: name one"
+            )
         if self.given and len(self.given) != len(self.members):
             raise ConfigError(
                 f"given must have given must have a sample for each of {len(self.members)} members, got "
                 f"{len(self.given)}"
             )
-        if self.continues is not None and (self.given or self.context is not None):
+        if self.continues is not None and (self.given or self.prompt_template is not None):
             raise ConfigError(
-                "a request that continues another row uses the prompt unchanged: leave out context and given"
+                "a request that continues another row uses the prompt unchanged: leave out prompt template and given"
             )
 
 

@@ -55,12 +55,12 @@ def resample_until_correct(
 ) -> Sequence[Request]:
     """Complete groups are resampled, attempt after attempt, until a member is right; the last or all attempts train.
 
-    A group is unsolved while all its rewards are under ``below``. Each of ``attempts`` names the context in which the
-    unsolved groups are resampled and trained on; null is the unchanged prompt. ``keep`` selects the attempts of a group
-    that train: its ``last`` one, or ``all``. Before the attempts, ``asks`` samples one further answer to each unsolved
-    prompt in that context, which later contexts may insert and which is not trained on. After them, up to ``reuse``
-    right answers of earlier steps join a group that is still unsolved; the memory stores ``held`` rows per prompt for
-    it. Before step ``start`` there are no further attempts.
+    A group is unsolved while all its rewards are under ``below``. Each of ``attempts`` names the prompt template in
+    which the unsolved groups are resampled and trained on; null is the unchanged prompt. ``keep`` selects the attempts
+    of a group that train: its ``last`` one, or ``all``. Before the attempts, ``asks`` samples one further answer to
+    each unsolved prompt in that prompt template, which later prompt templates may insert and which is not trained on.
+    After them, up to ``reuse`` right answers of earlier steps join a group that is still unsolved; the memory stores
+    ``held`` rows per prompt for it. Before step ``start`` there are no further attempts.
 
     Units: below in those of the reward; start in steps; reuse and held in rows.   Raises: ConfigError for no attempts,
         another keep, or negative numbers.
@@ -75,11 +75,11 @@ def resample_until_correct(
         return ()
     size, prompts = setting.group_size, _unsolved(rounds, setting, below)
     if asks is not None and len(rounds) == 1:
-        return tuple(Request(prompt=prompt, members=(size,), context=asks, trained=False) for prompt in prompts)
+        return tuple(Request(prompt=prompt, members=(size,), prompt_template=asks, trained=False) for prompt in prompts)
     done = len(rounds) - 1 - (asks is not None)
     if done < len(attempts):
         members = tuple(range(len(rounds) * size, (len(rounds) + 1) * size))
-        return tuple(Request(prompt=prompt, members=members, context=attempts[done]) for prompt in prompts)
+        return tuple(Request(prompt=prompt, members=members, prompt_template=attempts[done]) for prompt in prompts)
     return _right_before(prompts, setting, below, reuse, len(rounds) * size) if done == len(attempts) else ()
 
 
@@ -133,19 +133,20 @@ def revise(
     rounds: Sequence[Round],
     setting: Setting,
     *,
-    context: str,
+    prompt_template: str,
     drafts: int | None = None,
     members: int | None = None,
     train_drafts: bool = True,
-    behind_prompt: bool = False,
+    train_without_template: bool = False,
     keep: int | None = None,
     below: float | None = None,
 ) -> Sequence[Request]:
-    """Answers are sampled twice: drafts for each prompt, then answers in a context that may insert the drafts.
+    """Answers are sampled twice: drafts for each prompt, then answers in a prompt template that may insert the drafts.
 
     ``drafts`` members first (null: the group size), trained on or not; then ``members`` more (null: as many) in
-    ``context``, trained on with that context or with the unchanged prompt. Of these, the ``keep`` of the highest
-    rewards are left (null: all). If a draft's reward reaches ``below`` (null: never) they have the unchanged prompt.
+    ``prompt_template``, trained on with that prompt template or with the unchanged prompt. Of these, the ``keep`` of
+    the highest rewards are left (null: all). If a draft's reward reaches ``below`` (null: never) they have the
+    unchanged prompt.
 
     Units: members a group; below in those of the reward.   Raises: ConfigError for numbers that sample or keep nothing.
     Source: the best draft in the prompt of the second half: iGRPO, arXiv:2602.09000; a refinement of each draft, the
@@ -162,7 +163,12 @@ def revise(
     draft_members = tuple(range(first, first + (members or first)))
     revised_prompts = prompts if below is None else failed(rounds[0], setting, below)
     return tuple(
-        Request(prompt=prompt, members=draft_members, context=context, behind_prompt=behind_prompt)
+        Request(
+            prompt=prompt,
+            members=draft_members,
+            prompt_template=prompt_template,
+            train_without_template=train_without_template,
+        )
         if prompt in revised_prompts
         else Request(prompt=prompt, members=draft_members)
         for prompt in prompts

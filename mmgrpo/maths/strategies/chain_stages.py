@@ -1,4 +1,4 @@
-"""Chains: rows that are sampled after others of the step, with prompts that a context makes of their texts.
+"""Chains: rows that are sampled after others of the step, with prompts that a prompt template makes of their texts.
 
 Each stage is a round. Its rows are trained like any others, each with its own prompt, in a separate group or in that of
 the row before it. Rewards see all rows of a data row together, and may score a row by the rows after it
@@ -31,8 +31,8 @@ class Stage:
     """A stage that is sampled after the rows of another stage.
 
     Attributes:
-        context: name of the one of ``rollout.prompt_templates`` that inserts them; no two stages have the same.
-        of: context of the stage with these rows; None: the stage before.
+        prompt_template: name of the one of ``rollout.prompt_templates`` that inserts them; no two stages have the same.
+        of: prompt template of the stage with these rows; None: the stage before.
         rows: which of them: all, those with a reward of at least ``right``, those under it, or those cut
             off by their length.
         right: the reward of a right row.
@@ -49,7 +49,7 @@ class Stage:
         times: number of repetitions, from the second one on after its own rows.
     """
 
-    context: str
+    prompt_template: str
     of: str | None = None
     rows: Which = "all"
     right: float = 1.0
@@ -69,13 +69,13 @@ class First:
     """The first stage of a step.
 
     Attributes:
-        context: name of the context of the prompt of its rows; None: the unchanged prompt.
+        prompt_template: name of the prompt template of the prompt of its rows; None: the unchanged prompt.
         members: of each group; None: ``rollout.group_size``.
         trained: whether they are trained on.
         settings: sampling settings of the policy.
     """
 
-    context: str | None = None
+    prompt_template: str | None = None
     members: int | None = None
     trained: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -96,12 +96,12 @@ def stages(
     then: Sequence[Mapping[str, Any]],
     first: Mapping[str, Any] | None = None,
 ) -> Sequence[Request]:
-    """Consecutive rounds: a context inserts the samples of one round into the prompts of the next.
+    """Consecutive rounds: a prompt template inserts the samples of one round into the prompts of the next.
 
-    ``first`` holds any of context, members, trained and settings of the step's first rows; ``then`` a mapping for each
-    further stage: ``context``, and any of of, rows (all, right, wrong, unfinished), right, rate, most, show (each,
-    group, pair), members, group (own, parent, stage), trained, settings, weights, times. A stage for which there are no
-    rows is left out.
+    ``first`` holds any of prompt template, members, trained and settings of the step's first rows; ``then`` a mapping
+    for each further stage: ``prompt_template``, and any of of, rows (all, right, wrong, unfinished), right, rate, most,
+    show (each, group, pair), members, group (own, parent, stage), trained, settings, weights, times. A stage for which
+    there are no rows is left out.
 
     Units: right and rate in those of the reward; times in rounds.
     Raises: ConfigError for invalid stages, or stages that follow no other.
@@ -115,7 +115,7 @@ def stages(
             Request(
                 prompt=prompt,
                 members=members,
-                context=begun.context,
+                prompt_template=begun.prompt_template,
                 trained=begun.trained,
                 settings=begun.settings,
             )
@@ -124,10 +124,10 @@ def stages(
     num_rounds = 1
     # the first stage, in order, that has rows to follow and was not sampled yet
     for index, stage in enumerate(further):
-        before = further[index - 1].context if index else begun.context
+        before = further[index - 1].prompt_template if index else begun.prompt_template
         followed = stage.of if stage.of is not None else before
         for time in range(stage.times):
-            requests = _requests(stage, rounds[:num_rounds], setting, stage.context if time else followed)
+            requests = _requests(stage, rounds[:num_rounds], setting, stage.prompt_template if time else followed)
             if requests and num_rounds == len(rounds):
                 return requests
             num_rounds += bool(requests)
@@ -138,8 +138,10 @@ def _parse_stage(kind: type[Any], values: Mapping[str, Any]) -> Any:
     names = {field.name for field in fields(kind)}
     if wrong := sorted(values.keys() - names):
         raise ConfigError(f"stages: a stage takes {', '.join(sorted(names))}; got {', '.join(wrong)}")
-    if kind is Stage and not isinstance(values.get("context"), str):
-        raise ConfigError("phases: each stage after the first names its context, one of rollout.prompt_templates")
+    if kind is Stage and not isinstance(values.get("prompt_template"), str):
+        raise ConfigError(
+            "stages: each stage after the first names its prompt template, one of rollout.prompt_templates"
+        )
     ordered: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
@@ -147,24 +149,26 @@ def _parse_stage(kind: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 def _require_chain(first: First, then: Sequence[Stage]) -> None:
-    labels = [first.context, *(stage.context for stage in then)]
+    labels = [first.prompt_template, *(stage.prompt_template for stage in then)]
     if not then or len(set(labels)) < len(labels):
-        raise ConfigError("stages needs one stage or more after the first, each with a different context")
+        raise ConfigError("stages needs one stage or more after the first, each with a different prompt template")
     for index, stage in enumerate(then):
         choices = ((stage.rows, Which), (stage.show, Show), (stage.group, Into))
         for value, allowed in choices:
             if value not in get_args(allowed):
-                raise ConfigError(f"stages: {stage.context}: choose from {', '.join(get_args(allowed))}, got {value!r}")
+                raise ConfigError(
+                    f"stages: {stage.prompt_template}: choose from {', '.join(get_args(allowed))}, got {value!r}"
+                )
         if stage.of is not None and stage.of not in labels[: index + 1]:
-            raise ConfigError(f"stages: {stage.context} follows {stage.of!r}, which is no stage before it")
+            raise ConfigError(f"stages: {stage.prompt_template} follows {stage.of!r}, which is no stage before it")
         if min(stage.members or 1, stage.most or 1, stage.times) < 1:
-            raise ConfigError(f"stages: {stage.context}: members, most and times are 1 or more")
+            raise ConfigError(f"stages: {stage.prompt_template}: members, most and times are 1 or more")
         if stage.rate is not None and (len(stage.rate) != 2 or stage.rate[0] > stage.rate[1]):
-            raise ConfigError(f"stages: {stage.context}: rate is the least and the highest mean reward")
+            raise ConfigError(f"stages: {stage.prompt_template}: rate is the least and the highest mean reward")
 
 
 def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, followed: str | None) -> tuple[Request, ...]:
-    parents = next((round_ for round_ in reversed(rounds) if round_.requests[0].context == followed), None)
+    parents = next((round_ for round_ in reversed(rounds) if round_.requests[0].prompt_template == followed), None)
     if parents is None:
         return ()
     earlier = [request for round_ in rounds for request in round_.requests]
@@ -184,7 +188,7 @@ def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, followed:
             Request(
                 prompt=group,
                 members=tuple(range(start, start + num)),
-                context=stage.context,
+                prompt_template=stage.prompt_template,
                 settings=stage.settings,
                 weights=stage.weights,
                 trained=stage.trained,

@@ -11,7 +11,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Request, Round, Setting, Strategy
 
 FOLLOWED = "after"
-"""The context that shows a sample of the task before."""
+"""The prompt template that shows a sample of the task before."""
 
 
 def following(identities: Sequence[tuple[int, int]], *, compare: Literal["sample", "prompt"]) -> Strategy:
@@ -38,7 +38,7 @@ def _downstream_requests(
     if compare == "sample":
         first, members = 1 + max(group for group, _ in identities), tuple(range(setting.group_size))
         return tuple(
-            Request(prompt=first + number, members=members, context=FOLLOWED, after=(identity,))
+            Request(prompt=first + number, members=members, prompt_template=FOLLOWED, after=(identity,))
             for number, identity in enumerate(identities)
         )
     written, begun = Counter(group for group, _ in identities), Counter[int]()
@@ -51,5 +51,5 @@ def _downstream_requests(
             )
         members = tuple(range(begun[group], begun[group] + each))
         begun[group] += each
-        requests.append(Request(prompt=group, members=members, context=FOLLOWED, after=((group, member),)))
+        requests.append(Request(prompt=group, members=members, prompt_template=FOLLOWED, after=((group, member),)))
     return tuple(requests)

@@ -44,9 +44,9 @@ def _kept_on_failure(
     return _without_replaced(rounds, setting, members) if replace_failed else all_trained(rounds, setting)
 
 
-def _check_on_failure(members: int, context: str | None, settings: Mapping[str, Any] | None) -> None:
-    if members < 1 or (context is None and not settings):
-        raise ConfigError("on_failure needs members >= 1, and a context or settings for the second attempt")
+def _check_on_failure(members: int, prompt_template: str | None, settings: Mapping[str, Any] | None) -> None:
+    if members < 1 or (prompt_template is None and not settings):
+        raise ConfigError("on_failure needs members >= 1, and a prompt template or settings for the second attempt")
 
 
 @STRATEGIES.register
@@ -56,16 +56,16 @@ def on_failure(
     setting: Setting,
     *,
     members: int = 4,
-    context: str | None = None,
+    prompt_template: str | None = None,
     below: float = 1.0,
     replace_failed: bool = True,
-    behind_prompt: bool = True,
+    train_without_template: bool = True,
     settings: Mapping[str, Any] | None = None,
 ) -> Sequence[Request]:
     """A second attempt at prompts with only failed members: further members with a hint or other settings.
 
-    A group fails where all rewards are under ``below``. Its further members have the prompt in ``context`` (one of
-    ``rollout.prompt_templates``), or are sampled with other ``settings``; they replace as many failed ones, or join
+    A group fails where all rewards are under ``below``. Its further members have the prompt in ``prompt_template`` (one
+    of ``rollout.prompt_templates``), or are sampled with other ``settings``; they replace as many failed ones, or join
     them. Samples with a hint are trained on with the unchanged prompt, their ratio to the policy with the hint, or with
     the hint in place.
 
@@ -78,9 +78,9 @@ def on_failure(
         Request(
             prompt=prompt,
             members=further,
-            context=context,
+            prompt_template=prompt_template,
             settings=settings or {},
-            behind_prompt=behind_prompt and context is not None,
+            train_without_template=train_without_template and prompt_template is not None,
         )
         for prompt in failed(first, setting, below)
     )
@@ -220,51 +220,54 @@ def with_answer(
     return tuple(_extended_group(group, answers) for prompt in prompts for group in setting.groups(prompt, 1))
 
 
-def _check_in_contexts(contexts: Sequence[str | None], sizes: Sequence[int]) -> None:
-    if not contexts or (sizes and len(sizes) != len(contexts)) or any(size < 1 for size in sizes):
-        raise ConfigError(f"in_contexts takes contexts, and a size of 1 or more for each or none, got {sizes}")
+def _check_mixed_prompt_templates(prompt_templates: Sequence[str | None], sizes: Sequence[int]) -> None:
+    if not prompt_templates or (sizes and len(sizes) != len(prompt_templates)) or any(size < 1 for size in sizes):
+        raise ConfigError(
+            f"mixed_prompt_templates takes prompt templates, and a size of 1 or more for each or none, got {sizes}"
+        )
 
 
 @STRATEGIES.register
-@strategy(check=_check_in_contexts)
-def in_contexts(
+@strategy(check=_check_mixed_prompt_templates)
+def mixed_prompt_templates(
     rounds: Sequence[Round],
     setting: Setting,
     *,
-    contexts: Sequence[str | None],
+    prompt_templates: Sequence[str | None],
     sizes: Sequence[int] = (),
-    behind_prompt: bool = False,
-    as_own: bool = False,
+    train_without_template: bool = False,
+    as_on_policy: bool = False,
 ) -> Sequence[Request]:
-    """Groups with the prompt in different contexts, part by part: the first members in the first.
+    """Groups with the prompt in different prompt templates, part by part: the first members in the first.
 
     The group is split into equal parts, or into parts of these ``sizes``; null is the unchanged prompt. Samples of a
-    context are
-    trained on with it in place, or with the unchanged prompt: their ratio is then to the policy with the context or,
-    with ``as_own``, to the one with the unchanged prompt.
+    prompt template are trained on with it in place, or with the unchanged prompt: their ratio is then to the policy
+    with the prompt template or, with ``as_on_policy``, to the one with the unchanged prompt.
 
-    Units: members.   Raises: ConfigError without contexts, for a size for less than each, or parts that are no group.
+    Units: members.   Raises: ConfigError without prompt templates, for a size for less than each, or parts that are no
+    group.
     Source: variants of a question in one group: Share-GRPO (R1-ShareVL), arXiv:2505.16673; members that see the rules,
     trained on without them: PolicyRollout (TriMPI), arXiv:2510.09474; a guided part: G2RPO-A, arXiv:2508.13023; members
     without a thought: RAIF, arXiv:2506.01413.
     """
     if rounds:
         return ()
-    sizes = sizes or [setting.group_size // len(contexts)] * len(contexts)
+    sizes = sizes or [setting.group_size // len(prompt_templates)] * len(prompt_templates)
     if sum(sizes) != setting.group_size:
         raise ConfigError(
-            f"in_contexts shows {sum(sizes)} members of a group something, and it has {setting.group_size}: choose "
-            "rollout.group_size as the sum of sizes, or a multiple of the contexts"
+            f"mixed_prompt_templates shows {sum(sizes)} members of a group something, and it has "
+            f"{setting.group_size}: choose rollout.group_size as the sum of sizes, or a multiple of the prompt "
+            "templates"
         )
-    parts = list(zip(contexts, sizes, accumulate(sizes), strict=True))
+    parts = list(zip(prompt_templates, sizes, accumulate(sizes), strict=True))
     return tuple(
         Request(
             prompt=prompt,
             members=tuple(range(end - size, end)),
-            context=context,
-            behind_prompt=behind_prompt and context is not None,
-            as_own=behind_prompt and as_own and context is not None,
+            prompt_template=prompt_template,
+            train_without_template=train_without_template and prompt_template is not None,
+            as_on_policy=train_without_template and as_on_policy and prompt_template is not None,
         )
         for prompt in range(setting.num_prompts)
-        for context, size, end in parts
+        for prompt_template, size, end in parts
     )

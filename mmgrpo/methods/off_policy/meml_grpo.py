@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from mmgrpo.data.contexts import CONTEXTS
-from mmgrpo.data.history import NOTHING, History, context
+from mmgrpo.data.history import NOTHING, History, prompt_template
+from mmgrpo.data.prompt_templates import PROMPT_TEMPLATES
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt
 
@@ -21,8 +21,8 @@ def _check_systems(texts: Sequence[str]) -> None:
         raise ConfigError("systems needs at least one text")
 
 
-@CONTEXTS.register
-@context(check=_check_systems)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_systems)
 def systems(prompt: Prompt, member: int, history: History = NOTHING, *, texts: Sequence[str]) -> Prompt:
     """A system text before the prompt, another for each member in turn: member m has text m modulo their number.
 
@@ -37,8 +37,8 @@ def _check_weakest_system(texts: Sequence[str]) -> None:
         raise ConfigError("weakest_system needs the system text of each part of a group, two at least")
 
 
-@CONTEXTS.register
-@context(check=_check_weakest_system)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_weakest_system)
 def weakest_system(
     prompt: Prompt, member: int, history: History = NOTHING, *, texts: Sequence[str], right: float = 1.0
 ) -> Prompt | None:
@@ -56,14 +56,13 @@ def weakest_system(
     parts: dict[str | None, dict[int, bool]] = {}
     scored = zip(history.samples, history.rewards, strict=True)
     for sample, reward in sorted(scored, key=lambda scored_sample: scored_sample[0].member):
-        parts.setdefault(sample.context, {})[sample.member] = reward is not None and reward >= right
+        parts.setdefault(sample.prompt_template, {})[sample.member] = reward is not None and reward >= right
     if not parts:
         return None
     if len(parts) != len(texts):
         raise ConfigError(
-            f"weakest_system has {len(texts)} texts, but the group was sampled in {len(parts)} contexts: set the "
-            f"system "
-            "text of each"
+            f"weakest_system has {len(texts)} texts, but the group was sampled in {len(parts)} prompt templates: set "
+            "the system text of each"
         )
     rates = [fmean(part.values()) for part in parts.values()]
     best = list(parts.values())[rates.index(max(rates))]

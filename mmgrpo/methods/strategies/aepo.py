@@ -85,7 +85,13 @@ def with_tempered(
     """
     members = tuple(range(setting.group_size, 2 * setting.group_size))
     return tuple(
-        Request(prompt=prompt, members=members, settings={"temperature": temperature}, behind_prompt=True, as_own=True)
+        Request(
+            prompt=prompt,
+            members=members,
+            settings={"temperature": temperature},
+            train_without_template=True,
+            as_on_policy=True,
+        )
         for prompt in range(max(1, int(share * setting.num_prompts)))
     )
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mmgrpo.data.contexts import CONTEXTS, require_text_of
-from mmgrpo.data.history import NOTHING, History, context
+from mmgrpo.data.history import NOTHING, History, prompt_template
+from mmgrpo.data.prompt_templates import PROMPT_TEMPLATES, require_text_of
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import AGGREGATES, Totals
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
@@ -105,8 +105,8 @@ def _check_carried_over(tail: int, head: int) -> None:
         raise ConfigError(f"carried_over needs tail >= 1 and head >= 0, got {tail} and {head}")
 
 
-@CONTEXTS.register
-@context(check=_check_carried_over)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_carried_over)
 def carried_over(prompt: Prompt, member: int, history: History = NOTHING, *, tail: int, head: int = 0) -> Prompt | None:
     """The prompt, with the beginning and the end of a cut-off answer as the beginning of the new answer.
 
@@ -120,7 +120,9 @@ def carried_over(prompt: Prompt, member: int, history: History = NOTHING, *, tai
     if not history.samples:
         return None
     if not history.ends:
-        raise ConfigError("carried_over counts tokens of a text, which this policy does not tell: use another context")
+        raise ConfigError(
+            "carried_over counts tokens of a text, which this policy does not tell: use another prompt template"
+        )
     text, ends = require_text_of(history.samples[0]), history.ends[0]
     if len(ends) <= head + tail:
         return replace(prompt, prefix=text)

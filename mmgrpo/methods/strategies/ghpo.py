@@ -5,8 +5,15 @@ The prompt includes the beginning of a text of the data row, such as a solution.
 
 from __future__ import annotations
 
-from mmgrpo.data.contexts import CONTEXTS, fill_template, require_places, require_share, text_column, with_text
-from mmgrpo.data.history import NOTHING, History, context
+from mmgrpo.data.history import NOTHING, History, prompt_template
+from mmgrpo.data.prompt_templates import (
+    PROMPT_TEMPLATES,
+    fill_template,
+    require_places,
+    require_share,
+    text_column,
+    with_text,
+)
 from mmgrpo.types import Prompt
 
 
@@ -15,8 +22,8 @@ def _check_column_part(share: float, text: str) -> None:
     require_share(share)
 
 
-@CONTEXTS.register
-@context(check=_check_column_part)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_column_part)
 def column_part(
     prompt: Prompt,
     member: int,

@@ -5,8 +5,8 @@ The prompt includes a hint from the data row.
 
 from __future__ import annotations
 
-from mmgrpo.data.contexts import CONTEXTS, fill_template, require_places, with_text
-from mmgrpo.data.history import NOTHING, History, context
+from mmgrpo.data.history import NOTHING, History, prompt_template
+from mmgrpo.data.prompt_templates import PROMPT_TEMPLATES, fill_template, require_places, with_text
 from mmgrpo.types import Prompt
 
 
@@ -14,8 +14,8 @@ def _check_column_hint(text: str) -> None:
     require_places("hint", text, "prompt", "hint")
 
 
-@CONTEXTS.register
-@context(check=_check_column_hint)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_column_hint)
 def column_hint(
     prompt: Prompt,
     member: int,

@@ -5,8 +5,15 @@ The prompt includes a hint that the policy wrote in an answer of the same group.
 
 from __future__ import annotations
 
-from mmgrpo.data.contexts import CONTEXTS, compile_pattern, fill_template, require_places, require_text_of, with_text
-from mmgrpo.data.history import NOTHING, History, context
+from mmgrpo.data.history import NOTHING, History, prompt_template
+from mmgrpo.data.prompt_templates import (
+    PROMPT_TEMPLATES,
+    compile_pattern,
+    fill_template,
+    require_places,
+    require_text_of,
+    with_text,
+)
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt
 
@@ -17,8 +24,8 @@ def _check_found_in_answer(pattern: str, text: str) -> None:
         raise ConfigError(f"the pattern needs a group in brackets, the text to insert, got {pattern!r:.80}")
 
 
-@CONTEXTS.register
-@context(check=_check_found_in_answer)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_found_in_answer)
 def found_in_answer(prompt: Prompt, member: int, history: History = NOTHING, *, pattern: str, text: str) -> Prompt:
     """The prompt with the match of a regular expression in an answer of the group, the last that has one.
 

@@ -33,9 +33,9 @@ def _with_least_hinted(rounds: Sequence[Round], setting: Setting, *, below: floa
     return [keep[0] & ~replaced_B, keep[1] & chosen_B]
 
 
-def _check_scaffold(contexts: Sequence[str], start: int) -> None:
-    if not contexts or start < 0:
-        raise ConfigError("scaffold needs the contexts that tell ever more, one at least, and start >= 0")
+def _check_scaffold(prompt_templates: Sequence[str], start: int) -> None:
+    if not prompt_templates or start < 0:
+        raise ConfigError("scaffold needs the prompt templates that tell ever more, one at least, and start >= 0")
 
 
 @STRATEGIES.register
@@ -44,26 +44,31 @@ def scaffold(
     first: Round,
     setting: Setting,
     *,
-    contexts: Sequence[str],
+    prompt_templates: Sequence[str],
     below: float = 1.0,
     start: int = 0,
-    behind_prompt: bool = False,
+    train_without_template: bool = False,
 ) -> Sequence[Request]:
     """Prompts with only failed members get one hint after another; the right answer with the smallest hint joins them.
 
-    A group fails where all rewards are under ``below``. One further member is sampled in each of the ``contexts``, with
-    ever larger hints; the first of them with a reward of at least ``below`` replaces the group's last member, and the
-    others are left out. Before step ``start`` there are no hints. The answer is trained on with its hint in place, or
-    with the unchanged prompt.
+    A group fails where all rewards are under ``below``. One further member is sampled in each of the
+    ``prompt_templates``, with ever larger hints; the first of them with a reward of at least ``below`` replaces the
+    group's last member, and the others are left out. Before step ``start`` there are no hints. The answer is trained on
+    with its hint in place, or with the unchanged prompt.
 
-    Units: below in those of the reward; start in steps.   Raises: ConfigError without contexts.
+    Units: below in those of the reward; start in steps.   Raises: ConfigError without prompt templates.
     Source: Scaf-GRPO, arXiv:2510.19807, and its code (dvlab-research/Scaf-GRPO, ``ray_trainer.py`` of
-        ``hint_mix_grpo`` with ``replace_num`` 1; behind_prompt is its ``replace_hint_prompt``).
+        ``hint_mix_grpo`` with ``replace_num`` 1; train_without_template is its ``replace_hint_prompt``).
     """
     if setting.step < start:
         return ()
     return tuple(
-        Request(prompt=prompt, members=(setting.group_size + tier,), context=context, behind_prompt=behind_prompt)
+        Request(
+            prompt=prompt,
+            members=(setting.group_size + tier,),
+            prompt_template=prompt_template,
+            train_without_template=train_without_template,
+        )
         for prompt in failed(first, setting, below)
-        for tier, context in enumerate(contexts)
+        for tier, prompt_template in enumerate(prompt_templates)
     )

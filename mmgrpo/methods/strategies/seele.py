@@ -92,7 +92,7 @@ def adaptive_hints(
     earlier: Sequence[Round],
     setting: Setting,
     *,
-    context: str,
+    prompt_template: str,
     rounds: int = 4,
     target: float = 0.5,
     first: float = 0.99,
@@ -101,8 +101,8 @@ def adaptive_hints(
     its members right.
 
     In the first round that is the share that the prompt ended with the last time, or ``first``; in each that follows,
-    the one at which the curve through the rounds so far has the target. The ``context`` inserts the requested share, as
-    ``solution_prefix`` does without a share.
+    the one at which the curve through the rounds so far has the target. The ``prompt_template`` inserts the requested
+    share, as ``solution_prefix`` does without a share.
 
     Units: shares and target are dimensionless, rewards are 0 or 1.
     Raises: ConfigError for numbers that request nothing, and groups that do not split into equal rounds.
@@ -121,7 +121,7 @@ def adaptive_hints(
         shares = [share if share >= 0 else first for share in last_P.tolist()]
     members = tuple(range(len(earlier) * size, (len(earlier) + 1) * size))
     return [
-        Request(prompt=prompt, members=members, context=context, share=share)
+        Request(prompt=prompt, members=members, prompt_template=prompt_template, share=share)
         for prompt, share in zip(prompts, shares, strict=True)
     ]
 

@@ -5,8 +5,8 @@ A prompt transform masks random patches of the images, for an evaluation of the 
 
 from __future__ import annotations
 
-from mmgrpo.data.corruption import IMAGE_CONTEXTS, corrupt_images
-from mmgrpo.data.history import NOTHING, History, context
+from mmgrpo.data.corruption import IMAGE_TEMPLATES, corrupt_images
+from mmgrpo.data.history import NOTHING, History, prompt_template
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.lazy import numpy as np
 from mmgrpo.types import Prompt
@@ -17,8 +17,8 @@ def _check_masked_image(share: float, patch: int) -> None:
         raise ConfigError(f"a share from 0 to 1 of patches of at least a pixel is masked, got {share} and {patch}")
 
 
-@IMAGE_CONTEXTS.register
-@context(check=_check_masked_image)
+@IMAGE_TEMPLATES.register
+@prompt_template(check=_check_masked_image)
 def masked_image(
     prompt: Prompt,
     member: int,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.data.contexts import CONTEXTS
-from mmgrpo.data.corruption import IMAGE_CONTEXTS, corrupt_images
-from mmgrpo.data.history import NOTHING, History, context
+from mmgrpo.data.corruption import IMAGE_TEMPLATES, corrupt_images
+from mmgrpo.data.history import NOTHING, History, prompt_template
+from mmgrpo.data.prompt_templates import PROMPT_TEMPLATES
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
@@ -59,8 +59,8 @@ def bounded_uncertainty(
     return advantage_BT + bonus_BT + torch.minimum(size_BT / entropy_bound, entropy * unsure_BT)
 
 
-@CONTEXTS.register
-@context()
+@PROMPT_TEMPLATES.register
+@prompt_template()
 def bare(prompt: Prompt, member: int, history: History = NOTHING) -> Prompt:
     """The prompt of the data row itself, for a sample with any other prompt; useful only in a view."""
     del member, history
@@ -72,8 +72,8 @@ def _check_noised_image(share: float, chance: float) -> None:
         raise ConfigError(f"the share of noise and its probability must be from 0 to 1, got {share} and {chance}")
 
 
-@IMAGE_CONTEXTS.register
-@context(check=_check_noised_image)
+@IMAGE_TEMPLATES.register
+@prompt_template(check=_check_noised_image)
 def noised_image(
     prompt: Prompt,
     member: int,

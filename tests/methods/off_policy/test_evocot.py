@@ -6,7 +6,7 @@ from mmgrpo.algorithm import Algorithm, course_of
 from mmgrpo.data.history import History
 from mmgrpo.memory import Memory
 from mmgrpo.types import Prompt
-from tests.configs.method_rounds import assert_contexts
+from tests.configs.method_rounds import assert_prompt_templates
 from tests.configs.method_rows import A_TWO, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit, config_of
 
@@ -19,7 +19,7 @@ def test_advantages_of_the_method() -> None:
 
 
 def test_contexts_of_a_group() -> None:
-    assert_contexts("evocot", ["thought"])
+    assert_prompt_templates("evocot", ["thought"])
 
 
 def test_prefix_of_the_thought_shortens_over_the_run() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.configs.method_rounds import assert_contexts
+from tests.configs.method_rounds import assert_prompt_templates
 from tests.configs.method_rows import A_TWO_6
 from tests.configs.method_scores import assert_rewards, texts_of_group
 from tests.configs.method_steps import Step, assert_credit
@@ -19,11 +19,11 @@ def test_advantages_of_the_method() -> None:
 
 
 def test_contexts_of_a_group() -> None:
-    assert_contexts("ps-grpo", [None, "second", "third", "fourth", "fifth", "sixth"])
+    assert_prompt_templates("ps-grpo", [None, "second", "third", "fourth", "fifth", "sixth"])
 
 
 # two wordings: the second text has one word of two and no pair in common with the others, sqrt(1/2 * 1/2)
-SAMPLES = texts_of_group("red fox", "red cat", "red fox", "red fox", context=[None, None, "second", "second"])
+SAMPLES = texts_of_group("red fox", "red cat", "red fox", "red fox", prompt_template=[None, None, "second", "second"])
 REWARDS = (1.0, 0.5, 0.75, 0.75)
 
 

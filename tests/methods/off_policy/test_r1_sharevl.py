@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.configs.method_rounds import assert_contexts
+from tests.configs.method_rounds import assert_prompt_templates
 from tests.configs.method_rows import A_TWO_6, ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_credit
 
@@ -18,4 +18,4 @@ def test_advantages_of_the_method() -> None:
 
 
 def test_contexts_of_a_group() -> None:
-    assert_contexts("r1-sharevl", [None, "variant"])
+    assert_prompt_templates("r1-sharevl", [None, "variant"])

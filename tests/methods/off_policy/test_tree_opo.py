@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.configs.method_rounds import assert_contexts
+from tests.configs.method_rounds import assert_prompt_templates
 from tests.configs.method_steps import Step, assert_credit
 
 # from 0, 1, 2, 3 on there succeed 1/2, 2/3, 1/2, 1: -1/4, 2/3, -1/4, 1/2, less their mean 1/6
@@ -14,4 +14,4 @@ def test_advantages_of_the_method() -> None:
 
 
 def test_contexts_of_a_group() -> None:
-    assert_contexts("tree-opo", [None, "quarter", "half", "most"])
+    assert_prompt_templates("tree-opo", [None, "quarter", "half", "most"])

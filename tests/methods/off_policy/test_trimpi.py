@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.configs.method_rounds import assert_contexts
+from tests.configs.method_rounds import assert_prompt_templates
 from tests.configs.method_rows import A_FOUR, ONE_OF_FOUR
 from tests.configs.method_steps import Step, assert_credit
 
@@ -14,4 +14,4 @@ def test_advantages_of_the_method() -> None:
 
 
 def test_half_of_a_group_is_sampled_in_the_context_and_trained_with_the_prompt() -> None:
-    assert_contexts("trimpi", [None, "policy"], behind_prompt=True)
+    assert_prompt_templates("trimpi", [None, "policy"], train_without_template=True)

@@ -42,7 +42,7 @@ def test_positives_replace_the_first_rows(
     first = answered(strategy.ask((), FOUR), [0] * 8)
     (again,) = strategy.ask([first], FOUR)  # the first quarter of four prompts
     assert (again.prompt, again.members, again.settings) == (0, (2, 3), {"temperature": temperature})
-    assert (again.behind_prompt, again.as_own) == (True, True)
+    assert (again.train_without_template, again.as_on_policy) == (True, True)
     rounds = [first, answered([again], rewards)]
     assert strategy.ask(rounds, FOUR) == ()
     kept = [keep_B.int().tolist() for keep_B in strategy.kept(rounds, FOUR)]

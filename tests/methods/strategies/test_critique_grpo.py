@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import log
 
-from tests.configs.method_rounds import ExpectedRounds, assert_rounds, context_text, history_of
+from tests.configs.method_rounds import ExpectedRounds, assert_rounds, history_of, template_text
 from tests.configs.method_steps import Step, assert_loss
 
 A_THREE = 1 / 3 / 0.5773513
@@ -39,6 +39,6 @@ def test_rounds_of_the_method() -> None:
 
 def test_prompt_has_a_draft_and_its_critique() -> None:
     drafts = history_of("5", "4", "3", rewards=(0.0, 1.0, None))
-    assert "solution:\n3\n" in context_text("critique-grpo", "refine", drafts, member=5)  # 5 modulo 3
-    assert "That is wrong; the answer is 4." in context_text("critique-grpo", "refine", drafts, member=3)
-    assert "That is right; the answer is 4." in context_text("critique-grpo", "refine", drafts, member=4)
+    assert "solution:\n3\n" in template_text("critique-grpo", "refine", drafts, member=5)  # 5 modulo 3
+    assert "That is wrong; the answer is 4." in template_text("critique-grpo", "refine", drafts, member=3)
+    assert "That is right; the answer is 4." in template_text("critique-grpo", "refine", drafts, member=4)

@@ -31,4 +31,4 @@ def test_of_further_members_the_rarer_kind_trains() -> None:
     )
     strategy = Algorithm.of(config_of("eframe")).strategy
     (more,) = strategy.ask([answered(strategy.ask((), TWO_OF_TWO), [0, 0, 1, 0])], TWO_OF_TWO)
-    assert (more.settings, more.behind_prompt) == ({"temperature": 1.2}, False)
+    assert (more.settings, more.train_without_template) == ({"temperature": 1.2}, False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmgrpo.data.history import History
-from tests.configs.method_rounds import ExpectedRounds, assert_rounds, context_text
+from tests.configs.method_rounds import ExpectedRounds, assert_rounds, template_text
 
 # the first prompt fails, is sampled with a quarter of its solution, and solved with half of it
 ROUNDS = ExpectedRounds(
@@ -18,5 +18,5 @@ def test_rounds_of_the_method() -> None:
 
 
 def test_prompt_has_a_part_of_the_solution() -> None:
-    assert context_text("ghpo", "quarter", History()).endswith("ab")
-    assert context_text("ghpo", "three_quarters", History()).endswith("abcdef")
+    assert template_text("ghpo", "quarter", History()).endswith("ab")
+    assert template_text("ghpo", "three_quarters", History()).endswith("abcdef")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.configs.method_rounds import ExpectedRounds, assert_rounds, context_text, history_of
+from tests.configs.method_rounds import ExpectedRounds, assert_rounds, history_of, template_text
 
 # of each prompt two with the best draft, which alone train
 ROUNDS = ExpectedRounds(
@@ -18,4 +18,4 @@ def test_rounds_of_the_method() -> None:
 
 def test_prompt_has_the_best_draft() -> None:
     drafts = history_of("5", "4", "3", rewards=(0.0, 1.0, None))
-    assert "solution:\n4\n" in context_text("igrpo", "draft", drafts)
+    assert "solution:\n4\n" in template_text("igrpo", "draft", drafts)

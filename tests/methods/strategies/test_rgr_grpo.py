@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import log
 
-from tests.configs.method_rounds import ExpectedRounds, assert_rounds, context_text, history_of
+from tests.configs.method_rounds import ExpectedRounds, assert_rounds, history_of, template_text
 from tests.configs.method_steps import Step, assert_loss
 
 A_THREE = 1 / 3 / 0.5773513
@@ -38,5 +38,5 @@ def test_rounds_of_the_method() -> None:
 
 def test_prompt_has_the_best_draft_and_the_criteria() -> None:
     drafts = history_of("5", "4", "3", rewards=(0.0, 1.0, None))
-    text = context_text("rgr-grpo", "refine", drafts, member=3, criteria="adds both")
+    text = template_text("rgr-grpo", "refine", drafts, member=3, criteria="adds both")
     assert "solution:\n4\n\nIt does not meet all of this:\nadds both\n" in text

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.data.contexts import solution_prefix
 from mmgrpo.data.history import History
+from mmgrpo.data.prompt_templates import solution_prefix
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import column_of
 from mmgrpo.maths.strategies import Setting
@@ -50,7 +50,7 @@ def test_each_round_has_the_share_that_makes_half_of_it_right() -> None:
     for rewards in ([1, 1, 0, 1], [0, 0, 1, 0], [1, 0, 1, 0], [1, 0, 0, 1]):
         requests = strategy.ask(rounds, setting)
         assert [request.members for request in requests] == [(2 * len(rounds), 2 * len(rounds) + 1)] * 2
-        assert {request.context for request in requests} == {"begun"}
+        assert {request.prompt_template for request in requests} == {"begun"}
         shares.append([request.share for request in requests])
         rounds.append(answered(requests, rewards))
     assert strategy.ask(rounds, setting) == ()
@@ -60,9 +60,9 @@ def test_each_round_has_the_share_that_makes_half_of_it_right() -> None:
     assert shares[2] == [fitted(points).share_for(0.5) for points in second]
     with pytest.raises(ConfigError, match="equal rounds"):
         strategy.ask((), replace(setting, group_size=6))
-    adaptive_hints(context="begun", first=1.0)
+    adaptive_hints(prompt_template="begun", first=1.0)
     with pytest.raises(ConfigError, match="adaptive_hints needs"):
-        adaptive_hints(context="begun", target=1.0)
+        adaptive_hints(prompt_template="begun", target=1.0)
 
 
 def test_the_last_share_is_remembered() -> None:
@@ -87,6 +87,6 @@ def test_a_rate_at_the_floor_needs_no_share() -> None:
 
 @pytest.mark.parametrize("numbers", [{"target": 0.0}, {"target": 1.0}, {"rounds": 0}, {"first": 1.5}])
 def test_numbers_without_a_share_raise(numbers: dict[str, float]) -> None:
-    adaptive_hints(context="begun", first=1.0)
+    adaptive_hints(prompt_template="begun", first=1.0)
     with pytest.raises(ConfigError, match="adaptive_hints needs"):
-        adaptive_hints(context="begun", **numbers)
+        adaptive_hints(prompt_template="begun", **numbers)

@@ -1,8 +1,8 @@
-"""Contexts: functions that replace a member's prompt when it is sampled, or when a view re-scores it.
+"""Prompt templates: functions that replace a member's prompt when it is sampled, or when a view re-scores it.
 
-A context is a function of the prompt, the member's number and the ``History`` of its group, bound to its settings. The
-returned prompt keeps the columns, so that rewards read the same row. A context that changes nothing returns the same
-prompt object; a context that does not apply to a member returns None.
+A prompt template is a function of the prompt, the member's number and the ``History`` of its group, bound to its
+settings. The returned prompt keeps the columns, so that rewards read the same row. A prompt template that changes
+nothing returns the same prompt object; a prompt template that does not apply to a member returns None.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from mmgrpo.data.corruption import IMAGE_CONTEXTS
-from mmgrpo.data.history import NOTHING, Context, History, context
+from mmgrpo.data.corruption import IMAGE_TEMPLATES
+from mmgrpo.data.history import NOTHING, History, PromptTemplate, prompt_template
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.registry import Registry
 from mmgrpo.types import Prompt, Sample
 
-CONTEXTS: Registry[Callable[..., Context]] = Registry(IMAGE_CONTEXTS)
-"""Contexts by the name that ``rollout.prompt_templates`` and ``objective.views`` use; called with their settings."""
+PROMPT_TEMPLATES: Registry[Callable[..., PromptTemplate]] = Registry(IMAGE_TEMPLATES)
+"""Prompt templates by the name that ``rollout.prompt_templates`` and ``objective.views`` use; called with their
+settings.
+"""
 
 PLACEHOLDER = re.compile(r"{([^{}]+)}")
 """A name in braces within a text."""
@@ -51,8 +53,8 @@ def _check_template(text: str) -> None:
         raise ConfigError(f"the text of a template holds {{prompt}}, or the {{COLUMN}} of its row, got {text!r:.80}")
 
 
-@CONTEXTS.register
-@context(check=_check_template)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_template)
 def template(prompt: Prompt, member: int, history: History = NOTHING, *, text: str) -> Prompt:
     """A text with ``{prompt}`` replaced by the prompt and ``{COLUMN}`` by a column of its row.
 
@@ -72,8 +74,8 @@ def _check_solution_prefix(share: float | None, between: str) -> None:
         require_share(share)
 
 
-@CONTEXTS.register
-@context(check=_check_solution_prefix)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_solution_prefix)
 def solution_prefix(
     prompt: Prompt,
     member: int,
@@ -105,8 +107,8 @@ def _check_opening(text: str) -> None:
         raise ConfigError("an opening is a text that the answer begins with, got none")
 
 
-@CONTEXTS.register
-@context(check=_check_opening)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_opening)
 def opening(prompt: Prompt, member: int, history: History = NOTHING, *, text: str) -> Prompt:
     """The prompt, with a text as the beginning of the answer, such as an empty thought; that part is not trained.
 
@@ -122,8 +124,8 @@ def _check_peer_answer(text: str, without: str | None) -> None:
         compile_pattern("without", without)
 
 
-@CONTEXTS.register
-@context(check=_check_peer_answer)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_peer_answer)
 def peer_answer(
     prompt: Prompt,
     member: int,
@@ -136,9 +138,9 @@ def peer_answer(
 ) -> Prompt | None:
     """The prompt with a correct answer of another member of the group: the first whose reward reaches ``at_least``.
 
-    ``text`` has the placeholders ``{prompt}`` and ``{answer}``. The context does not apply to a member without such a
-    peer and, with ``wrong_alone``, to a member that is correct itself. Matches of the regular expression ``without``
-    are removed from the answer.
+    ``text`` has the placeholders ``{prompt}`` and ``{answer}``. The prompt template does not apply to a member without
+    such a peer and, with ``wrong_alone``, to a member that is correct itself. Matches of the regular expression
+    ``without`` are removed from the answer.
 
     Units: at_least in those of the reward.   Raises: ConfigError for a text without either placeholder, or an invalid
         regular expression; DataError for an answer that is no text.
@@ -161,8 +163,8 @@ def _check_after_answers(text: str, pattern: str | None) -> None:
         compile_pattern("pattern", pattern)
 
 
-@CONTEXTS.register
-@context(check=_check_after_answers)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_after_answers)
 def after_answers(
     prompt: Prompt,
     member: int,
@@ -176,8 +178,8 @@ def after_answers(
 
     ``{answer}`` is replaced by the first answer, ``{answer_2}`` by the second, and ``{answers}`` by all of them, each
     formatted as ``each``; ``{prompt}`` and ``{COLUMN}`` as in ``template``. With a regular expression ``pattern``, its
-    last match in each answer is used, the first group if it has one; the context does not apply to a member with an
-    answer without a match.
+    last match in each answer is used, the first group if it has one; the prompt template does not apply to a member
+    with an answer without a match.
 
     Raises: ConfigError for a text without an answer, or an invalid regular expression; DataError for an answer that is
         no text.
@@ -220,8 +222,8 @@ def _check_draft(of: str, text: str) -> None:
     require_places("draft", text, "prompt", "draft")
 
 
-@CONTEXTS.register
-@context(check=_check_draft)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_draft)
 def draft(
     prompt: Prompt,
     member: int,
@@ -256,12 +258,16 @@ def draft(
 
 def require_text_of(sample: Sample) -> str:
     if sample.text is None:
-        raise DataError("this context inserts answers, but this policy generates no text: use another context")
+        raise DataError(
+            "this prompt template inserts answers, but this policy generates no text: use another prompt template"
+        )
     return sample.text
 
 
 def text_column(name: str, prompt: Prompt, column: str) -> str:
-    """The text in a column of the prompt's row. Raises DataError, with the context's name, for a row without it."""
+    """The text in a column of the prompt's row. Raises DataError, with the prompt template's name, for a row without
+    it.
+    """
     value = prompt.columns.get(column)
     if not isinstance(value, str):
         raise DataError(f"{name} needs a text in the column {column!r}; the row has {sorted(prompt.columns)}")
@@ -286,7 +292,7 @@ def fill_template(prompt: Prompt, text: str, further: Mapping[str, str]) -> str:
         if match[1] not in values and not match[1].isidentifier():
             return match[0]
         if match[1] not in values:
-            raise DataError(f"a context asks for the column {match[1]!r}; the row has {sorted(prompt.columns)}")
+            raise DataError(f"a prompt template asks for the column {match[1]!r}; the row has {sorted(prompt.columns)}")
         return str(values[match[1]])
 
     return PLACEHOLDER.sub(replacement, text)

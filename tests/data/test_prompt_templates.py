@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmgrpo.data.contexts import opening, peer_answer, solution_prefix, template
 from mmgrpo.data.history import History
+from mmgrpo.data.prompt_templates import opening, peer_answer, solution_prefix, template
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.methods.views.papo import masked_image
 from mmgrpo.methods.views.vogue import bare, noised_image
@@ -16,8 +16,8 @@ from mmgrpo.types import Prompt, Sample
 WHITE = Prompt("what is it", images=[Image.new("RGB", (40, 30), "white")] * 2, columns={"answer": "a"})
 
 
-def shown(context, member: int = 0, seed: int = 3) -> list[np.ndarray]:
-    prompt = context(WHITE, member, History(seed=seed))
+def shown(prompt_template, member: int = 0, seed: int = 3) -> list[np.ndarray]:
+    prompt = prompt_template(WHITE, member, History(seed=seed))
     assert prompt is not None
     assert (prompt.text, prompt.columns) == (WHITE.text, WHITE.columns)
     return [np.asarray(image) for image in prompt.images]
@@ -38,8 +38,8 @@ def test_masked_patches_are_black_complete_and_keyed() -> None:
 
 def test_the_share_is_of_patches() -> None:
     large = Prompt("", images=[Image.new("RGB", (140, 140), "white")])
-    context = masked_image(share=0.6, patch=1)
-    seen = context(large, 0, History())
+    prompt_template = masked_image(share=0.6, patch=1)
+    seen = prompt_template(large, 0, History())
     assert seen is not None
     assert (np.asarray(seen.images[0]) == 0).mean() == pytest.approx(0.6, abs=0.02)  # 19,600 patches: deviation 0.0035
     for share, expected in ((0.0, 255), (1.0, 0)):
@@ -82,18 +82,22 @@ def history(*rewards: float | None, texts: tuple[str, ...] = ("zero", "one", "tw
 
 
 def test_a_peers_answer_is_the_first_right_one_of_another() -> None:
-    context = peer_answer(text="{prompt}|{answer}", at_least=0.5)
-    told = [context(WHITE, member, history(1.0, 0.0, 0.5)) for member in range(3)]
+    prompt_template = peer_answer(text="{prompt}|{answer}", at_least=0.5)
+    told = [prompt_template(WHITE, member, history(1.0, 0.0, 0.5)) for member in range(3)]
     assert [one.text for one in told if one] == ["what is it|two", "what is it|zero", "what is it|zero"]
-    assert [context(WHITE, member, history(None, 1.0, 0.4)) is None for member in range(3)] == [False, True, False]
+    assert [prompt_template(WHITE, member, history(None, 1.0, 0.4)) is None for member in range(3)] == [
+        False,
+        True,
+        False,
+    ]
     wrong = peer_answer(text="{prompt}|{answer}", at_least=0.5, wrong_alone=True)
     assert [wrong(WHITE, member, history(1.0, 0.0, 0.5)) is None for member in range(3)] == [True, False, True]
 
 
 def test_inserted_answers_are_stripped_and_not_filled_again() -> None:
     thoughts = ("<think>so\nso</think> {answer} {nothing}", "x", "y")
-    context = peer_answer(text="{prompt}|{answer}", without=r"<think>.*?</think>\s*")
-    seen = context(WHITE, 1, history(1.0, 0.0, 0.0, texts=thoughts))
+    prompt_template = peer_answer(text="{prompt}|{answer}", without=r"<think>.*?</think>\s*")
+    seen = prompt_template(WHITE, 1, history(1.0, 0.0, 0.0, texts=thoughts))
     assert seen is not None
     assert seen.text == "what is it|{answer} {nothing}"
     echo = template(text="{prompt} {answer}")(Prompt("say {answer}", columns={"answer": "a"}), 0, History())
@@ -117,8 +121,8 @@ def test_unsupported_contexts_raise() -> None:
         peer_answer()(WHITE, 0, pictures)
 
 
-def prefix_of(context, prompt: Prompt) -> str | None:
-    shown = context(prompt, 0, History(seed=0))
+def prefix_of(prompt_template, prompt: Prompt) -> str | None:
+    shown = prompt_template(prompt, 0, History(seed=0))
     assert shown is not None
     return shown.prefix
 
