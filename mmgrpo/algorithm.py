@@ -443,7 +443,7 @@ def objective_of(config: ObjectiveConfig) -> Objective:
         entropy_bonus=config.entropy_bonus,
         modulations=modulations,
         further=tuple(_term(term) for term in config.terms),
-        foreign=None if config.off_policy is None else _foreign(config.off_policy),
+        off_policy=None if config.off_policy is None else _off_policy_surrogate(config.off_policy),
     )
 
 
@@ -558,7 +558,7 @@ def _term(config: TermConfig) -> Term:
     return weighted(term if config.label is None else replace(term, name=config.label), config.weight)
 
 
-def _foreign(config: OffPolicyConfig) -> OffPolicySurrogate:
+def _off_policy_surrogate(config: OffPolicyConfig) -> OffPolicySurrogate:
     surrogate = bound("objective.off_policy.surrogate", SURROGATES, config.surrogate)
     return OffPolicySurrogate(surrogate=surrogate, ratio_level=_level(config.ratio_level), weight=config.weight)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mmgrpo.differentiating import backward
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.policy import Policy, SupportsOffPolicyScoring, SupportsPromptOverride, SupportsWindows
-from mmgrpo.types import Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Plan, Prompt, Rollout, Sample, Source
 
 SEED = 11
 GROUP_SIZE = 2
@@ -240,7 +240,7 @@ def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout)
     Samples without tokens have no stored log-probabilities: their decisions are new, and scored by the current policy.
     """
     assert isinstance(policy, SupportsOffPolicyScoring)
-    stored = [rollout.off_policy_sample(row, Origin.REPLAY) for row in reversed(range(subject.rows))]
+    stored = [rollout.off_policy_sample(row, Source.REPLAY) for row in reversed(range(subject.rows))]
     has_tokens = all(sample.tokens is not None for sample in rollout.samples)
     if not has_tokens:
         stored = [replace(sample, old_logprob_T=None) for sample in stored]
@@ -258,7 +258,7 @@ def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout)
         assert torch.equal(read.mask_BT, mask_BT), "read rows train other decisions than were sampled"
         old_BT = rollout.old_logprob_BT.flip(0)
         assert largest_difference(read.old_logprob_BT, old_BT, mask_BT) == 0
-        again = policy.read([read.off_policy_sample(row, Origin.REPLAY) for row in range(subject.rows)], seed=SEED + 2)
+        again = policy.read([read.off_policy_sample(row, Source.REPLAY) for row in range(subject.rows)], seed=SEED + 2)
         assert torch.equal(again.mask_BT, read.mask_BT)
         assert largest_difference(values(policy, again), read.old_logprob_BT, read.mask_BT) <= max(
             gap, subject.rounding

@@ -155,7 +155,7 @@ class Noise:
     level_BT: Tensor
 
 
-class Origin(IntEnum):
+class Source(IntEnum):
     """Source of a row of a rollout: sampled by the policy at this step, a stored row, or a demonstration."""
 
     ON_POLICY = 0
@@ -172,7 +172,7 @@ class OffPolicySample:
         num_forced: number of leading decisions that are forced and not trained on.
         old_logprob_T: log-probability of each decision under the behavior policy; None: that of the current policy,
             without grad.
-        origin: source of the sample.
+        source: source of the sample.
         record: its entry of ``Rollout.record_B``, if it was a row of a rollout of this policy: the new row then has the
             same decisions, and old_logprob_T belongs to them. None: the policy derives decisions from the sample.
     """
@@ -180,7 +180,7 @@ class OffPolicySample:
     sample: Sample
     num_forced: int = 0
     old_logprob_T: Tensor | None = None
-    origin: Origin = Origin.DEMONSTRATION
+    source: Source = Source.DEMONSTRATION
     record: Mapping[str, Any] | None = None
 
 
@@ -198,7 +198,7 @@ class Rollout:
         trace: the policy's own data, from which it scores the decisions again.
         noise: step sizes, for policies whose decisions are Gaussian.
         values: values of the decisions under the behavior policy, (B, T) each, by name.
-        origin_B: source of each row, a number of ``Origin``; None: all were sampled at this step.
+        source_B: source of each row, a number of ``Source``; None: all were sampled at this step.
         age_B: number of weight updates since old_logprob_BT was computed; None: none.
         sampled_by_BT: the row that sampled each decision, where rows continue others; None: each row its own decisions.
         recomputed_B: bool, off-policy rows without log-probabilities, for which ``old_logprob_BT`` was computed by the
@@ -223,7 +223,7 @@ class Rollout:
     trace: Any
     noise: Noise | None = None
     values: Mapping[Value, Tensor] = field(default_factory=dict)
-    origin_B: Tensor | None = None
+    source_B: Tensor | None = None
     age_B: Tensor | None = None
     sampled_by_BT: Tensor | None = None
     recomputed_B: Tensor | None = None
@@ -253,7 +253,7 @@ class Rollout:
             raise ShapeError("old_logprob_BT must be finite where mask_BT is True")
         if [sample.group for sample in self.samples] != self.prompt_index_B.tolist():
             raise ShapeError("prompt_index_B and the samples' group numbers differ")
-        for name in ("origin_B", "age_B", "num_decisions_B", "recomputed_B"):
+        for name in ("source_B", "age_B", "num_decisions_B", "recomputed_B"):
             tensor = getattr(self, name)
             if tensor is not None and (tensor.shape != (B,) or tensor.is_floating_point()):
                 raise ShapeError(f"{name} must be {B} integers, got {_describe(tensor)}")
@@ -288,12 +288,12 @@ class Rollout:
         """(B, T)."""
         return self.mask_BT.shape[0], self.mask_BT.shape[1]
 
-    def off_policy_sample(self, row: int, origin: Origin, *, sample: Sample | None = None) -> OffPolicySample:
+    def off_policy_sample(self, row: int, source: Source, *, sample: Sample | None = None) -> OffPolicySample:
         """A row as input of ``SupportsOffPolicyScoring.read``, with the log-probabilities recorded at sampling.
 
         Args:
             row: index along B.
-            origin: source of the new row.
+            source: source of the new row.
             sample: replaces the row's sample, for example by one with another prompt; None: the row's sample.
 
         Returns:
@@ -303,7 +303,7 @@ class Rollout:
             sample=self.samples[row] if sample is None else sample,
             num_forced=self.samples[row].num_forced,
             old_logprob_T=self.old_logprob_BT[row, : self.num_decisions(row)].clone(),
-            origin=origin,
+            source=source,
             record=None if self.record_B is None else self.record_B[row],
         )
 
@@ -312,7 +312,7 @@ class Rollout:
         """Whether old_logprob_BT is of the current policy: every row was sampled at this step, before any later
         update.
         """
-        is_sampled = self.origin_B is None or bool((self.origin_B == Origin.ON_POLICY).all())
+        is_sampled = self.source_B is None or bool((self.source_B == Source.ON_POLICY).all())
         return is_sampled and (self.age_B is None or not bool(self.age_B.any()))
 
     @property
@@ -321,8 +321,8 @@ class Rollout:
         log-probabilities, and not aged.
         """
         unchanged_B = torch.ones(len(self.samples), dtype=torch.bool)
-        if self.origin_B is not None:
-            unchanged_B &= self.origin_B.cpu() == Origin.ON_POLICY
+        if self.source_B is not None:
+            unchanged_B &= self.source_B.cpu() == Source.ON_POLICY
         if self.recomputed_B is not None:
             unchanged_B |= self.recomputed_B.cpu()
         return unchanged_B if self.age_B is None else unchanged_B & (self.age_B.cpu() == 0)

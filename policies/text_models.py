@@ -36,7 +36,7 @@ effect.
 """
 
 
-class Source(Protocol):
+class LoadingSettings(Protocol):
     """Settings for loading a model."""
 
     @property
@@ -49,7 +49,7 @@ class Source(Protocol):
     def processor(self) -> Mapping[str, Any]: ...
 
 
-def pretrained(source: str, settings: Source, *, what: str) -> tuple[PreTrainedModel, Any]:
+def pretrained(source: str, settings: LoadingSettings, *, what: str) -> tuple[PreTrainedModel, Any]:
     """A model and its processor, or its tokenizer if the model is text-only.
 
     Args:

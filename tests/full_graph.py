@@ -15,7 +15,7 @@ from torch import Tensor
 
 Numbers = Mapping[str, Any]
 Matrix = Sequence[Sequence[Tensor]]
-SAMPLED = 0  # Origin.ON_POLICY
+SAMPLED = 0  # Source.ON_POLICY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Rows:
         keep: whether each is trained.
         segment: of each.
         group: of each row.
-        origin: of each row.
+        source: source of each row.
         unchanged: whether old is of the current weights, of each row.
     """
 
@@ -72,7 +72,7 @@ class Rows:
     keep: Sequence[Sequence[bool]]
     segment: Sequence[Sequence[int]]
     group: Sequence[int]
-    origin: Sequence[int]
+    source: Sequence[int]
     unchanged: Sequence[bool]
 
 
@@ -85,7 +85,7 @@ def loss_of(loss: Loss, rows: Rows) -> Tensor:
     change = {(b, t): rows.now[b][t] - rows.old[b][t] for b, t in cells}
     total = torch.zeros(())
     for b, t in cells:
-        of_replayed = loss.replayed if rows.origin[b] != SAMPLED else None
+        of_replayed = loss.replayed if rows.source[b] != SAMPLED else None
         name, numbers, level, times = (*loss.surrogate, loss.level, 1.0) if of_replayed is None else of_replayed
         if (b, t) in selected:
             own = dict(change)

@@ -329,7 +329,7 @@ def test_off_policy_rows_and_auxiliary_losses() -> None:
         )
     )
     formula = "shaped_probability: l = -A p / (p + gamma), p = exp(logprob), gamma = 0.1"
-    assert found["read rows l"] == f"{formula}; r of the decision, times 1"
+    assert found["off-policy l"] == f"{formula}; r of the decision, times 1"
     assert found["term"] == "0.1 times negative_logprob: L = sum v (-logprob); only rows of source demonstration"
     assert found["advantage A"].endswith("Rows that are read are compared among themselves")
     found = rows(load_config("methods/mm-helix", {"policy": None}))

@@ -107,7 +107,7 @@ def full_graph(
             segment_BT=rollout.segment_BT,
             std_BT=None if rollout.noise is None else rollout.noise.std_BT,
             group_BT=rollout.prompt_index_B[:, None].expand(B, T),
-            origin_BT=None if rollout.origin_B is None else rollout.origin_B[:, None].expand(B, T),
+            source_BT=None if rollout.source_B is None else rollout.source_B[:, None].expand(B, T),
             values={value: matrix_BT for value, matrix_BT in whole.items() if value is not None},
         )
     )

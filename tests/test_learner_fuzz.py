@@ -23,7 +23,7 @@ from mmgrpo.maths.terms.view_terms import negative_logprob
 from mmgrpo.methods.ratios.gmpo import pessimistic_bound
 from mmgrpo.methods.selection.kl_cov import departure, kl_covariance
 from mmgrpo.training.gradients import accumulate_gradient
-from mmgrpo.types import Origin, Plan, Rollout
+from mmgrpo.types import Plan, Rollout, Source
 from mmgrpo.values import OLD
 from tests import full_graph
 from tests.full_graph import Loss, Rows
@@ -65,7 +65,7 @@ def test_the_streamed_gradient_is_that_of_the_formulas(seed: int) -> None:
         keep=rollout.mask_BT.tolist(),
         segment=rollout.segment_BT.tolist(),
         group=rollout.prompt_index_B.tolist(),
-        origin=[0] * B if rollout.origin_B is None else rollout.origin_B.tolist(),
+        source=[0] * B if rollout.source_B is None else rollout.source_B.tolist(),
         unchanged=rollout.unchanged_B.tolist(),
     )
     loss = _without_ties(loss, rows)
@@ -102,7 +102,7 @@ def _reference(policy: Policy, rollout: Rollout) -> Tensor:
 
 
 def _disturbed(of: random.Random, policy: Policy, rollout: Rollout, kind: str) -> Rollout:
-    """Other masks, segments and origins; weights that have moved, or not."""
+    """Other masks, segments and sources; weights that have moved, or not."""
     T = rollout.shape[1]
     mask_BT = rollout.mask_BT & torch.tensor([[of.random() < 0.75 for _ in range(T)] for _ in range(B)])
     mask_BT[of.randrange(B)] &= of.random() < 0.5  # a row of which nothing may be left
@@ -111,7 +111,7 @@ def _disturbed(of: random.Random, policy: Policy, rollout: Rollout, kind: str) -
     rollout = replace(rollout, mask_BT=mask_BT & rollout.mask_BT, segment_BT=segment_BT)
     if of.random() < 0.4:
         rollout = replace(
-            rollout, origin_B=torch.tensor([of.choice([Origin.ON_POLICY, Origin.REPLAY]) for _ in range(B)])
+            rollout, source_B=torch.tensor([of.choice([Source.ON_POLICY, Source.REPLAY]) for _ in range(B)])
         )
     if of.random() < 0.75:
         move(policy.trainable, scale=0.01 if kind == "language" else 0.002, seed=2)
@@ -191,10 +191,10 @@ def _objective(loss: Loss) -> Objective:
         "k3_old": lambda: divergence_terms.divergence(form="k3", view=OLD),
     }
     form, beta, level = loss.divergence or (None, 0.0, None)
-    foreign = None
+    off_policy = None
     if loss.replayed is not None:
         name, numbers, of_replayed, weight = loss.replayed
-        foreign = OffPolicySurrogate(surrogate=surrogate(name, numbers), ratio_level=of_replayed, weight=weight)
+        off_policy = OffPolicySurrogate(surrogate=surrogate(name, numbers), ratio_level=of_replayed, weight=weight)
     return Objective(
         surrogate=surrogate(*loss.surrogate),
         aggregate=partial(AGGREGATES[loss.aggregate[0]], **loss.aggregate[1]),
@@ -207,7 +207,7 @@ def _objective(loss: Loss) -> Objective:
         entropy_bonus=loss.entropy_bonus,
         modulations=() if loss.covariance is None else (kl_covariance(share=loss.covariance),),
         further=tuple(weighted(terms[name](), weight) for name, weight in loss.terms.items()),
-        foreign=foreign,
+        off_policy=off_policy,
     )
 
 

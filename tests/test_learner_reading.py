@@ -15,7 +15,7 @@ from mmgrpo.maths.terms import Term
 from mmgrpo.methods.group_losses.dgpo import dgpo
 from mmgrpo.methods.sampling.diffusion_nft import diffusion_nft
 from mmgrpo.training.gradients import accumulate_gradient
-from mmgrpo.types import OffPolicySample, Origin, Plan, Rollout
+from mmgrpo.types import OffPolicySample, Plan, Rollout, Source
 from mmgrpo.values import Value
 from tests.test_learner import CLIPPED, PROMPTS, disturb, full_graph, make_policy, relative, streamed
 
@@ -39,7 +39,7 @@ OBJECTIVES = {
 def read(policy: DenoisingPolicy, objective: Objective) -> Rollout:
     """The final latents of two groups, drawn without noise, read at three levels of the group's own."""
     rollout = policy.rollout(PROMPTS, group_size=2, seed=11, plan=Plan(stochastic=(), keep_latents=True))
-    off_policy_samples = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in rollout.samples]
+    off_policy_samples = [OffPolicySample(sample=sample, source=Source.ON_POLICY) for sample in rollout.samples]
     return policy.read(off_policy_samples, seed=11, plan=Plan(same_initial_noise=True, values=tuple(objective.values)))
 
 

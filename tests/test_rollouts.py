@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.errors import DataError, ShapeError
-from mmgrpo.types import Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Plan, Prompt, Rollout, Sample, Source
 from mmgrpo.values import DRIFT, ENTROPY, Value, from_reference
 
 
@@ -37,23 +37,23 @@ def test_a_rollout_is_on_policy_as_long_as_the_weights_that_drew_it_stay() -> No
 
 
 @pytest.mark.parametrize(
-    ("origin", "age", "on_policy"),
+    ("source", "age", "on_policy"),
     [
-        ([Origin.ON_POLICY] * 3, None, True),
-        ([Origin.ON_POLICY] * 3, [0, 0, 0], True),
+        ([Source.ON_POLICY] * 3, None, True),
+        ([Source.ON_POLICY] * 3, [0, 0, 0], True),
         (None, [0, 0, 0], True),
         # one row that something else wrote, or that older weights drew, is enough
-        ([Origin.ON_POLICY, Origin.DEMONSTRATION, Origin.ON_POLICY], [0, 0, 0], False),
-        ([Origin.ON_POLICY, Origin.ON_POLICY, Origin.REPLAY], None, False),
-        ([Origin.ON_POLICY] * 3, [0, 3, 0], False),
+        ([Source.ON_POLICY, Source.DEMONSTRATION, Source.ON_POLICY], [0, 0, 0], False),
+        ([Source.ON_POLICY, Source.ON_POLICY, Source.REPLAY], None, False),
+        ([Source.ON_POLICY] * 3, [0, 3, 0], False),
     ],
 )
-def test_on_policy_follows_from_origins_and_ages(
-    origin: list[Origin] | None, age: list[int] | None, on_policy: bool
+def test_on_policy_follows_from_sources_and_ages(
+    source: list[Source] | None, age: list[int] | None, on_policy: bool
 ) -> None:
     found = replace(
         rollout_of(),
-        origin_B=None if origin is None else torch.tensor(origin),
+        source_B=None if source is None else torch.tensor(source),
         age_B=None if age is None else torch.tensor(age),
     )
     assert found.on_policy is on_policy
@@ -65,8 +65,8 @@ def test_rows_keep_their_own_ages() -> None:
     assert found.age_B.tolist() == [1, 5, 2]
 
 
-def test_origins_ages_and_values_of_another_shape_raise() -> None:
-    for name in ("origin_B", "age_B"):
+def test_sources_ages_and_values_of_another_shape_raise() -> None:
+    for name in ("source_B", "age_B"):
         for wrong in (torch.zeros(2, dtype=torch.long), torch.zeros(3)):
             with pytest.raises(ShapeError, match=f"{name} must be 3 integers"):
                 replace(rollout_of(), **{name: wrong})
@@ -135,5 +135,5 @@ def test_decisions_have_one_count_and_one_order() -> None:
         record_B=[{"order": row} for row in range(3)],
     )
     assert [tokens.tokens_match_sample(row) for row in range(3)] == [True, False, False]
-    given = tokens.off_policy_sample(1, Origin.REPLAY)
+    given = tokens.off_policy_sample(1, Source.REPLAY)
     assert (given.old_logprob_T.shape, given.record) == ((1,), {"order": 1})  # pyright: ignore[reportOptionalMemberAccess]

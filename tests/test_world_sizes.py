@@ -253,7 +253,7 @@ def warmed_on_images(output: Path) -> Trainer:
 def joined_by_answers(output: Path) -> Trainer:
     """Given members with a surrogate and a term of their own; beside it answers of groups that fail, and examples."""
     rollout = {"prompts_per_step": 2, "group_size": 3, "strategy": {"name": "with_answer"}}
-    foreign = {"surrogate": {"name": "shaped", "gamma": 0.1}, "ratio_level": "sequence", "weight": 0.5}
+    off_policy = {"surrogate": {"name": "shaped", "gamma": 0.1}, "ratio_level": "sequence", "weight": 0.5}
     terms = [{"name": "negative_logprob", "sources": ["demonstration"], "weight": 0.1}]
     failed = {"label": "failed", "column": "solution", "weight_by_success": {"name": "below", "rate": 0.7}}
     read = {
@@ -263,7 +263,7 @@ def joined_by_answers(output: Path) -> Trainer:
         "weight": 0.3,
     }
     values = base(
-        output, rollout=rollout, objective={"off_policy": foreign, "terms": terms, "auxiliary": [failed, read]}
+        output, rollout=rollout, objective={"off_policy": off_policy, "terms": terms, "auxiliary": [failed, read]}
     )
     prompts = [replace(one, columns={"solution": text}) for one, text in zip(prompts_of("llama"), TEXTS, strict=False)]
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts, values))

@@ -31,12 +31,12 @@ def _right(rows: Rows) -> Step:
     return rows.step(rows.right_B)
 
 
-def _one_foreign(rows: Rows) -> Step:
+def _one_off_policy(rows: Rows) -> Step:
     """The first row of each group is somebody else's."""
-    return rows.step(rows.right_B, origins=_foreign(rows).int().tolist())
+    return rows.step(rows.right_B, sources=_is_off_policy(rows).int().tolist())
 
 
-def _foreign(rows: Rows) -> Tensor:
+def _is_off_policy(rows: Rows) -> Tensor:
     return torch.arange(len(rows.group_B)) % G == 0
 
 
@@ -130,7 +130,7 @@ def _mixed(**settings: Any) -> Theirs:
     """The loss of rows that the policy drew and of rows that it did not: summed over tokens, over the length."""
 
     def called(theirs: SimpleNamespace, given: Given) -> Tensor:
-        prefix_BT = _foreign(given.rows)[:, None].expand(given.mask_BT.shape)
+        prefix_BT = _is_off_policy(given.rows)[:, None].expand(given.mask_BT.shape)
         found = theirs.compute_token_on_off_policy_loss(
             given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, 1.2, prefix_BT,
             loss_remove_token_mean=True, loss_remove_clip=True, **settings,
@@ -146,7 +146,7 @@ def _several_teachers(theirs: SimpleNamespace, given: Given) -> Tensor:
         off_policy_max_clip=-1, off_policy_min_clip=-1, all_max_clip=-1, off_policy_reshape="p_div_p_0.1",
         loss_remove_token_mean=True, loss_remove_clip=False,
     )  # fmt: skip
-    prefix_BT = _foreign(given.rows)[:, None].expand(given.mask_BT.shape)
+    prefix_BT = _is_off_policy(given.rows)[:, None].expand(given.mask_BT.shape)
     found = theirs.compute_token_on_off_policy_loss(
         given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, prefix_BT, config=settings
     )
@@ -258,7 +258,7 @@ CASES: Sequence[Case] = (
         said="full_logit_distillation False, all rows with a teacher",
     ),
     *(
-        loss(method, source, theirs, over=LENGTH, step=_one_foreign, said=OVER_ROWS)
+        loss(method, source, theirs, over=LENGTH, step=_one_off_policy, said=OVER_ROWS)
         for method, source, theirs in ON_AND_OFF
     ),
 )

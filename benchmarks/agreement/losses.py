@@ -135,7 +135,7 @@ def _replayed(rows: Rows) -> Tensor:
 
 
 def _with_replays(rows: Rows) -> Step:
-    return rows.step(rows.reward_B, origins=_replayed(rows).int().tolist())
+    return rows.step(rows.reward_B, sources=_replayed(rows).int().tolist())
 
 
 def _replaying(theirs: SimpleNamespace, given: Given) -> Tensor:

@@ -17,13 +17,13 @@ PER_DECISION = (None, "token", "step")
 """Levels at which every decision has a separate ratio."""
 
 
-Source = Literal["on_policy", "replay", "demonstration"]
+SourceName = Literal["on_policy", "replay", "demonstration"]
 
 
 class TermConfig(Named):
     """A further term of the loss."""
 
-    sources: tuple[Source, ...] | None = Field(
+    sources: tuple[SourceName, ...] | None = Field(
         default=None,
         min_length=1,
         description="rows that the term applies to: on_policy, sampled at this step; replay, of earlier steps; "

@@ -189,7 +189,7 @@ def _formula_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield from _function_rows("samples", config.advantage.filters, FILTERS)
     surrogate, aggregate = objective.surrogate, objective.aggregate
     yield from _function_rows("surrogate l", () if surrogate is None else (surrogate,), SURROGATES)
-    yield from _foreign_row(objective.off_policy)
+    yield from _off_policy_row(objective.off_policy)
     for label, line in _function_rows("weight v", (aggregate,), AGGREGATES):
         yield label, line.replace(": w = ", ": v = ", 1)
     if objective.step_weight is None:
@@ -282,11 +282,11 @@ def _kl_line(objective: ObjectiveConfig) -> str:
     return f"kl_beta = {objective.kl.beta:g}{times}, {_divergence_line(objective.kl.divergence)}"
 
 
-def _foreign_row(foreign: OffPolicyConfig | None) -> Iterator[tuple[str, str]]:
+def _off_policy_row(config: OffPolicyConfig | None) -> Iterator[tuple[str, str]]:
     """The surrogate of off-policy rows, if they have a separate one."""
-    if foreign is not None:
-        ((label, line),) = _function_rows("read rows l", (foreign.surrogate,), SURROGATES)
-        yield label, f"{line}; r of the {foreign.ratio_level or 'decision'}, times {foreign.weight:g}"
+    if config is not None:
+        ((label, line),) = _function_rows("off-policy l", (config.surrogate,), SURROGATES)
+        yield label, f"{line}; r of the {config.ratio_level or 'decision'}, times {config.weight:g}"
 
 
 def _divergence_line(name: str) -> str:

@@ -22,7 +22,7 @@ class Decisions:
     """Any rows and columns of a rollout, as the objective reads them; every tensor has the same shape.
 
     Values at decisions that ``mask_BT`` leaves out may be anything, NaN and infinity included; ``reward_BT``,
-    ``group_BT`` and ``origin_BT`` are those of the sample at all of its decisions.
+    ``group_BT`` and ``source_BT`` are those of the sample at all of its decisions.
 
     Attributes:
         logprob_BT: log-probability under the current weights, with grad.
@@ -40,7 +40,7 @@ class Decisions:
         divergence_factor_BT: factor of each decision's divergence; None: 1.
         reward_BT: reward of each decision's sample, for terms that compare samples themselves.
         group_BT: integer group of each decision's sample.
-        origin_BT: where each decision's row comes from, a number of ``Origin``; None: all were sampled.
+        source_BT: where each decision's row comes from, a number of ``Source``; None: all were sampled.
         unchanged_BT: bool, decisions that were recorded under the current weights: their log-ratio is 0 except for
             rounding errors; None: not specified.
         num_groups: groups of the update on all processes, which a mean over groups divides by.
@@ -61,7 +61,7 @@ class Decisions:
     divergence_factor_BT: Tensor | None = None
     reward_BT: Tensor | None = None
     group_BT: Tensor | None = None
-    origin_BT: Tensor | None = None
+    source_BT: Tensor | None = None
     unchanged_BT: Tensor | None = None
     num_groups: float = 1.0
     values: Mapping[Value, Tensor] = field(default_factory=dict)

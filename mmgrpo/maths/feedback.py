@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Known = TypeVar("Known")
 
-VECTORS = ("reward_B", "valid_B", "group_B", "finished_B", "origin_B", "after_B")
+VECTORS = ("reward_B", "valid_B", "group_B", "finished_B", "source_B", "after_B")
 """Fields of ``Feedback`` that have a number for each row."""
 
 
@@ -150,7 +150,7 @@ class Feedback:
         rewards: the single rewards, by name.
         columns: numeric columns of the data rows, by name.
         scoped: scores of parts of the samples, by the reward's name.
-        origin_B: the source of each row, a number of ``Origin``; None: all were sampled.
+        source_B: the source of each row, a number of ``Source``; None: all were sampled.
         sampled_by_BT: the row that sampled each decision, where rows continue others; None: each row its own.
         after_B: the row that is in the prompt of each row, -1 for none; None: no row has another in its prompt.
         step: of the run, from 0.
@@ -174,7 +174,7 @@ class Feedback:
     rewards: Mapping[str, SampleColumn] = field(default_factory=dict)
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     scoped: Mapping[str, Scoped] = field(default_factory=dict)
-    origin_B: Tensor | None = None
+    source_B: Tensor | None = None
     sampled_by_BT: Tensor | None = None
     after_B: Tensor | None = None
     step: int = 0

@@ -69,9 +69,9 @@ class OffPolicySurrogate:
     weight: float = 1.0
 
     def as_term(self) -> Term:
-        """The term, which sees the rows that are read."""
+        """The term, of off-policy rows only."""
         surrogate = SurrogateTerm(
-            surrogate=self.surrogate, ratio_level=self.ratio_level, bound=None, normalized=False, name="foreign"
+            surrogate=self.surrogate, ratio_level=self.ratio_level, bound=None, normalized=False, name="off_policy"
         )
         return weighted(from_sources(surrogate.as_term(), OFF_POLICY), self.weight)
 
@@ -97,7 +97,7 @@ class Objective:
         entropy_bonus: weight of the entropy that the loss rewards.
         modulations: numbers of the surrogate and of the divergence that differ from decision to decision, in order.
         further: terms besides the surrogate's, the divergence's and the entropy's.
-        foreign: the surrogate of off-policy rows; None: that of the objective.
+        off_policy: the surrogate of off-policy rows; None: that of the objective.
     """
 
     surrogate: Callable[[Tensor, Tensor, Tensor], Surrogate] | None
@@ -113,16 +113,16 @@ class Objective:
     entropy_bonus: float = 0.0
     modulations: tuple[Modulation, ...] = ()
     further: tuple[Term, ...] = ()
-    foreign: OffPolicySurrogate | None = None
+    off_policy: OffPolicySurrogate | None = None
 
     def __post_init__(self) -> None:
         for key in ("ratio_level", "kl_ratio_level"):
             level = getattr(self, key)
             if level is not None and level not in RATIO_LEVELS:
                 raise UnknownNameError(f"unknown {key} {level!r}; choose from {', '.join(RATIO_LEVELS)}")
-        if self.foreign is not None and self.foreign.ratio_level not in RATIO_LEVELS:
+        if self.off_policy is not None and self.off_policy.ratio_level not in RATIO_LEVELS:
             raise UnknownNameError(
-                f"unknown ratio_level {self.foreign.ratio_level!r} of foreign rows; choose from "
+                f"unknown ratio_level {self.off_policy.ratio_level!r} of off-policy rows; choose from "
                 f"{', '.join(RATIO_LEVELS)}"
             )
         if self.kl_beta < 0:
@@ -159,9 +159,9 @@ class Objective:
                 bound=self.bound,
                 normalized=self.normalize_ratio,
             ).as_term()
-            yield surrogate if self.foreign is None else from_sources(surrogate, (ON_POLICY,))
-        if self.foreign is not None:
-            yield self.foreign.as_term()
+            yield surrogate if self.off_policy is None else from_sources(surrogate, (ON_POLICY,))
+        if self.off_policy is not None:
+            yield self.off_policy.as_term()
         if self.kl_beta > 0 and self.divergence is not None:
             value = from_reference(self.divergence)
             yield divergence_term(value, beta=self.kl_beta, ratio_level=self.kl_ratio_level)
@@ -313,7 +313,7 @@ class Objective:
         Shapes: (B, T) -> scalar.   Units: those of the advantage.
         Raises: ConfigError if the decisions lack a value that a term needs.
         """
-        of_means = len(self.terms) - (self.surrogate is not None) - (self.foreign is not None)
+        of_means = len(self.terms) - (self.surrogate is not None) - (self.off_policy is not None)
         if of_means and self.step_weight is not None and decisions.mean_weight_BT is None:
             raise ConfigError(
                 "a divergence or entropy term with a step_weight needs mean_weight_BT: "

@@ -1,4 +1,4 @@
-"""The source of a row: the numbers of ``mmgrpo.types.Origin``, without the imports of that module.
+"""The source of a row: the numbers of ``mmgrpo.types.Source``, without the imports of that module.
 
 Axes: B rows, T decisions.
 """
@@ -27,10 +27,10 @@ OFF_POLICY = (REPLAY, DEMONSTRATION)
 
 
 def is_from(decisions: Decisions, sources: Sequence[int]) -> Tensor:
-    """Whether the row of each decision is from one of these sources; without ``origin_BT``, all were sampled.
+    """Whether the row of each decision is from one of these sources; without ``source_BT``, all were sampled.
 
     Shapes: -> bool (B, T).
     """
-    if decisions.origin_BT is None:
+    if decisions.source_BT is None:
         return torch.full_like(decisions.mask_BT, ON_POLICY in sources)
-    return torch.isin(decisions.origin_BT, torch.tensor(list(sources), device=decisions.origin_BT.device))
+    return torch.isin(decisions.source_BT, torch.tensor(list(sources), device=decisions.source_BT.device))

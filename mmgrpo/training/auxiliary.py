@@ -36,7 +36,7 @@ from mmgrpo.training.supervision import (
     load_examples,
     require_supervised,
 )
-from mmgrpo.types import Example, Origin, Prompt, Sample
+from mmgrpo.types import Example, Prompt, Sample, Source
 
 Part = tuple[int, str | None]
 """A group, and the prompt template that some of its rows were sampled in; None: the complete group."""
@@ -205,8 +205,8 @@ def success_rates(advantages: Advantages, rows: Sequence[int], parts: Sequence[P
     """
     rollout, rows_N = advantages.rollout, torch.tensor(list(rows), dtype=torch.long)
     scored_N = advantages.scored_N[advantages.local_rows][rows_N]
-    if rollout.origin_B is not None:
-        scored_N = scored_N & (rollout.origin_B[rows_N] == Origin.ON_POLICY)
+    if rollout.source_B is not None:
+        scored_N = scored_N & (rollout.source_B[rows_N] == Source.ON_POLICY)
     right_N = advantages.reward_B[rows_N] >= right
     rates = []
     for part in dict.fromkeys(parts):

@@ -28,7 +28,7 @@ from mmgrpo.training.gradients import with_values
 from mmgrpo.training.rollout_rounds import CombinedRewards, Rollouts
 from mmgrpo.training.score_rollouts import Rewards
 from mmgrpo.training.views import View, ViewRows, Views
-from mmgrpo.types import Origin, Rollout, Scores
+from mmgrpo.types import Rollout, Scores, Source
 from mmgrpo.values import from_reference, seen_in
 
 
@@ -341,7 +341,7 @@ def split_off_policy_groups(group_B: Tensor, read_B: Tensor) -> Tensor:
 def _is_read(rollout: Rollout) -> Tensor:
     """(B,) bool, the rows that were not sampled at this step."""
     on_policy_B = torch.zeros(len(rollout.samples), dtype=torch.bool)
-    return on_policy_B if rollout.origin_B is None else rollout.origin_B != Origin.ON_POLICY
+    return on_policy_B if rollout.source_B is None else rollout.source_B != Source.ON_POLICY
 
 
 def _require_turn_rewards(feedback: Feedback, readers: Sequence[str], job: Job) -> None:

@@ -60,7 +60,7 @@ def concat_rollouts(
         else RolloutParts(rollouts),
         noise=_joined_noise(noises, T) if len(noises) == len(rollouts) else None,
         values={value: _padded([part.values[value] for part in rollouts], T) for value in common_values},
-        origin_B=_cat_or_none([part.origin_B for part in rollouts], [len(part.samples) for part in rollouts]),
+        source_B=_cat_or_none([part.source_B for part in rollouts], [len(part.samples) for part in rollouts]),
         recomputed_B=_recomputed(rollouts),
         age_B=_cat_or_none([part.age_B for part in rollouts], [len(part.samples) for part in rollouts]),
         token_BT=_padded(tokens, T, value=-1) if len(tokens) == len(rollouts) else None,

@@ -17,7 +17,7 @@ from mmgrpo.maths.feedback import joined as joined_feedback
 from mmgrpo.maths.parts import part_of_decisions
 from mmgrpo.policy import Policy, SupportsTextOffsets
 from mmgrpo.training.score_rollouts import Rewards
-from mmgrpo.types import Origin, Rollout, Sample, Scope, Scores
+from mmgrpo.types import Rollout, Sample, Scope, Scores, Source
 from mmgrpo.values import Value
 
 
@@ -77,7 +77,7 @@ def feedback_of(
         },
         columns=_columns(rollout.samples),
         scoped={name: span_scores(policy, rollout, rewards, name) for name in sorted(parts)},
-        origin_B=rollout.origin_B,
+        source_B=rollout.source_B,
         sampled_by_BT=rollout.sampled_by_BT,
         after_B=_after(rollout.samples),
         step=step,
@@ -149,8 +149,8 @@ def turn_rewards(rollout: Rollout) -> Turns | None:
 
     A sample without turns, as an answer that was read, has no turn to compare.
     """
-    samples, origin_B = rollout.samples, rollout.origin_B
-    on_policy_B = torch.ones(len(samples), dtype=torch.bool) if origin_B is None else origin_B == Origin.ON_POLICY
+    samples, source_B = rollout.samples, rollout.source_B
+    on_policy_B = torch.ones(len(samples), dtype=torch.bool) if source_B is None else source_B == Source.ON_POLICY
     if bool(on_policy_B.any()) and not any(sample.turn_ends for sample in samples):
         return None
     B, S = len(samples), max(1, *(len(sample.turn_ends) for sample in samples))

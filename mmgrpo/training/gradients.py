@@ -230,7 +230,7 @@ def _decisions(
         std_BT=None if rollout.noise is None else rollout.noise.std_BT,
         reward_BT=None if reward_B is None else reward_B[:, None].expand(rollout.shape),
         group_BT=rollout.prompt_index_B[:, None].expand(rollout.shape),
-        origin_BT=None if rollout.origin_B is None else rollout.origin_B[:, None].expand(rollout.shape),
+        source_BT=None if rollout.source_B is None else rollout.source_B[:, None].expand(rollout.shape),
         unchanged_BT=rollout.unchanged_B[:, None].expand(rollout.shape),
         num_groups=max(totals.num_groups, 1),
     )

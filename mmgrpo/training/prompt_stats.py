@@ -15,7 +15,7 @@ from mmgrpo.maths.strategies import Replay, Request
 from mmgrpo.memory import Memory, Outcomes, ReplayRow
 from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.score_rollouts import Rewards
-from mmgrpo.types import Origin
+from mmgrpo.types import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +128,13 @@ def replay_rows(advantages: Advantages, key_of: Callable[[int], str], *, step: i
     rollout, advantage_B = advantages.rollout, advantages.advantage_N[advantages.local_rows]
     on_policy_B = (
         torch.ones(len(advantage_B), dtype=torch.bool)
-        if rollout.origin_B is None
-        else rollout.origin_B == Origin.ON_POLICY
+        if rollout.source_B is None
+        else rollout.source_B == Source.ON_POLICY
     )
     entries = []
     for row in (on_policy_B & advantages.keep_N[advantages.local_rows]).nonzero().flatten().tolist():
         sample = rollout.samples[row]
-        off_policy = rollout.off_policy_sample(row, Origin.REPLAY)
+        off_policy = rollout.off_policy_sample(row, Source.REPLAY)
         replay_row = ReplayRow(
             key=key_of(sample.group),
             text=sample.text,

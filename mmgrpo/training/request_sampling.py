@@ -22,7 +22,7 @@ from mmgrpo.maths.strategies import Answer, Request
 from mmgrpo.maths.strategies.draft_prefix import accepted
 from mmgrpo.memory import ReplayRow
 from mmgrpo.policy import Policy, SupportsNamedWeights, SupportsOffPolicyScoring, SupportsTextOffsets
-from mmgrpo.types import Continuation, OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Continuation, OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,7 +357,7 @@ def _rescore(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout
             "rollout.training_states: renoised is for denoisers and masked policies; texts are trained on as they were "
             "sampled"
         )
-    samples = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in rollout.samples]
+    samples = [OffPolicySample(sample=sample, source=Source.ON_POLICY) for sample in rollout.samples]
     rescored = reader(policy).read(samples, seed=seed, plan=replace(plan, stochastic=None))
     return replace(rescored, samples=rollout.samples, num_forwards=rollout.num_forwards + rescored.num_forwards)
 
@@ -370,7 +370,7 @@ def _score_under_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int,
             "only texts can be trained on with another prompt than they were sampled from: set train_without_template "
             "to false"
         )
-    samples = [rollout.off_policy_sample(row, Origin.DEMONSTRATION) for row in range(len(rollout.samples))]
+    samples = [rollout.off_policy_sample(row, Source.DEMONSTRATION) for row in range(len(rollout.samples))]
     if as_on_policy:
         samples = [replace(answer, old_logprob_T=None, record=_without_settings(answer.record)) for answer in samples]
     rescored = read(policy, samples, plan, seed)
@@ -439,7 +439,7 @@ def verified(
         for candidate in drafts
     ):
         raise ConfigError("drafts are texts of one turn with their log-probabilities: choose another strategy")
-    unscored = [replace(candidate, old_logprob_T=None, origin=Origin.ON_POLICY) for candidate in drafts]
+    unscored = [replace(candidate, old_logprob_T=None, source=Source.ON_POLICY) for candidate in drafts]
     rollout = read(policy, unscored, replace(plan, on_samples=None), seed)
     if not all(rollout.tokens_match_sample(row) for row in range(len(unscored))):
         raise ConfigError("drafts are kept token by token: the decisions of this policy are not its tokens in order")
@@ -489,5 +489,5 @@ def _off_policy_sample(source: object, prompt: Prompt, group: int, member: int) 
         turn_replies=[reply_of(plain) for plain in source.replies],
     )
     return OffPolicySample(
-        sample=sample, old_logprob_T=source.old_logprob_T, origin=Origin.REPLAY, record=source.record
+        sample=sample, old_logprob_T=source.old_logprob_T, source=Source.REPLAY, record=source.record
     )

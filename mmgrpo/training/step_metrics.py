@@ -254,13 +254,13 @@ def source_metrics(scores: Scores, group_B: Tensor, prompt_of: Callable[[int], P
     """
     metrics = {}
     source_of = {group: prompt_of(group).source for group in group_B.unique().tolist()}
-    source_B = [source_of[group] for group in group_B.tolist()]
+    label_B = [source_of[group] for group in group_B.tolist()]
     for label in dict.fromkeys(source_of.values()):
         if label is None:
             continue
-        of_source_B = torch.tensor([source == label for source in source_B])
+        has_label_B = torch.tensor([source == label for source in label_B])
         for column, name in enumerate(scores.names):
-            values = scores.value_BR[scores.valid_BR[:, column] & of_source_B, column].double()
+            values = scores.value_BR[scores.valid_BR[:, column] & has_label_B, column].double()
             if len(values):
                 metrics[f"reward/{name}/mean@{label}"] = float(values.mean())
     return metrics

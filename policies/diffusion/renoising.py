@@ -91,27 +91,26 @@ class Renoiser:
     call: Mapping[str, Any]
     buckets: Buckets
 
-    def read(self, sources: Sequence[OffPolicySample], seed: int, plan: Plan) -> Rollout:
+    def read(self, items: Sequence[OffPolicySample], seed: int, plan: Plan) -> Rollout:
         """``SupportsOffPolicyScoring.read``."""
         reading, call = _settings(self, plan.settings, self.instrumented.form)
         T = reading.num_levels
-        _require_renoisable(sources, T)
+        _require_renoisable(items, T)
         noise_plan = replace(plan, same_initial_noise=True) if reading.shared else plan
-        branching = branching_of(noise_plan, 1 + max(source.sample.member for source in sources))
+        branching = branching_of(noise_plan, 1 + max(item.sample.member for item in items))
         rows = [
             DenoisingRow(
-                prompt=source.sample.prompt,
+                prompt=item.sample.prompt,
                 seed=seed,
-                group=source.sample.group,
-                member=source.sample.member,
+                group=item.sample.group,
+                member=item.sample.member,
                 branching=branching,
                 entry=entry,
             )
-            for entry, source in enumerate(sources)
+            for entry, item in enumerate(items)
         ]
         examples = [
-            Example(s.prompt, image=s.image, video=s.video, audio=s.audio)
-            for s in (source.sample for source in sources)
+            Example(s.prompt, image=s.image, video=s.video, audio=s.audio) for s in (item.sample for item in items)
         ]
         calls = self.buckets.calls(examples, call)
         for shared in {id(row_call): row_call for row_call in calls}.values():
@@ -119,34 +118,32 @@ class Renoiser:
         trace = RenoisedTrace(
             clean_samples=tuple(
                 tuple(CleanSample(row=row, data=state, seed=_key(row, t), level_index=t) for t in range(T))
-                for row, state in zip(rows, self._states(sources, examples, rows, calls), strict=True)
+                for row, state in zip(rows, self._states(items, examples, rows, calls), strict=True)
             ),
             reading=reading,
             calls=tuple(calls),
         )
-        B = len(sources)
+        B = len(items)
         rollout = Rollout(
-            samples=[source.sample for source in sources],
+            samples=[item.sample for item in items],
             prompt_index_B=torch.tensor([row.group for row in rows]),
             old_logprob_BT=torch.zeros(B, T),
             mask_BT=torch.ones(B, T, dtype=torch.bool),
             state_BT=torch.arange(B * T).reshape(B, T),
             segment_BT=torch.arange(T).expand(B, T),
             trace=trace,
-            origin_B=torch.tensor([int(source.origin) for source in sources]),
+            source_B=torch.tensor([int(item.source) for item in items]),
         )
-        return self._with_current_scores(rollout, sources, stores_old=any(value.view == OLD for value in plan.values))
+        return self._with_current_scores(rollout, items, stores_old=any(value.view == OLD for value in plan.values))
 
     @torch.no_grad()
-    def _with_current_scores(
-        self, rollout: Rollout, sources: Sequence[OffPolicySample], *, stores_old: bool
-    ) -> Rollout:
+    def _with_current_scores(self, rollout: Rollout, items: Sequence[OffPolicySample], *, stores_old: bool) -> Rollout:
         """The rollout with log-probabilities under the current weights, levels and, optionally, the predictions."""
         trace: RenoisedTrace = rollout.trace
         logprob_BT, level_BT = torch.zeros(rollout.shape), torch.zeros(rollout.shape)
-        old: list[list[Tensor]] = [[torch.empty(0)] * rollout.shape[1] for _ in sources]
+        old: list[list[Tensor]] = [[torch.empty(0)] * rollout.shape[1] for _ in items]
         num_forwards = 0
-        for cells in self._runs(rollout, range(len(sources))):
+        for cells in self._runs(rollout, range(len(items))):
             prediction = self._predict(trace, cells)
             num_forwards += prediction.num_forwards
             index = torch.tensor(cells).T
@@ -157,9 +154,9 @@ class Renoiser:
                     cells, prediction.output.cpu().split(len(prediction.data) // len(cells)), strict=True
                 ):
                     old[row][level] = output
-        for row, source in enumerate(sources):
-            if source.old_logprob_T is not None:
-                logprob_BT[row] = source.old_logprob_T
+        for row, item in enumerate(items):
+            if item.old_logprob_T is not None:
+                logprob_BT[row] = item.old_logprob_T
         stored = tuple(tuple(outputs) for outputs in old) if stores_old else None
         return replace(
             rollout,
@@ -237,16 +234,16 @@ class Renoiser:
 
     def _states(
         self,
-        sources: Sequence[OffPolicySample],
+        items: Sequence[OffPolicySample],
         examples: Sequence[Example],
         rows: Sequence[DenoisingRow],
         calls: Sequence[Mapping[str, Any]],
     ) -> list[Tensor]:
         """The final state of each sample: its latent, or its encoded image or video."""
         states: list[Tensor] = []
-        for source, example, row, call in zip(sources, examples, rows, calls, strict=True):
-            if source.sample.latent is not None:
-                states.append(source.sample.latent.float())
+        for item, example, row, call in zip(items, examples, rows, calls, strict=True):
+            if item.sample.latent is not None:
+                states.append(item.sample.latent.float())
             else:
                 states += self.targets([example], [row], call, remember=False)
         return states
@@ -265,12 +262,12 @@ def _settings(
     return reading, two_step_call({**renoiser.call, **checked_call(settings.get("call", {}), form)})
 
 
-def _require_renoisable(sources: Sequence[OffPolicySample], num_levels: int) -> None:
-    if not sources:
+def _require_renoisable(items: Sequence[OffPolicySample], num_levels: int) -> None:
+    if not items:
         raise DataError("renoising needs at least one sample, got none")
-    if any(source.num_forced for source in sources):
+    if any(item.num_forced for item in items):
         raise DataError("num_forced must be 0 for renoised samples: they have no forced prefix")
-    wrong = [source.old_logprob_T.shape for source in sources if source.old_logprob_T is not None]
+    wrong = [item.old_logprob_T.shape for item in items if item.old_logprob_T is not None]
     if wrong := [tuple(shape) for shape in wrong if shape != (num_levels,)]:
         raise DataError(f"old_logprob_T must have {num_levels} numbers, one per level, got shape {wrong[0]}")
 

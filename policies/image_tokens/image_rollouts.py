@@ -96,7 +96,7 @@ class ImageRollouts:
             for sample, code_T in zip(samples, codes, strict=True)
         ]
         rollout = self._assembled(trace, row_samples, replace(plan, values=()), mask_BT=self._sampled(samples))
-        return replace(rollout, origin_B=torch.tensor([sample.origin for sample in samples]), num_forwards=0)
+        return replace(rollout, source_B=torch.tensor([sample.source for sample in samples]), num_forwards=0)
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """``SupportsPromptOverride.override_prompts``: the same codes, under their sampling distribution."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.types import OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
 
 from ..completion import Completion, CompletionTurn, recorded_samplings
@@ -218,7 +218,7 @@ class TextRollouts:
             segment_end=self.segment_end,
             trained=True,
         )
-        return replace(rollout, origin_B=torch.tensor([sample.origin for sample in samples]), num_forwards=0)
+        return replace(rollout, source_B=torch.tensor([sample.source for sample in samples]), num_forwards=0)
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """``SupportsPromptOverride.override_prompts``: the same tokens, under their sampling distribution."""
@@ -240,7 +240,7 @@ class TextRollouts:
     def _require_tokens(self, rollout: Rollout) -> None:
         """Raises ConfigError if the tokens of sampled rows decode to another text here."""
         for row, sample in enumerate(rollout.samples):
-            is_sampled = rollout.origin_B is None or int(rollout.origin_B[row]) == Origin.ON_POLICY
+            is_sampled = rollout.source_B is None or int(rollout.source_B[row]) == Source.ON_POLICY
             decoded = self.encoder.text(sample.tokens or ())
             if is_sampled and decoded != sample.text:
                 raise ConfigError(

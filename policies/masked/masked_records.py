@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmgrpo.errors import DataError
-from mmgrpo.types import OffPolicySample, Origin, Rollout, Sample
+from mmgrpo.types import OffPolicySample, Rollout, Sample, Source
 
 from .masked_trace import MaskedTrace, MaskedTraces, TokenSampling, unmasking_passes
 from .predictor import Predictor
@@ -45,7 +45,7 @@ def sampled_records(trace: MaskedTrace, order_BL: Tensor, sampled_T: Tensor) -> 
 
 def remasked_rollout(
     predictor: Predictor,
-    sources: Sequence[OffPolicySample],
+    items: Sequence[OffPolicySample],
     tokens: Sequence[Tensor],
     reading: MaskingSettings,
     sampling: TokenSampling,
@@ -56,7 +56,7 @@ def remasked_rollout(
 
     Args:
         predictor: the model.
-        sources: the answers.
+        items: the answers.
         tokens: of each, (L,).
         reading: maskings of answers without a record.
         sampling: token distribution of answers without sampling settings in a record.
@@ -69,24 +69,24 @@ def remasked_rollout(
         DataError: a replayed row with log-probabilities and without a record of its decisions, or a token that is never
             sampled.
     """
-    _require_sampled(predictor, sources, tokens)
+    _require_sampled(predictor, items, tokens)
     rows_of: dict[str, list[int]] = {}
-    for row, source in enumerate(sources):
-        if source.record is None and source.origin == Origin.REPLAY and source.old_logprob_T is not None:
+    for row, item in enumerate(items):
+        if item.record is None and item.source == Source.REPLAY and item.old_logprob_T is not None:
             raise DataError(
-                f"the replayed answer to {source.sample.prompt.text!r:.60} has log-probabilities without a record of "
+                f"the replayed answer to {item.sample.prompt.text!r:.60} has log-probabilities without a record of "
                 "their decisions: set OffPolicySample.record from Rollout.record_B, or remove old_logprob_T"
             )
-        rows_of.setdefault(_kind(source.record or {}), []).append(row)
+        rows_of.setdefault(_kind(item.record or {}), []).append(row)
     parts, masks, records = [], [], {}
     for rows in rows_of.values():
-        record = sources[rows[0]].record or {}
+        record = items[rows[0]].record or {}
         row_sampling = TokenSampling(**record["settings"]) if "settings" in record else sampling
-        kind_sources, token_NL = [sources[row] for row in rows], torch.stack([tokens[row] for row in rows])
+        kind_items, token_NL = [items[row] for row in rows], torch.stack([tokens[row] for row in rows])
         if "order" in record:
-            trace = _unmasked_trace(predictor, kind_sources, token_NL, row_sampling)
-            mask_NT = trace.mask_BT() & torch.stack([(source.record or {})["sampled"] for source in kind_sources])
-            order_NL = torch.stack([(source.record or {})["order"] for source in kind_sources])
+            trace = _unmasked_trace(predictor, kind_items, token_NL, row_sampling)
+            mask_NT = trace.mask_BT() & torch.stack([(item.record or {})["sampled"] for item in kind_items])
+            order_NL = torch.stack([(item.record or {})["order"] for item in kind_items])
             new_records = sampled_records(trace, order_NL, mask_NT[0])
             new_records = [
                 {**new_record, "sampled": mask_T.clone()}
@@ -94,12 +94,11 @@ def remasked_rollout(
             ]
         else:
             keys = [
-                (source.record or {}).get("key") or (seed, source.sample.group, source.sample.member)
-                for source in kind_sources
+                (item.record or {}).get("key") or (seed, item.sample.group, item.sample.member) for item in kind_items
             ]
             settings = MaskingSettings(**record["reading"]) if "reading" in record else reading
             trace = remasked_trace(
-                predictor, [source.sample for source in kind_sources], token_NL, settings, row_sampling, keys=keys
+                predictor, [item.sample for item in kind_items], token_NL, settings, row_sampling, keys=keys
             )
             mask_NT = trace.mask_BT()
             shared = {"settings": _settings(row_sampling), "reading": settings.model_dump()}
@@ -107,8 +106,8 @@ def remasked_rollout(
         parts.append((torch.tensor(rows), trace))
         masks.append(mask_NT)
         records |= dict(zip(rows, new_records, strict=True))
-    samples = [source.sample for source in sources]
-    return assembled(parts, samples, masks, [records[row] for row in range(len(sources))])
+    samples = [item.sample for item in items]
+    return assembled(parts, samples, masks, [records[row] for row in range(len(items))])
 
 
 def assembled(
@@ -166,13 +165,13 @@ def parts_of(trace: MaskedTrace | MaskedTraces) -> Iterator[tuple[Tensor, Masked
 
 
 def _unmasked_trace(
-    predictor: Predictor, sources: Sequence[OffPolicySample], token_NL: Tensor, sampling: TokenSampling
+    predictor: Predictor, items: Sequence[OffPolicySample], token_NL: Tensor, sampling: TokenSampling
 ) -> MaskedTrace:
     """The trace of sampled rows of one kind, from their records."""
-    prompts = {id(source.sample.prompt): source.sample.prompt for source in sources}
+    prompts = {id(item.sample.prompt): item.sample.prompt for item in items}
     number_of = {key: number for number, key in enumerate(prompts)}
-    condition_N = torch.tensor([number_of[id(source.sample.prompt)] for source in sources])
-    records = [source.record or {} for source in sources]
+    condition_N = torch.tensor([number_of[id(item.sample.prompt)] for item in items])
+    records = [item.record or {} for item in items]
     return MaskedTrace(
         conditions=[predictor.condition(prompt) for prompt in prompts.values()],
         token_BL=token_NL,
@@ -184,12 +183,12 @@ def _unmasked_trace(
     )
 
 
-def _require_sampled(predictor: Predictor, sources: Sequence[OffPolicySample], tokens: Sequence[Tensor]) -> None:
+def _require_sampled(predictor: Predictor, items: Sequence[OffPolicySample], tokens: Sequence[Tensor]) -> None:
     """Raises DataError for a token that the policy never samples, whose log-probability is infinite."""
-    for source, token_L in zip(sources, tokens, strict=True):
+    for item, token_L in zip(items, tokens, strict=True):
         suppressed_L = torch.isin(token_L, predictor.spec.suppressed_ids) & predictor.is_answer(token_L[None])[0]
         if bool(suppressed_L.any()):
-            position, sample = int(suppressed_L.nonzero()[0]), source.sample
+            position, sample = int(suppressed_L.nonzero()[0]), item.sample
             raise DataError(
                 f"the answer to {sample.prompt.text!r:.60} (group {sample.group}, member {sample.member}) has the "
                 f"token {int(token_L[position])} at position {position}, which the policy never samples; remove it "

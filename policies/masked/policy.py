@@ -191,15 +191,15 @@ class MaskedPolicy(
         recorded decision. ``old_logprob_T`` are log-probabilities of these decisions.
         """
         plan = plan or Plan()
-        if any(source.num_forced for source in samples):
+        if any(item.num_forced for item in samples):
             raise DataError("num_forced must be 0 for remasked answers: they have no forced prefix")
         settings = override_settings(self.settings, plan.settings, self.settings.of_a_rollout)
-        tokens = [self._tokens(source.sample) for source in samples]
+        tokens = [self._tokens(item.sample) for item in samples]
         samples = [
-            source
-            if source.sample.tokens is not None
-            else replace(source, sample=replace(source.sample, tokens=token_L.tolist()))
-            for source, token_L in zip(samples, tokens, strict=True)
+            item
+            if item.sample.tokens is not None
+            else replace(item, sample=replace(item.sample, tokens=token_L.tolist()))
+            for item, token_L in zip(samples, tokens, strict=True)
         ]
         rollout = remasked_rollout(
             self.predictor,
@@ -209,22 +209,22 @@ class MaskedPolicy(
             TokenSampling(temperature=settings.temperature, guidance_scale=settings.guidance_scale),
             seed=seed,
         )
-        rollout = replace(rollout, origin_B=torch.tensor([int(source.origin) for source in samples]))
+        rollout = replace(rollout, source_B=torch.tensor([int(item.source) for item in samples]))
         num_forwards = sum(
             int(rollout.mask_BT[row_N][:, list(columns)].any(1).sum())
             for row_N, trace in parts_of(rollout.trace)
             for columns in trace.columns
         )
         rollout = replace(rescore(self, rollout, values=(ENTROPY,)), num_forwards=num_forwards)
-        for row, source in enumerate(samples):
-            if source.old_logprob_T is not None:
+        for row, item in enumerate(samples):
+            if item.old_logprob_T is not None:
                 num = rollout.num_decisions(row)
-                if source.old_logprob_T.shape != (num,):
+                if item.old_logprob_T.shape != (num,):
                     raise DataError(
                         f"old_logprob_T must have {num} numbers, one per decision, got shape "
-                        f"{tuple(source.old_logprob_T.shape)}"
+                        f"{tuple(item.old_logprob_T.shape)}"
                     )
-                rollout.old_logprob_BT[row, :num] = source.old_logprob_T
+                rollout.old_logprob_BT[row, :num] = item.old_logprob_T
         plan.emit_samples(rollout.samples)
         return rollout
 

@@ -74,7 +74,7 @@ def merge_rollouts(parts: Sequence[PolicyRows]) -> Rollout:
     tokens = [rollout.token_BT for rollout in rollouts if rollout.token_BT is not None]
     counts = [rollout.num_decisions(row) for rollout in rollouts for row in range(len(rollout.samples))]
     records = [record for rollout in rollouts for record in rollout.record_B or [None] * len(rollout.samples)]
-    origins = [rollout.origin_B for rollout in rollouts if rollout.origin_B is not None]
+    sources = [rollout.source_B for rollout in rollouts if rollout.source_B is not None]
     return Rollout(
         samples=[samples[row] for row in order_B.tolist()],
         prompt_index_B=torch.cat([rollout.prompt_index_B for rollout in rollouts])[order_B],
@@ -88,7 +88,7 @@ def merge_rollouts(parts: Sequence[PolicyRows]) -> Rollout:
         is_prefix=all(rollout.is_prefix for rollout in rollouts),
         num_decisions_B=torch.tensor(counts)[order_B],
         record_B=[records[row] for row in order_B.tolist()],
-        origin_B=torch.cat(origins)[order_B] if len(origins) == len(rollouts) else None,
+        source_B=torch.cat(sources)[order_B] if len(sources) == len(rollouts) else None,
         num_forwards=sum(rollout.num_forwards for rollout in rollouts),
         num_unbatched=sum(rollout.num_unbatched for rollout in rollouts),
     )

@@ -45,7 +45,7 @@ class Step:
         values: further values of each decision.
         parts: what the reward ``steps`` says of each row's decisions, one by one.
         parts_of: what further rewards say of them, by name; NaN where nothing.
-        origins: where each row comes from, numbers of ``Origin``; None: all were drawn.
+        sources: source of each row, numbers of ``Source``; None: all were sampled.
         turns: what the environment gives for them, each a turn of its own.
         keys: of the states that these were written in.
         columns: numbers of each row's data row, by name.
@@ -66,7 +66,7 @@ class Step:
     values: Mapping[Value, Rows] = field(default_factory=dict)
     parts: Rows | None = None
     parts_of: Mapping[str, Rows] = field(default_factory=dict)
-    origins: Sequence[int] | None = None
+    sources: Sequence[int] | None = None
     turns: Rows | None = None
     keys: Sequence[Sequence[str]] = ()
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -100,9 +100,9 @@ class Step:
         return torch.tensor(rows, dtype=torch.float64)
 
     @property
-    def origin_B(self) -> Tensor:
-        """Origin of each row."""
-        return torch.zeros(len(self.reward), dtype=torch.long) if self.origins is None else torch.tensor(self.origins)
+    def source_B(self) -> Tensor:
+        """Source of each row."""
+        return torch.zeros(len(self.reward), dtype=torch.long) if self.sources is None else torch.tensor(self.sources)
 
     @property
     def known(self) -> dict[Value, Tensor]:
@@ -168,7 +168,7 @@ def taught(config: RunConfig, step: Step) -> Taught:
     value_B1 = torch.tensor(step.reward)[:, None]
     scores = Scores(names=("reward",), weight_R=torch.ones(1), value_BR=value_B1, valid_BR=torch.ones(B, 1).bool())
     is_apart = config.advantage.off_policy_baseline == "separate"
-    compared_B = split_off_policy_groups(step.group_B, step.origin_B != 0) if is_apart else step.group_B
+    compared_B = split_off_policy_groups(step.group_B, step.source_B != 0) if is_apart else step.group_B
     credit = group_advantages(scores, compared_B, Algorithm.of(config).advantages)
     mask_BT = mask_BT & credit.keep_B[:, None]
     feedback = feedback_of(
@@ -187,7 +187,7 @@ def taught(config: RunConfig, step: Step) -> Taught:
     columns = [column for estimator in Algorithm.of(config).advantages.estimators for column in estimator.memory]
     never_seen = {column.name: torch.full((B,), column.default, dtype=torch.float64) for column in columns}
     own = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in step.columns.items()}
-    feedback = replace(feedback, remembered=never_seen, exchanges=step.exchanges, columns=own, origin_B=step.origin_B)
+    feedback = replace(feedback, remembered=never_seen, exchanges=step.exchanges, columns=own, source_B=step.source_B)
     advantage_BT = credit.advantage_B[:, None].expand(B, T)
     for estimator in Algorithm.of(config).advantages.estimators:
         advantage_BT = estimator.assign(feedback, advantage_BT)
@@ -217,7 +217,7 @@ def learnt(config: RunConfig, step: Step) -> Learnt:
         segment_BT=torch.zeros(shape, dtype=torch.long),
         reward_BT=torch.tensor(step.reward, dtype=torch.float64)[:, None].expand(shape),
         group_BT=step.group_B[:, None].expand(shape),
-        origin_BT=step.origin_B[:, None].expand(shape),
+        source_BT=step.source_B[:, None].expand(shape),
         std_BT=None if step.std is None else step.matrix(step.std, 0.0),
         num_groups=totals.num_groups,
         values=step.known,

@@ -163,7 +163,7 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
     if name == "meml-grpo":
         assert all("policy/loss/mutual" in line for line in lines)
     if name == "expo":
-        assert lines[0]["policy/loss/foreign"] > 0
+        assert lines[0]["policy/loss/off_policy"] > 0
 
 
 def test_an_unknown_source_raises(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
     for line in lines:
         assert line["optimizer/grad_norm"] > 0
     if name in ("ampo", "luffy", "rl-plus"):
-        assert all(abs(line["policy/loss/foreign"]) > 0 for line in lines)
+        assert all(abs(line["policy/loss/off_policy"]) > 0 for line in lines)
     if name == "mm-helix":  # every group fails, so that nothing but the expert teaches
         assert all(line["policy/loss"] == line["policy/expert_mean"] > 0 for line in lines)
     if name == "dph-rl":  # the answers of the rows are learnt beside

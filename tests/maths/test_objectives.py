@@ -46,7 +46,7 @@ BOUND = {
     "one_sided": functools.partial(SURROGATES["one_sided"], low=0.2, high=0.2),
     "mixture": functools.partial(SURROGATES["mixture"], power=0.5),
 }
-FOREIGN = ("nft", "shaped", "shaped_probability", "mixture")
+OFF_POLICY = ("nft", "shaped", "shaped_probability", "mixture")
 """Those that are no policy gradient on policy."""
 HELD = ("cispo", "vespo", "gppo", "nft", "mixture")
 """Those that take some of what they are given as a constant."""
@@ -111,7 +111,7 @@ def full_objective(name: str = "clipped", **parts) -> Objective:
 def test_on_policy_gradient_is_the_policy_gradient():
     decisions = draw()
     decisions = replace(decisions, logprob_BT=decisions.old_logprob_BT)
-    for name in SURROGATES.keys() - set(FOREIGN):
+    for name in SURROGATES.keys() - set(OFF_POLICY):
         _, grad_BT = differentiate(Objective(surrogate=BOUND[name], aggregate=sequence_mean), decisions)
         torch.testing.assert_close(grad_BT, -decisions.advantage_BT * decisions.weight_BT)
 

@@ -27,7 +27,7 @@ BOUND = {
     "gppo": functools.partial(SURROGATES["gppo"], low=0.2, high=0.3, bound=2.0),
     "spo": functools.partial(SURROGATES["spo"], eps=0.2),
 }
-FOREIGN = {"nft", "shaped", "shaped_probability", "mixture"}
+OFF_POLICY = {"nft", "shaped", "shaped_probability", "mixture"}
 """Tested in test_foreign_surrogates.py: on policy they are no policy gradient."""
 # ratios below, within, above the bounds, and above the cap; each with A = 2, -2 and 0
 RATIO_BT = torch.tensor([[0.5, 1.1, 1.5, 3.0]]).repeat(3, 1)
@@ -122,7 +122,7 @@ def test_values_by_hand(name: str, loss: list, low: list, high: list):
 
 
 def test_every_surrogate_is_tested():
-    assert SURROGATES.keys() == BOUND.keys() | FOREIGN
+    assert SURROGATES.keys() == BOUND.keys() | OFF_POLICY
 
 
 def test_cispo_without_a_floor_keeps_small_ratios():

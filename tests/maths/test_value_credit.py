@@ -82,7 +82,7 @@ def test_a_column_weighs_its_rows():
 def test_read_rows_do_not_move_the_baseline():
     # drawn 1, 0: mean 0.5; a refined row of 1 earns 0.5, where the mean of all three would leave it 1/3
     feedback = feedback_of([1.0, 0.0, 1.0, 0.7], [0, 0, 0, 1])
-    read = replace(feedback, origin_B=torch.tensor([0, 0, 2, 2]))
+    read = replace(feedback, source_B=torch.tensor([0, 0, 2, 2]))
     found_BT = drawn_baseline().assign(read, torch.zeros(4, 3))
     assert found_BT[:, 0].tolist() == [0.5, -0.5, 0.5, 0.0]
     # without a read row it is the reward less its group's mean; equal rewards leave exactly nothing
@@ -97,10 +97,10 @@ def test_a_demonstration_is_worth_the_mean_once_a_sample_reaches_it():
     # the answer of group 0 is needed: mean 0.5, sample std sqrt(0.5 / 3) of 0, 0.5, 0.5, 1; of group 1 it is not: its 1
     # counts as 0.5, mean 0.5, std sqrt(0.5 / 2)
     feedback = feedback_of([0.0, 0.5, 0.5, 1.0, 0.0, 1.0, 1.0], [0, 0, 0, 0, 1, 1, 1], mask=[[1]] * 7)
-    feedback = replace(feedback, origin_B=torch.tensor([0, 0, 0, 2, 0, 0, 2]))
+    feedback = replace(feedback, source_B=torch.tensor([0, 0, 0, 2, 0, 0, 2]))
     found_BT = label_smoothing(eps=0.0).assign(feedback, torch.zeros(7, 1))
     outer = 0.5 / (0.5 / 3) ** 0.5
     torch.testing.assert_close(found_BT, torch.tensor([[-outer], [0.0], [0.0], [outer], [-1.0], [1.0], [0.0]]))
     # a group that nobody gave an answer to is standardised
-    drawn_BT = label_smoothing(eps=0.0).assign(replace(feedback, origin_B=None), torch.zeros(7, 1))
+    drawn_BT = label_smoothing(eps=0.0).assign(replace(feedback, source_B=None), torch.zeros(7, 1))
     torch.testing.assert_close(drawn_BT[4:, 0], torch.tensor([-2.0, 1.0, 1.0]) / 3**0.5)

@@ -9,7 +9,7 @@ from mmgrpo.policies.diffusion import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.types import OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 from mmgrpo.values import Value
 from tests.policies.test_denoising_targets import STATES, TEXTS, examples_of
 
@@ -33,7 +33,7 @@ def latents_of(policy: DenoisingPolicy, prompts: Sequence[Prompt] | None = None)
     """Samples that the policy drew without noise, two members of each of two groups."""
     plan = Plan(stochastic=(), keep_latents=True, prompt_ids=(5, 9), members=((0, 3), (0, 3)))
     rollout = policy.rollout(prompts or [Prompt(text) for text in TEXTS], group_size=2, seed=SEED, plan=plan)
-    return [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in rollout.samples]
+    return [OffPolicySample(sample=sample, source=Source.ON_POLICY) for sample in rollout.samples]
 
 
 def draws(group: int, member: int, place: int, shape: torch.Size) -> tuple[float, Tensor]:

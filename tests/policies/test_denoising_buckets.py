@@ -17,7 +17,7 @@ from mmgrpo.policies.diffusion.step_sampler import StepSampler
 from pydantic import ValidationError
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.types import Example, OffPolicySample, Origin, Plan, Prompt
+from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Source
 from tests.policies import contract
 from tests.policies.contract import Subject, values
 from tests.policies.tiny_policies import parameters_of, policy_of
@@ -191,7 +191,7 @@ def test_a_bucket_argument_that_the_call_lacks_raises() -> None:
 def test_finished_samples_are_renoised_at_their_size() -> None:
     mixed = policy("flux")
     sampled = mixed.rollout(prompts("flux"), group_size=1, seed=3, plan=Plan(stochastic=())).samples
-    samples = [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in sampled]
+    samples = [OffPolicySample(sample=sample, source=Source.ON_POLICY) for sample in sampled]
     read = mixed.read(samples, seed=5)
     assert contract.largest_difference(values(mixed, read), read.old_logprob_BT, read.mask_BT) < 1e-5
     for number, size in enumerate([*SIZES["flux"], SIZES["flux"][0]]):

@@ -15,7 +15,7 @@ from mmgrpo.policies.diffusion.noising import noise_levels
 from mmgrpo.policies.diffusion.settings import ReadingSettings
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.types import OffPolicySample, Origin, Plan, Prompt, Sample
+from mmgrpo.types import OffPolicySample, Plan, Prompt, Sample, Source
 from mmgrpo.values import Value
 from tests.policies.contract import gradients, move, relative_difference, values
 from tests.policies.families import families
@@ -58,8 +58,8 @@ def test_the_log_probability_is_minus_the_matching_error(name: str) -> None:
             assert float(rollout.values[LEVEL][row, position]) == pytest.approx(sigma, abs=1e-6)
     assert torch.equal(logprob_BT, rollout.old_logprob_BT)
     assert rollout.num_forwards == 4 * T
-    assert rollout.origin_B is not None
-    assert rollout.origin_B.tolist() == [int(Origin.DEMONSTRATION)] * 4
+    assert rollout.source_B is not None
+    assert rollout.source_B.tolist() == [int(Source.DEMONSTRATION)] * 4
     assert not rollout.on_policy
 
 
@@ -242,14 +242,14 @@ def test_provided_log_probabilities_are_kept() -> None:
     policy = policy_of("sd3", reading=READING)
     samples = latents_of(policy)
     with_logprobs = [
-        replace(samples[0], old_logprob_T=torch.tensor([-1.0, -2.0, -3.0]), origin=Origin.REPLAY),
+        replace(samples[0], old_logprob_T=torch.tensor([-1.0, -2.0, -3.0]), source=Source.REPLAY),
         *samples[1:],
     ]
     rollout = policy.read(with_logprobs, seed=SEED)
     assert rollout.old_logprob_BT[0].tolist() == [-1.0, -2.0, -3.0]
     assert torch.equal(rollout.old_logprob_BT[1:], policy.read(samples, seed=SEED).old_logprob_BT[1:])
-    assert rollout.origin_B is not None
-    assert rollout.origin_B.tolist() == [1, 0, 0, 0]
+    assert rollout.source_B is not None
+    assert rollout.source_B.tolist() == [1, 0, 0, 0]
 
 
 def read_by(policy: DenoisingPolicy, samples: Sequence[OffPolicySample]) -> Any:

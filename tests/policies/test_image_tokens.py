@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.types import Example, OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 from mmgrpo.values import ENTROPY, LOGPROB_MEAN, PEERS, RANK, from_reference, of_view
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.tiny_image_tokens import DRAWING, policy_of, prompts_of
@@ -127,7 +127,7 @@ def test_emu3_samples_greedily_like_its_generate() -> None:
 def test_an_image_is_decoded_from_its_codes_and_encoded_back(name: str) -> None:
     policy = policy_of(name)
     rollout = rollout_of(policy)
-    again = [OffPolicySample(sample=sample, old_logprob_T=old_T, origin=Origin.REPLAY)
+    again = [OffPolicySample(sample=sample, old_logprob_T=old_T, source=Source.REPLAY)
              for sample, old_T in zip(rollout.samples, rollout.old_logprob_BT, strict=True)]  # fmt: skip
     read = policy.read(again, seed=0)
     assert torch.equal(read.old_logprob_BT, rollout.old_logprob_BT)

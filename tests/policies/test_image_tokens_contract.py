@@ -8,7 +8,7 @@ import pytest
 import torch
 from mmgrpo.policies.image_tokens import ImageTokensPolicy
 
-from mmgrpo.types import Origin, Plan
+from mmgrpo.types import Plan, Source
 from tests.policies.contract import Subject, values
 from tests.policies.families import Law, families, laws
 from tests.policies.tiny_image_tokens import parameters_of, policy_of, prompts_of
@@ -41,7 +41,7 @@ def test_a_replayed_window_trains_the_codes_that_were_sampled(name: str) -> None
     policy = own.make(own.rows)
     assert isinstance(policy, ImageTokensPolicy)
     rollout = own.rollout(policy, Plan(stochastic=(1, 3), settings={"temperature": 2.0, "guidance_scale": 2.0}))
-    read = policy.read([rollout.off_policy_sample(row, Origin.REPLAY) for row in range(own.rows)], seed=0)
+    read = policy.read([rollout.off_policy_sample(row, Source.REPLAY) for row in range(own.rows)], seed=0)
     assert read.mask_BT.sum(1).tolist() == [2] * own.rows
     assert torch.equal(read.mask_BT, rollout.mask_BT)
     gap_BT = (values(policy, read) - rollout.old_logprob_BT)[rollout.mask_BT]

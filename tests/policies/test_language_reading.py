@@ -11,7 +11,7 @@ from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
 from mmgrpo.errors import DataError
-from mmgrpo.types import Example, OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 from mmgrpo.values import ENTROPY
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.tiny_language import policy_of, prompts_of
@@ -27,7 +27,7 @@ def given_of(rollout: Rollout, *, stored: bool) -> list[OffPolicySample]:
     lengths = [len(sample.tokens or ()) for sample in rollout.samples]
     old = [rollout.old_logprob_BT[row, :length] if stored else None for row, length in enumerate(lengths)]
     return [
-        OffPolicySample(sample=sample, old_logprob_T=old_T, origin=Origin.REPLAY if stored else Origin.DEMONSTRATION)
+        OffPolicySample(sample=sample, old_logprob_T=old_T, source=Source.REPLAY if stored else Source.DEMONSTRATION)
         for sample, old_T in zip(rollout.samples, old, strict=True)
     ]
 
@@ -44,8 +44,8 @@ def test_its_samples_are_rescored_exactly(name: str, settings: dict[str, Any], s
     assert torch.equal(read.state_BT, rollout.state_BT)
     assert torch.equal(read.prompt_index_B, rollout.prompt_index_B)
     assert largest_difference(read.old_logprob_BT, rollout.old_logprob_BT, rollout.mask_BT) < (1e-9 if stored else 2e-6)
-    assert read.origin_B is not None
-    assert set(read.origin_B.tolist()) == {Origin.REPLAY if stored else Origin.DEMONSTRATION}
+    assert read.source_B is not None
+    assert set(read.source_B.tolist()) == {Source.REPLAY if stored else Source.DEMONSTRATION}
     assert not read.on_policy
     assert [sample.text for sample in read.samples] == [sample.text for sample in rollout.samples]
     assert read.num_forwards == (0 if stored else len(read.samples))

@@ -9,7 +9,7 @@ import torch
 from mmgrpo.policies.masked import MaskedPolicy
 
 from mmgrpo.errors import DataError
-from mmgrpo.types import Example, OffPolicySample, Origin, Plan, Sample
+from mmgrpo.types import Example, OffPolicySample, Plan, Sample, Source
 from tests.policies import contract
 from tests.policies.contract import Subject
 from tests.policies.families import Law, daily, families, laws
@@ -70,7 +70,7 @@ def test_replayed_rows_keep_their_maskings(name: str, estimate: str) -> None:
 def test_rows_with_several_kinds_of_decisions_share_a_rollout() -> None:
     policies = [policy_of("eurobert", **settings) for settings in ({"num_steps": 3}, GUIDED | {"num_steps": 2})]
     rollouts = [policy.rollout(prompts_of(), group_size=2, seed=5) for policy in policies]
-    samples = [rollout.off_policy_sample(row, Origin.REPLAY) for row in range(4) for rollout in rollouts]
+    samples = [rollout.off_policy_sample(row, Source.REPLAY) for row in range(4) for rollout in rollouts]
     answer = OffPolicySample(sample=rollouts[0].samples[0])
     read = policies[0].read([*samples, answer], seed=1)
     assert read.num_decisions_B is not None

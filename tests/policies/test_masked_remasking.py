@@ -13,7 +13,7 @@ from mmgrpo.policies.masked.unmasking_schedule import bound_maskings, share_mask
 
 from mmgrpo import Trainer
 from mmgrpo.errors import ConfigError
-from mmgrpo.types import Example, OffPolicySample, Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 from tests.policies.contract import gradients, move, relative_difference, values
 from tests.policies.tiny_masked import TEXTS, policy_of, prompts_of
 from tests.tiny.masked_models import MASK, tokenizer
@@ -29,7 +29,7 @@ MODELS = [(name, of) for name in READINGS for of in ("eurobert", "amused") if (n
 
 def given_of(policy: Any, seed: int = SEED) -> list[OffPolicySample]:
     rollout = policy.rollout(prompts_of(), group_size=2, seed=seed)
-    return [OffPolicySample(sample=sample, origin=Origin.ON_POLICY) for sample in rollout.samples]
+    return [OffPolicySample(sample=sample, source=Source.ON_POLICY) for sample in rollout.samples]
 
 
 @pytest.mark.parametrize(("name", "of"), MODELS)

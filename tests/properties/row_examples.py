@@ -45,7 +45,7 @@ class Rows:
     segment_BT: Tensor
     sampled_by_BT: Tensor | None
     after_B: Tensor | None
-    origin_B: Tensor | None
+    source_B: Tensor | None
     step: int
 
     def grid(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -109,7 +109,7 @@ def rows(draw: st.DrawFn, *, rewards: str = "any", ties: bool = True, ordered: b
         segment_BT=torch.tensor([sorted(random.randint(0, 2) for _ in range(T)) for _ in groups]),
         sampled_by_BT=torch.tensor(sampled_by).reshape(B, T) if tree else None,
         after_B=torch.tensor(_after(random, groups)) if chain else None,
-        origin_B=torch.tensor([random.choice([0, 0, 1, 2]) for _ in groups]) if reads else None,
+        source_B=torch.tensor([random.choice([0, 0, 1, 2]) for _ in groups]) if reads else None,
         step=random.randint(0, 4),
     )
 
@@ -243,7 +243,7 @@ def feedback_of(rows: Rows, part: Any, labels: Sequence[str] = ()) -> Feedback:
         },
         columns={name: rows.per_group(low=0, high=1) for name in part.columns},
         scoped={name: scoped_of(rows) for name in getattr(part, "parts", ())},
-        origin_B=rows.origin_B,
+        source_B=rows.source_B,
         sampled_by_BT=rows.sampled_by_BT,
         after_B=rows.after_B,
         step=rows.step,
@@ -269,7 +269,7 @@ def decisions_of(rows: Rows, values: Sequence[Value]) -> Decisions:
         std_BT=rows.grid(B, T, low=1 / GRID, high=1),
         reward_BT=reward_B1.expand(B, T).clone(),
         group_BT=rows.group_B[:, None].expand(B, T).clone(),
-        origin_BT=None if rows.origin_B is None else rows.origin_B[:, None].expand(B, T).clone(),
+        source_BT=None if rows.source_B is None else rows.source_B[:, None].expand(B, T).clone(),
         num_groups=float(max(totals.num_groups, 1)),
         values=values_of(rows, values),
     )

@@ -16,7 +16,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
 from mmgrpo.training.concat_rollouts import concat_rollouts
 from mmgrpo.training.request_sampling import read
-from mmgrpo.types import Origin, Plan
+from mmgrpo.types import Plan, Source
 from tests.policies import tiny_image_tokens, tiny_language, tiny_masked
 
 REPLAY: dict[str, Any] = {"strategy": {"name": "with_replay", "num": 2, "per_prompt": 4}}
@@ -125,7 +125,7 @@ def test_an_estimator_of_tokens_reads_the_token_of_each_decision(tmp_path: Path)
 def test_answers_that_are_read_by_the_current_weights_have_no_departure() -> None:
     policy = tiny_language.policy_of("llama")
     rollout = policy.rollout(tiny_language.prompts_of("llama"), group_size=2, seed=3)
-    stored = [rollout.off_policy_sample(row, Origin.REPLAY) for row in range(4)]
+    stored = [rollout.off_policy_sample(row, Source.REPLAY) for row in range(4)]
     given = [replace(one, old_logprob_T=None) if row % 2 else one for row, one in enumerate(stored)]
     answers = read(policy, given, Plan(), 0)
     assert answers.unchanged_B.tolist() == [False, True, False, True]  # what is stored may be of earlier weights

@@ -30,7 +30,7 @@ from mmgrpo.scoring import NamedReward
 from mmgrpo.training.compute_advantages import combine_rewards
 from mmgrpo.training.rollout_rounds import Rollouts, collect_rollouts
 from mmgrpo.training.score_rollouts import score_rollouts
-from mmgrpo.types import OffPolicySample, Origin, Rollout
+from mmgrpo.types import OffPolicySample, Rollout, Source
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import make_policy
 
@@ -110,8 +110,8 @@ def test_an_answer_with_a_hint_is_trained_with_the_unchanged_prompt() -> None:
     assert [(s.group, s.member) for s in rollouts.samples[4:]] == [(0, 2), (1, 2)]
     assert rollouts.keep_B.tolist() == [True, False, True, False, True, True]
     assert all(sample.prompt in PROMPTS for sample in rollouts.samples)
-    assert rollout.origin_B is not None
-    assert rollout.origin_B.tolist() == [0, 0, 0, 0, Origin.DEMONSTRATION, Origin.DEMONSTRATION]
+    assert rollout.source_B is not None
+    assert rollout.source_B.tolist() == [0, 0, 0, 0, Source.DEMONSTRATION, Source.DEMONSTRATION]
     assert not rollout.on_policy
     shown = policy.rollout(
         [shown_by(hint["hint"], PROMPTS[0], 2)], group_size=1, seed=7, plan=Plan(prompt_ids=(0,), members=((2,),))
@@ -168,8 +168,8 @@ def test_a_replayed_row_of_the_current_policy_has_the_ratio_one() -> None:
     memory = Memory().with_replay([row], per_prompt=1, total=1)
     rollouts = gathered(with_replay(num=1), even_prompts_differ, policy=policy, memory=memory)
     assert rollouts.rollout.prompt_index_B.tolist() == [0, 0, 1, 1, 0]
-    assert rollouts.rollout.origin_B is not None
-    assert rollouts.rollout.origin_B.tolist() == [0, 0, 0, 0, Origin.REPLAY]
+    assert rollouts.rollout.source_B is not None
+    assert rollouts.rollout.source_B.tolist() == [0, 0, 0, 0, Source.REPLAY]
     assert torch.allclose(scored(policy, rollouts.rollout)[4, :T], own.rollout.old_logprob_BT[0, :T], atol=1e-6)
 
 

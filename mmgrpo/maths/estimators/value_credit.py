@@ -146,7 +146,7 @@ def drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
 
 def is_sampled_B(feedback: Feedback) -> Tensor:
     """(B,) bool, the samples that were sampled at this step and that a reward applied to."""
-    return feedback.valid_B if feedback.origin_B is None else feedback.valid_B & (feedback.origin_B == ON_POLICY)
+    return feedback.valid_B if feedback.source_B is None else feedback.valid_B & (feedback.source_B == ON_POLICY)
 
 
 def _check_within_divergence(limit: float) -> None:

@@ -234,19 +234,19 @@ def weighted(term: Term, weight: float) -> Term:
     return replace(term, loss=loss)
 
 
-def from_sources(term: Term, origins: Sequence[int]) -> Term:
-    """A term that reads only the rows of some origins; means over the update stay means over all rows.
+def from_sources(term: Term, sources: Sequence[int]) -> Term:
+    """A term that reads only the rows of some sources; means over the update stay means over all rows.
 
     Args:
         term: any.
-        origins: numbers of ``Origin``; decisions without an origin were sampled.
+        sources: numbers of ``Source``; decisions without a source were sampled.
 
     Returns:
         The term, active on those rows.
     """
 
     def of_source(decisions: Decisions) -> Decisions:
-        return replace(decisions, mask_BT=decisions.mask_BT & is_from(decisions, origins))
+        return replace(decisions, mask_BT=decisions.mask_BT & is_from(decisions, sources))
 
     return replace(
         term,

@@ -29,7 +29,7 @@ def label_smoothing(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e
     Units: any reward scale -> dimensionless; eps in the reward's units.
     Source: ViSurf, arXiv:2510.10606, its smoothing of the label's reward. Deviation: eps in the denominator.
     """
-    origin_B = torch.zeros_like(feedback.group_B) if feedback.origin_B is None else feedback.origin_B
+    source_B = torch.zeros_like(feedback.group_B) if feedback.source_B is None else feedback.source_B
     groups = feedback.groups
     reward_PG, valid_PG = groups.matrix(feedback.reward_B), groups.valid(feedback.valid_B)
     sampled_PG = groups.valid(is_sampled_B(feedback))
@@ -37,7 +37,7 @@ def label_smoothing(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e
     mean_P1 = reward_PG.where(sampled_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
     highest_P1 = reward_PG.where(sampled_PG, -torch.inf).amax(1, keepdim=True)
     smoothed_PG = mean_P1.where(
-        valid_PG & groups.matrix(origin_B == DEMONSTRATION) & (highest_P1 >= reward_PG), reward_PG
+        valid_PG & groups.matrix(source_B == DEMONSTRATION) & (highest_P1 >= reward_PG), reward_PG
     )
     advantage_B = groups.rows(standardized(smoothed_PG, valid_PG, eps=eps, correction=1))
     return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)

@@ -31,9 +31,9 @@ def fixed_off_policy_advantage(feedback: Feedback, advantage_BT: Tensor, *, valu
     Units: those of the advantage.
     Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``): REINFORCE on positive samples.
     """
-    if feedback.origin_B is None:
+    if feedback.source_B is None:
         return advantage_BT
-    read_B = (feedback.origin_B != ON_POLICY) & feedback.valid_B
+    read_B = (feedback.source_B != ON_POLICY) & feedback.valid_B
     return advantage_BT.masked_fill(read_B[:, None], value)
 
 

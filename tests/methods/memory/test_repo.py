@@ -6,7 +6,7 @@ from tests.configs.method_rows import A_TWO
 from tests.configs.method_steps import Step, assert_credit
 
 # drawn 1, 0 among themselves, replayed 1, 1 among themselves
-CREDIT = (Step(reward=(1, 0, 1, 1), lengths=[1] * 4, origins=(0, 0, 1, 1)), [[A_TWO], [-A_TWO], [0.0], [0.0]])
+CREDIT = (Step(reward=(1, 0, 1, 1), lengths=[1] * 4, sources=(0, 0, 1, 1)), [[A_TWO], [-A_TWO], [0.0], [0.0]])
 
 
 def test_advantages_of_the_method() -> None:

@@ -12,7 +12,7 @@ from tests.configs.method_steps import Step, assert_loss
 LOSS = (
     Step(
         reward=(*ONE_OF_TWO, 1.0),
-        origins=(0, 0, 2),
+        sources=(0, 0, 2),
         said={"explained": (nan, nan, 1.0)},
         log_ratio=((UP, UP), (0.0, 0.0), (0.5, 0.0)),
     ),

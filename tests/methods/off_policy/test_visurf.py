@@ -10,7 +10,7 @@ from tests.maths.feedback_rows import feedback_of
 
 # the label's 1 becomes the mean 0.5 of the others: mean 0.5, deviation sqrt(1 / 4)
 CREDIT = (
-    Step(reward=(1, 0, 1, 0, 1), lengths=[1] * 5, origins=(0, 0, 0, 0, 2)),
+    Step(reward=(1, 0, 1, 0, 1), lengths=[1] * 5, sources=(0, 0, 0, 0, 2)),
     [[0.5 / 0.5001], [-0.5 / 0.5001]] * 2 + [[0.0]],
 )
 

@@ -16,7 +16,7 @@ from tests.configs.method_steps import Step, assert_credit, config_of
 from tests.maths.test_strategies import answered
 
 # a positive drawn hotter is worth 1 and moves nobody's mean
-CREDIT = (Step(reward=(1, 0, 1), lengths=[1] * 3, origins=(0, 0, 2)), [[A_TWO_6], [-A_TWO_6], [1.0]])
+CREDIT = (Step(reward=(1, 0, 1), lengths=[1] * 3, sources=(0, 0, 2)), [[A_TWO_6], [-A_TWO_6], [1.0]])
 
 
 def test_advantages_of_the_method() -> None:

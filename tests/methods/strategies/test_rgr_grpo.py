@@ -12,7 +12,7 @@ A_THREE = 1 / 3 / 0.5773513
 LOSS = (
     Step(
         reward=(1, 0, 1),
-        origins=(0, 0, 2),
+        sources=(0, 0, 2),
         old_logprob=[[-1.0], [-1.0], [log(0.1)]],
         entropy=[[0.0]] * 3,
     ),

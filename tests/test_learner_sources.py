@@ -1,4 +1,4 @@
-"""Rows of several origins in an update: the terms that see each, and what is computed of them."""
+"""Rows of several sources in an update: the terms that see each, and what is computed of them."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from mmgrpo.maths.terms import from_sources
 from mmgrpo.maths.terms.view_terms import negative_logprob
 from mmgrpo.methods.off_policy.rl_plus import mixture
 from mmgrpo.training.gradients import accumulate_gradient
-from mmgrpo.types import Origin, Rollout
+from mmgrpo.types import Rollout, Source
 from tests.test_learner import CLIPPED, disturb, draw, full_graph, gradient, make_policy, relative, streamed
 
 ALL = [0, 1, 2, 3]
-MIXED_B = torch.tensor([Origin.ON_POLICY, Origin.DEMONSTRATION, Origin.REPLAY, Origin.ON_POLICY])
+MIXED_B = torch.tensor([Source.ON_POLICY, Source.DEMONSTRATION, Source.REPLAY, Source.ON_POLICY])
 SHAPED = partial(shaped, gamma=0.1)
 OWN = Objective(surrogate=CLIPPED, aggregate=sequence_mean)
 GIVEN_ALONE = from_sources(negative_logprob(), (DEMONSTRATION,))
 
 OBJECTIVES = {
-    "separable": replace(OWN, foreign=OffPolicySurrogate(surrogate=SHAPED)),
-    "foreign rows coupled": replace(
-        OWN, foreign=OffPolicySurrogate(surrogate=SHAPED, ratio_level="sequence", weight=0.5)
+    "separable": replace(OWN, off_policy=OffPolicySurrogate(surrogate=SHAPED)),
+    "off-policy rows coupled": replace(
+        OWN, off_policy=OffPolicySurrogate(surrogate=SHAPED, ratio_level="sequence", weight=0.5)
     ),
     "own rows coupled": replace(
-        OWN, ratio_level="sequence", foreign=OffPolicySurrogate(surrogate=partial(mixture, power=0.5))
+        OWN, ratio_level="sequence", off_policy=OffPolicySurrogate(surrogate=partial(mixture, power=0.5))
     ),
     "a term of given rows": replace(OWN, further=(GIVEN_ALONE,)),
-    "with a divergence": replace(OWN, foreign=OffPolicySurrogate(surrogate=SHAPED), divergence="k3", kl_beta=0.3),
+    "with a divergence": replace(OWN, off_policy=OffPolicySurrogate(surrogate=SHAPED), divergence="k3", kl_beta=0.3),
 }
 
 
 def mixed(rollout: Rollout) -> Rollout:
-    return replace(rollout, origin_B=MIXED_B)
+    return replace(rollout, source_B=MIXED_B)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -56,14 +56,14 @@ def test_the_streamed_gradient_is_the_full_graphs(name: str) -> None:
     assert relative(found, full) < 1e-5
 
 
-def test_each_row_takes_the_surrogate_of_its_origin() -> None:
+def test_each_row_takes_the_surrogate_of_its_source() -> None:
     """The gradient is the sum of the plain one over drawn rows and the shaped one over the others."""
     policy = make_policy()
     rollout = mixed(draw(policy))
     disturb(policy)
     _, together = streamed(policy, rollout.aged(), OBJECTIVES["separable"], parts=[ALL])
-    on_policy_rows = rollout.keep((MIXED_B == Origin.ON_POLICY)[:, None])
-    others = replace(rollout, origin_B=None).keep((MIXED_B != Origin.ON_POLICY)[:, None])
+    on_policy_rows = rollout.keep((MIXED_B == Source.ON_POLICY)[:, None])
+    others = replace(rollout, source_B=None).keep((MIXED_B != Source.ON_POLICY)[:, None])
     _, of_drawn = streamed(policy, on_policy_rows.aged(), OWN, parts=[ALL])
     _, of_others = streamed(policy, others.aged(), replace(OWN, surrogate=SHAPED), parts=[ALL])
     assert of_drawn.norm() > 0
@@ -82,13 +82,13 @@ def test_on_policy_rows_keep_updates_bitwise() -> None:
         assert torch.equal(other, plain)
 
 
-def test_foreign_rows_of_weight_0_take_no_forward() -> None:
+def test_off_policy_rows_of_weight_0_take_no_forward() -> None:
     policy = make_policy(update_batch=1)
     rollout = mixed(draw(policy)).aged()
     totals, ones_BT = count(rollout.mask_BT), torch.ones(rollout.shape)
     spent = []
     for weight in (1.0, 0.0):
-        objective = replace(OWN, foreign=OffPolicySurrogate(surrogate=SHAPED, weight=weight))
+        objective = replace(OWN, off_policy=OffPolicySurrogate(surrogate=SHAPED, weight=weight))
         spent.append(accumulate_gradient(policy, rollout, ones_BT, objective, rows=ALL, totals=totals).num_forwards)
     assert spent == [12, 6]
     gradient(policy)
@@ -106,4 +106,4 @@ def test_a_term_of_demonstrations_computes_only_their_rows() -> None:
 
 
 def test_the_numbers_are_those_of_the_enum() -> None:
-    assert (int(Origin.REPLAY), int(Origin.DEMONSTRATION)) == (REPLAY, DEMONSTRATION)
+    assert (int(Source.REPLAY), int(Source.DEMONSTRATION)) == (REPLAY, DEMONSTRATION)
