@@ -130,7 +130,7 @@ def under_load(reward: str, form: Any, load: Load, max_batch: int) -> Rate:
     process.start()
     try:
         client = RemoteReward(f"http://127.0.0.1:{port}", form=form, retries=12, backoff=0.02)
-        client(_drawn(load))
+        client(_random_mask(load))
         before = _counted(port)
         start = time.perf_counter()
         with ThreadPoolExecutor(load.clients) as threads:
@@ -149,12 +149,12 @@ def _serve(reward: str, max_batch: int, port: int) -> None:
 
 
 def _ask(client: RemoteReward, load: Load, _: int) -> None:
-    samples = _drawn(load)
+    samples = _random_mask(load)
     for _ in range(load.requests):
         client(samples)
 
 
-def _drawn(load: Load) -> list[Sample]:
+def _random_mask(load: Load) -> list[Sample]:
     prompt, draw = Prompt("a picture"), np.random.RandomState(0)
     return [
         Sample(prompt, 0, i, image=Image.fromarray(draw.randint(0, 256, (load.side, load.side, 3)).astype(np.uint8)))

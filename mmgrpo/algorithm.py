@@ -225,7 +225,7 @@ class Algorithm:
             tree=_tree(config.rollout.tree),
             answer_weights=_answer_weights(config.objective.auxiliary),
             reward_schedules={
-                reward.known_as: reward_schedule(reward) for reward in config.rewards if reward.schedule is not None
+                reward.logged_name: reward_schedule(reward) for reward in config.rewards if reward.schedule is not None
             },
             prompt_sampler=prompt_sampler(section.sampler) if section and section.sampler else None,
             course=course,
@@ -379,7 +379,7 @@ class Algorithm:
                 require_numbers(prompts, column, f"{name}{method}")
         require_source(config.rollout.strategy.numbers.get("source"), section)
         parts = [*section.sources] if section else []
-        skipping = [part.known_as for part in parts if part.on_error == "skip"]
+        skipping = [part.logged_name for part in parts if part.on_error == "skip"]
         return PromptStream(
             prompts,
             check=check,
@@ -388,7 +388,7 @@ class Algorithm:
             seed=config.seed,
             shuffle=section is None or section.shuffle,
             sampler=self.prompt_sampler,
-            weights={part.known_as: part.weight for part in parts} if parts else None,
+            weights={part.logged_name: part.weight for part in parts} if parts else None,
             columns=[column for part in (*self.advantages.estimators, self.strategy) for column in part.memory],
         )
 
@@ -481,7 +481,7 @@ def reward_schedule(config: RewardConfig) -> Callable[[int], float]:
     """Step -> factor of the weight of a reward; 1 without a schedule. Raises ConfigError as ``objective_of``."""
     if config.schedule is None:
         return lambda step: 1.0
-    schedule = bound(f"rewards ({config.known_as}).schedule", SCHEDULES, config.schedule)
+    schedule = bound(f"rewards ({config.logged_name}).schedule", SCHEDULES, config.schedule)
     schedule(0)  # raises for numbers that do not go together
     return schedule
 
@@ -566,11 +566,11 @@ def _off_policy_surrogate(config: OffPolicyConfig) -> OffPolicySurrogate:
 def _window(named: Named | None) -> Callable[..., Sequence[int]] | None:
     if named is None:
         return None
-    return bound("rollout.window", WINDOWS, named, given=("num_decisions", *WINDOW_ARGUMENTS.get(named.name, ())))
+    return bound("rollout.window", WINDOWS, named, supplied=("num_decisions", *WINDOW_ARGUMENTS.get(named.name, ())))
 
 
 def _tree(named: Named | None) -> Callable[..., Sequence[Split]] | None:
-    return None if named is None else bound("rollout.tree", TREES, named, given=("num_decisions", "group_size"))
+    return None if named is None else bound("rollout.tree", TREES, named, supplied=("num_decisions", "group_size"))
 
 
 def _answer_weights(configs: Sequence[AuxiliaryConfig]) -> dict[str, Callable[[Tensor], Tensor]]:

@@ -73,7 +73,7 @@ class Stored:
             raise CheckpointError(f"{self.name} is incomplete: a file is missing or of another checkpoint")
         return torch.cat(slices) if slices else torch.empty(0)
 
-    def whole(self) -> Tensor:
+    def full_tensor(self) -> Tensor:
         """The full tensor, on the CPU."""
         return self.entries(0, math.prod(self.shape)).view(self.shape)
 
@@ -168,12 +168,12 @@ def save_module(module: nn.Module, folder: Path) -> bool:
     return save is not None
 
 
-def pieces_of(module: nn.Module, *, whole: bool) -> dict[str, Piece]:
+def pieces_of(module: nn.Module, *, is_complete: bool) -> dict[str, Piece]:
     """This process's pieces of a module, by the names of its state dict; tied tensors once.
 
     Args:
         module: a module with at least one sharded parameter.
-        whole: whether to include tensors that every process has in full.
+        is_complete: whether to include tensors that every process has in full.
 
     Returns:
         The pieces.
@@ -183,7 +183,7 @@ def pieces_of(module: nn.Module, *, whole: bool) -> dict[str, Piece]:
         layout = layout_of(tensor)
         if layout is not None:
             pieces[name] = Piece(layout.part(tensor), layout.start, layout.shape)
-        elif whole:
+        elif is_complete:
             pieces[name] = Piece(tensor, 0, tensor.shape)
     return pieces
 
@@ -202,7 +202,9 @@ def load_module(module: nn.Module, folder: Path) -> None:
     stored, tensors = read_shards(folder), dict(_named(module))
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     shapes |= {name: layout.shape for name, tensor in tensors.items() if (layout := layout_of(tensor)) is not None}
-    different = sorted({name for name, _ in shapes.items() ^ {name: one.shape for name, one in stored.items()}.items()})
+    different = sorted(
+        {name for name, _ in shapes.items() ^ {name: tensor.shape for name, tensor in stored.items()}.items()}
+    )
     if different:
         raise CheckpointError(f"{folder} is of another model; it differs at {', '.join(different[:3])}")
     for name, tensor in tensors.items():

@@ -63,8 +63,8 @@ def check_on_policy_gap(subject: Subject, plan: Plan | None = None) -> None:
     values_BT = values(policy, rollout)
     assert rollout.mask_BT.any()
     assert largest_difference(values_BT, rollout.old_logprob_BT, rollout.mask_BT) <= subject.gap
-    one_by_one_BT = values(subject.make(1), rollout)
-    assert largest_difference(one_by_one_BT, rollout.old_logprob_BT, rollout.mask_BT) < subject.rounding
+    unbatched_BT = values(subject.make(1), rollout)
+    assert largest_difference(unbatched_BT, rollout.old_logprob_BT, rollout.mask_BT) < subject.rounding
 
 
 def check_every_decision_once(subject: Subject) -> None:
@@ -219,7 +219,7 @@ def check_replayed_rows(subject: Subject) -> None:
         check_ratio_of_read_rows(subject, policy, rollout)
 
 
-def check_own_prompts(subject: Subject) -> None:
+def check_prompt_independence(subject: Subject) -> None:
     """Decisions evaluated under their own prompts have the same log-probabilities.
 
     Policies without ``SupportsPromptOverride`` pass.
@@ -276,7 +276,7 @@ LAWS: tuple[Callable[[Subject], None], ...] = (
     check_save_and_load,
     check_gradients,
     check_replayed_rows,
-    check_own_prompts,
+    check_prompt_independence,
 )
 """The checks that every policy must pass, built-in or custom."""
 

@@ -98,9 +98,9 @@ def of_view(view: str) -> Value:
     return Value("logprob", view)
 
 
-def seen_in(view: str) -> Value:
+def mask_of_view(view: str) -> Value:
     """Whether the decision's row has a view of the section ``objective.views``: 1 or 0."""
-    return Value("seen", view)
+    return Value("view_mask", view)
 
 
 def end_logprob(token: int) -> Value:

@@ -214,8 +214,8 @@ class Support:
 
     def at(self, keep_T: Tensor) -> Support:
         """The decisions where a mask is True; decisions beyond its end are dropped."""
-        lists, kept_positions = self.ids.split(self.counts), keep_T.nonzero()[:, 0].tolist()
-        return Support(torch.cat([lists[t] for t in kept_positions]), tuple(self.counts[t] for t in kept_positions))
+        lists, positions = self.ids.split(self.counts), keep_T.nonzero()[:, 0].tolist()
+        return Support(torch.cat([lists[t] for t in positions]), tuple(self.counts[t] for t in positions))
 
     @classmethod
     def of(cls, keep_MV: Tensor) -> list[Support]:

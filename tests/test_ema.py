@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mmgrpo.config import EmaConfig
-from mmgrpo.training.optimizer import Average, kept_share
+from mmgrpo.training.optimizer import Average, ema_decay
 
 
 def averaged(config: EmaConfig, num_updates: int) -> float:
@@ -26,10 +26,10 @@ def averaged(config: EmaConfig, num_updates: int) -> float:
 def test_share_is_the_ramp_of_the_optimizer_updates() -> None:
     every_update = EmaConfig(decay=0.9)
     # (1 + n) / (10 + n): 2 / 11, 8 / 17, and 81 / 90 = 0.9 at n = 80
-    assert [kept_share(n, every_update) for n in (1, 7, 80, 81)] == pytest.approx([2 / 11, 8 / 17, 0.9, 0.9])
+    assert [ema_decay(n, every_update) for n in (1, 7, 80, 81)] == pytest.approx([2 / 11, 8 / 17, 0.9, 0.9])
     due = EmaConfig(decay=0.9, every=8, times=2)
-    assert [n for n in range(1, 25) if kept_share(n, due) < 1] == [7, 15, 23]
-    assert kept_share(7, due) == pytest.approx(64 / 289)
+    assert [n for n in range(1, 25) if ema_decay(n, due) < 1] == [7, 15, 23]
+    assert ema_decay(7, due) == pytest.approx(64 / 289)
 
 
 def test_average_by_hand() -> None:

@@ -25,7 +25,7 @@ from mmgrpo.maths.terms.view_terms import distillation, negative_logprob
 from mmgrpo.training.gradients import accumulate_gradient, with_values
 from mmgrpo.training.views import View, ViewRows, Views
 from mmgrpo.types import Prompt, Rollout
-from mmgrpo.values import Value, of_view, seen_in
+from mmgrpo.values import Value, mask_of_view, of_view
 from tests.policies.contract import move
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.policies.tiny_policies import pipeline_of, settings_of
@@ -170,7 +170,7 @@ def test_the_same_weights_and_prompt_give_equal_log_probabilities(build: Callabl
         measured = with_values(policy, rollout, [of_view(name)], views)
         gap_BT = (measured.values[of_view(name)] - rollout.old_logprob_BT)[rollout.mask_BT]
         assert float(gap_BT.abs().max()) < 1e-5
-        assert measured.values[seen_in(name)].eq(1).all()
+        assert measured.values[mask_of_view(name)].eq(1).all()
         found = streamed(policy, rollout, objective_of(divergence(form="k3", view=name)), views)
         plain = streamed(policy, rollout, objective_of(), {})
         torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5 * float(plain.abs().max()))

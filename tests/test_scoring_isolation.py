@@ -389,6 +389,6 @@ class TestFlowGrpoForm:
 
 
 def test_a_reward_of_the_user_is_logged_under_the_name_of_its_function() -> None:
-    assert RewardConfig(name="python:my_rewards:accuracy_reward").known_as == "accuracy_reward"
-    assert RewardConfig(name="python:my_rewards:accuracy_reward", label="right").known_as == "right"
-    assert RewardConfig(name="exact_match").known_as == "exact_match"
+    assert RewardConfig(name="python:my_rewards:accuracy_reward").logged_name == "accuracy_reward"
+    assert RewardConfig(name="python:my_rewards:accuracy_reward", label="right").logged_name == "right"
+    assert RewardConfig(name="exact_match").logged_name == "exact_match"

@@ -227,7 +227,7 @@ def checkpoints_lie_in_parts(runs: Any) -> None:
     for name in folders[0]:
         ours, theirs = load_file(next((last[0] / name).glob("*.safetensors"))), read_shards(last[1] / name)
         assert ours.keys() == theirs.keys()
-        assert all(close(ours[key], theirs[key].whole()) for key in ours), name
+        assert all(close(ours[key], theirs[key].full_tensor()) for key in ours), name
     ours, theirs = (load_checkpoint(one, None, "cpu")[1] for one in last)
     for number, state in ours["optimizer"]["state"].items():
         assert close(state["exp_avg"], read(theirs["optimizer"]["state"][number]["exp_avg"]))
@@ -258,7 +258,7 @@ def so_do_those_of_language_models(runs: Any) -> None:
 
 
 def read(value: Tensor | Stored) -> Tensor:
-    return value.whole() if isinstance(value, Stored) else value
+    return value.full_tensor() if isinstance(value, Stored) else value
 
 
 def evaluations_are_of_the_average(runs: Any) -> None:

@@ -59,7 +59,7 @@ def test_shards_are_read_by_another_number_of_processes(before: int, after: int,
     expected, stored = written(tmp_path, before), read_shards(tmp_path)
     assert stored.keys() == expected.keys()
     for name, whole in expected.items():
-        assert torch.equal(stored[name].whole(), whole)
+        assert torch.equal(stored[name].full_tensor(), whole)
         for process in range(after):
             laid = rows_of(tuple(whole.shape), process, after)
             tensors = stored[name].entries(laid.start, laid.part_shape.numel()).view(laid.part_shape)
@@ -178,6 +178,6 @@ def test_a_state_dict_is_split_and_put_together(tmp_path: Path) -> None:
     assert again["n"] == 1
     assert again["average"][1] == 3
     for one in (again["average"][0], again["optimizer"]["state"][0]["exp_avg"]):
-        assert torch.equal(one.whole(), torch.arange(6.0).view(2, 3))
+        assert torch.equal(one.full_tensor(), torch.arange(6.0).view(2, 3))
     with pytest.raises(KeyError):
         restore_pieces(rest, {})

@@ -65,7 +65,7 @@ def lines(trainer: Trainer, name: str = "metrics.jsonl") -> list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+def full_tensor(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     """A run that nothing interrupted, with which others are compared."""
     return run(tmp_path_factory.mktemp("whole"))
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mmgrpo.cli import app
 from mmgrpo.config.loading import read_layers
 from mmgrpo.runs.checkpoint import RunPosition, save_checkpoint
-from mmgrpo.runs.trust import is_own_config, record_own_config, untrusted_settings
+from mmgrpo.runs.trust import is_trusted_config, record_trusted_config, untrusted_settings
 from tests.test_docs import shown
 
 DIGITS = "quickstart/digits-image"
@@ -175,13 +175,13 @@ def test_shipped_files_are_trusted_by_path_and_content(tmp_path: Path, monkeypat
     for file in (config, other):
         file.parent.mkdir()
         file.write_text("name: x\n")
-    assert not is_own_config(config)
-    record_own_config(config)
-    record_own_config(config)
-    assert (is_own_config(config), is_own_config(other)) == (True, False)
+    assert not is_trusted_config(config)
+    record_trusted_config(config)
+    record_trusted_config(config)
+    assert (is_trusted_config(config), is_trusted_config(other)) == (True, False)
     assert len((tmp_path / "state/mmgrpo/runs").read_text().splitlines()) == 1
     config.write_text("name: y\n")
-    assert not is_own_config(config)
+    assert not is_trusted_config(config)
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/nowhere")
-    record_own_config(config)  # without a home, nothing is known, and nothing fails
-    assert not is_own_config(config)
+    record_trusted_config(config)  # without a home, nothing is known, and nothing fails
+    assert not is_trusted_config(config)

@@ -150,7 +150,7 @@ def method_in_runs(data: DataFiles, name: str) -> Iterator[Finding]:
         yield "", f"{run} replaces values of it: {section and section.replaced}"
     rewards = method.get("rewards") or {}
     if bool(rewards.get("added") or rewards.get("substitutes")) != (method["name"] in _sources_of_rewards(config)):
-        yield "method.rewards", f"the run has the rewards {[reward.known_as for reward in config.rewards]}"
+        yield "method.rewards", f"the run has the rewards {[reward.logged_name for reward in config.rewards]}"
     for key in (key for key in CHAINS if at(values, key, None)):
         yield from _replaced_list(data, name, run, key, rollout)
 
@@ -178,8 +178,8 @@ def method_rewards(data: DataFiles, name: str) -> Iterator[Finding]:
         if load_config(resolved, overrides) != config:
             yield "method.rewards", f"the resolved configuration with {overrides} loads to another one"
     other = load_config(resolved, {"rewards": OTHER_REWARDS})
-    if method["name"] not in _sources_of_rewards(other) or "format" not in [r.known_as for r in other.rewards]:
-        yield "method.rewards", f"an override of rewards gives {[reward.known_as for reward in other.rewards]}"
+    if method["name"] not in _sources_of_rewards(other) or "format" not in [r.logged_name for r in other.rewards]:
+        yield "method.rewards", f"an override of rewards gives {[reward.logged_name for reward in other.rewards]}"
 
 
 def paper_hparams(data: DataFiles, name: str) -> Iterator[Finding]:
@@ -193,9 +193,9 @@ def with_paper_hparams(data: DataFiles, name: str, **values: Any) -> RunConfig:
     """A method with a model that it applies to and, if it has any, the hyperparameters of the paper's run."""
     merged = data.merged(name)
     model = MODELS_OF.get(merged["method"].get("applies_to", "both"))
-    own = values if model else {"policy": {"name": "masked", "model": "some/model"}, **values}
+    values_of_run = values if model else {"policy": {"name": "masked", "model": "some/model"}, **values}
     names = [model, name] if model else [name]
-    return data.combined(*names, use_paper_hparams=bool(merged["method"].get("paper_hparams")), **own)
+    return data.combined(*names, use_paper_hparams=bool(merged["method"].get("paper_hparams")), **values_of_run)
 
 
 def stated_settings(data: DataFiles, name: str) -> list[tuple[str, Any]]:
@@ -288,9 +288,9 @@ def _replaced_list(data: DataFiles, name: str, run: str, key: str, rollout: Any)
     """A fault if a run may replace a list of the method without an error."""
     section, _, last = key.rpartition(".")
     other = [{"name": "another", "label": "another", "examples": "rows"}]
-    own: dict[str, Any] = {section: {last: other}} if section else {last: other}
+    overrides: dict[str, Any] = {section: {last: other}} if section else {last: other}
     try:
-        data.combined(run, name, rollout=rollout, **own)
+        data.combined(run, name, rollout=rollout, **overrides)
     except ConfigError as error:
         if f"{key} replaces the list of methods/{data.merged(name)['method']['name']} and drops" in str(error):
             return

@@ -34,8 +34,8 @@ def reward_example(data: DataFiles, name: str) -> Iterator[Finding]:
     """The example of a reward builds it."""
     example = yaml.safe_load(page_of(name).partition("```yaml\n")[2].partition("```")[0])
     configs = [RewardConfig.model_validate(settings) for settings in example.get("evaluation", example)["rewards"]]
-    if [reward.name for reward in build_rewards(configs)] != [RewardConfig(name=name).known_as]:
-        yield "", f"its example builds {[config.known_as for config in configs]}"
+    if [reward.name for reward in build_rewards(configs)] != [RewardConfig(name=name).logged_name]:
+        yield "", f"its example builds {[config.logged_name for config in configs]}"
 
 
 def reward_settings(data: DataFiles, name: str) -> Iterator[Finding]:

@@ -29,13 +29,13 @@ def recipe_values(data: DataFiles, name: str) -> Iterator[Finding]:
     if name.endswith(ONE_GPU):
         return
     model, method, *tasks = data.stated(name)["include"]
-    own, of_method = data.stated(name), data.stated(method)
-    published = list(leaves(of_method["method"].get("paper_hparams", {}))) if own.get("use_paper_hparams") else []
+    stated, of_method = data.stated(name), data.stated(method)
+    published = list(leaves(of_method["method"].get("paper_hparams", {}))) if stated.get("use_paper_hparams") else []
     layers = [stated_settings(data, layer) for layer in (model, method)]
     layers += [published, *(stated_settings(data, task) for task in tasks), stated_settings(data, name)]
     expected = {key: value for layer in layers for key, value in layer if key != "evaluation.rewards"}
     yield from differences(expected, data.config(name), "in the recipe")
-    sources = own.get("method", {"sources": {}})["sources"]
+    sources = stated.get("method", {"sources": {}})["sources"]
     for key, _ in stated_settings(data, name):
         if is_under(key, of_method["method"]["sources"]) and not is_under(key, sources):
             yield key, f"differs from {method} and has no source; add it to method.sources"
@@ -65,24 +65,24 @@ def held_out_rewards(data: DataFiles, name: str) -> Iterator[Finding]:
 
 def task_sections(data: DataFiles, name: str) -> Iterator[Finding]:
     """A task has prompts, rewards and an evaluation with a watchdog, the last three with their sources."""
-    own = data.stated(name)
-    sections = {key for key in own if key != "method"}
+    stated = data.stated(name)
+    sections = {key for key in stated if key != "method"}
     if sections != TASK_SECTIONS:
         yield "", f"has the sections {', '.join(sorted(sections))}; a task has {', '.join(sorted(TASK_SECTIONS))}"
-    if "watchdog" not in own.get("evaluation", {}):
+    if "watchdog" not in stated.get("evaluation", {}):
         yield "evaluation.watchdog", "is missing; a task has a watchdog"
-    for key in {"rewards", "evaluation", "evaluation.watchdog"} - set(own.get("method", {}).get("sources", {})):
+    for key in {"rewards", "evaluation", "evaluation.watchdog"} - set(stated.get("method", {}).get("sources", {})):
         yield key, "has no source; add it to method.sources"
 
 
 def paper_sources(data: DataFiles, name: str) -> Iterator[Finding]:
     """Every value of a paper's run has a source, and every source a value; the paper and its data are named."""
-    own, config = data.stated(name), data.config(name)
+    stated, config = data.stated(name), data.config(name)
     about = config.about
     if about.title is None:
         yield "about.title", "is missing; a run of a paper has its title"
         return
-    for key, _ in leaves(own):
+    for key, _ in leaves(stated):
         if not is_under(key, (*WITHOUT_SOURCE, *about.sources)):
             yield key, "has no source; add it to about.sources"
     for key in about.sources:

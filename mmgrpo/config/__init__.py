@@ -339,7 +339,7 @@ class RunConfig(Section):
             raise ValueError("checkpoint.best is a reward of the evaluation: add that section, or leave best out")
         if len({run.name for run in self.runs}) < len(self.runs):
             raise ValueError("runs: the names must differ, as the folders are named by them")
-        labels = [reward.known_as for reward in self.rewards]
+        labels = [reward.logged_name for reward in self.rewards]
         if len(set(labels)) < len(labels):
             raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")
         published = {} if self.method is None else self.method.paper_hparams
@@ -360,7 +360,9 @@ class RunConfig(Section):
             raise ValueError("; ".join(wrong))
         if self.advantage.kl.divergence is not None and not (self.advantage.kl.beta or "advantage.kl.beta" in moving):
             raise ValueError("advantage.kl.divergence needs advantage.kl.beta: leave it out, or set the weight")
-        gate_order(labels, {reward.known_as: reward.gate.reward for reward in self.rewards if reward.gate is not None})
+        gate_order(
+            labels, {reward.logged_name: reward.gate.reward for reward in self.rewards if reward.gate is not None}
+        )
         return self
 
 

@@ -46,7 +46,7 @@ class AuxiliaryConfig(Section):
         return "of the part's success" if self.per_prompt_template else "of the group's success"
 
     @model_validator(mode="after")
-    def _one_source(self) -> AuxiliaryConfig:
+    def _has_single_source(self) -> AuxiliaryConfig:
         if (self.examples is not None) + (self.column is not None) + self.from_prefix != 1:
             raise ValueError("name one source: examples, the column of the answers, or from_prefix: true")
         if self.examples is None and self.batch_size is not None:

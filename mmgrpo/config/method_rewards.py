@@ -89,22 +89,22 @@ def with_method_rewards(rewards: Sequence[RewardConfig], methods: Sequence[Metho
     elif is_fallback or any(entry.wraps for entry in added if entry.substitutes):
         reported = {reward.gate.reward for reward in (*rewards, *substitutes, *others) if reward.gate is not None}
     else:
-        reported = {verifier.known_as for verifier in verifiers}
+        reported = {verifier.logged_name for verifier in verifiers}
     labels = {entry.reward.label for entry in added if entry.reward.name == VERIFIERS and entry.reward.label}
-    renamed = {verifier.known_as: label for verifier in verifiers for label in labels}
+    renamed = {verifier.logged_name: label for verifier in verifiers for label in labels}
     placed = (*_with_substitutes(rewards, verifiers, substitutes, reported), *others)
     return _require_labels([_regated(reward, renamed) for reward in placed])
 
 
 def _require_labels(rewards: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:
     """The rewards. Raises ConfigError where a reward of the run has the label of a method's without replacing it."""
-    stated = {reward.known_as: reward for reward in rewards if reward.from_method is None}
+    stated = {reward.logged_name: reward for reward in rewards if reward.from_method is None}
     for reward in rewards:
-        if reward.from_method is not None and reward.known_as in stated:
+        if reward.from_method is not None and reward.logged_name in stated:
             raise ConfigError(
-                f"rewards: '{reward.known_as}' is the label of a reward {reward.name} that "
-                f"methods/{reward.from_method} adds, and of the run's {stated[reward.known_as].name}: give the run's "
-                f"another label, or from_method: {reward.from_method} if it replaces the method's"
+                f"rewards: '{reward.logged_name}' is the label of a reward {reward.name} that "
+                f"methods/{reward.from_method} adds, and of the run's {stated[reward.logged_name].name}: give the "
+                f"run's another label, or from_method: {reward.from_method} if it replaces the method's"
             )
     return tuple(rewards)
 
@@ -120,7 +120,7 @@ def _with_substitutes(
         if reward not in verifiers:
             yield reward
             continue
-        if reward.known_as in reported:
+        if reward.logged_name in reported:
             yield reward.model_copy(update={"weight": 0.0, "verifier": True})
         if reward == verifiers[0]:
             yield from substitutes
@@ -135,13 +135,13 @@ def _of_methods(methods: Sequence[MethodConfig]) -> Iterator[MethodReward]:
         for substitutes, rewards in ((True, method.rewards.substitutes), (False, method.rewards.added)):
             for reward in rewards:
                 entry = MethodReward(method=method.name, reward=reward, substitutes=substitutes)
-                unique[reward.name, reward.known_as] = entry
+                unique[reward.name, reward.logged_name] = entry
     yield from unique.values()
 
 
 def _overrides(reward: RewardConfig, entry: MethodReward) -> bool:
     """Whether a reward of the run overrides settings of a method's reward."""
-    same = (reward.name, reward.known_as) == (entry.reward.name, entry.reward.known_as)
+    same = (reward.name, reward.logged_name) == (entry.reward.name, entry.reward.logged_name)
     return same and reward.from_method is None
 
 
@@ -161,7 +161,9 @@ def _replaces(reward: RewardConfig, entry: MethodReward) -> bool:
     """Whether a reward of the run replaces a method's reward."""
     if entry.reward.name == VERIFIERS:
         return reward.from_method == entry.method and reward.label == (entry.reward.label or reward.label)
-    is_labeled = reward.known_as == entry.reward.known_as or reward.known_as.startswith(f"{entry.reward.known_as}_of_")
+    is_labeled = reward.logged_name == entry.reward.logged_name or reward.logged_name.startswith(
+        f"{entry.reward.logged_name}_of_"
+    )
     return is_labeled and reward.from_method == entry.method
 
 
@@ -187,12 +189,13 @@ def _expanded(
     if not (entry.wraps or is_gated):
         return [_of_method(entry, reward.name, _with_extract(reward.numbers, verifiers))]
     if not verifiers:
-        lack = no_verifier([other.known_as for other in rewards])
+        lack = no_verifier([other.logged_name for other in rewards])
         raise ConfigError(f"methods/{entry.method} needs {lack}")
     if len(verifiers) > 1 and (reward.label is not None or is_gated):
         raise ConfigError(
-            f"methods/{entry.method}: its reward {reward.known_as} takes one verifier, and the run has "
-            f"{', '.join(verifier.known_as for verifier in verifiers)}: state verifier: false at all of these but one"
+            f"methods/{entry.method}: its reward {reward.logged_name} takes one verifier, and the run has "
+            f"{', '.join(verifier.logged_name for verifier in verifiers)}: state verifier: false at all of these but "
+            "one"
         )
     if not entry.wraps:
         return [_of_method(entry, reward.name, reward.numbers, gate=_gate(reward, verifiers[0]))]
@@ -214,8 +217,9 @@ def _of_verifier(entry: MethodReward, verifier: RewardConfig, *, single: bool) -
     reward = entry.reward
     if reward.schedule is not None and verifier.schedule is not None:
         raise ConfigError(
-            f"methods/{entry.method}: the weight of {reward.known_as} has a schedule, and that of {verifier.known_as}, "
-            "which it is computed of, another: leave out the verifier's, or state the method's reward yourself"
+            f"methods/{entry.method}: the weight of {reward.logged_name} has a schedule, and that of "
+            f"{verifier.logged_name}, which it is computed of, another: leave out the verifier's, or state the "
+            "method's reward yourself"
         )
     within = {"name": verifier.name, **verifier.numbers} if verifier.numbers else verifier.name
     numbers = {key: within if value == VERIFIERS and key != EXTRACT else value for key, value in reward.numbers.items()}
@@ -224,7 +228,7 @@ def _of_verifier(entry: MethodReward, verifier: RewardConfig, *, single: bool) -
         entry,
         reward.name,
         _with_extract(numbers, [verifier]),
-        label=reward.label if single else f"{reward.known_as}_of_{verifier.known_as}",
+        label=reward.label if single else f"{reward.logged_name}_of_{verifier.logged_name}",
         weight=reward.weight * verifier.weight,
         gate=_gate(reward, verifier) or verifier.gate,
         clip=clip,
@@ -244,7 +248,7 @@ def _of_method(entry: MethodReward, name: str, numbers: Mapping[str, Any], **cou
 def _gate(reward: RewardConfig, verifier: RewardConfig) -> Any:
     if reward.gate is None or reward.gate.reward != VERIFIERS:
         return reward.gate
-    return reward.gate.model_copy(update={"reward": verifier.known_as})
+    return reward.gate.model_copy(update={"reward": verifier.logged_name})
 
 
 def _with_extract(numbers: Mapping[str, Any], verifiers: Sequence[RewardConfig]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def _verifier(inputs: Inputs) -> str | None:
     rewards = inputs.rewards
     if rewards is None or any(is_verifier(reward) or reward.from_method for reward in rewards):
         return None
-    return no_verifier([reward.known_as for reward in rewards])
+    return no_verifier([reward.logged_name for reward in rewards])
 
 
 def _judge(inputs: Inputs) -> str | None:
@@ -82,7 +82,8 @@ def _judge(inputs: Inputs) -> str | None:
     if rewards is None or any(_asks_model({"name": reward.name, **reward.numbers}) for reward in rewards):
         return None
     return (
-        f"a judge, a reward by a model, and rewards: has {', '.join(reward.known_as for reward in rewards)}: add one, "
+        f"a judge, a reward by a model, and rewards: has {', '.join(reward.logged_name for reward in rewards)}: add "
+        "one, "
         "for example {name: text_judge, model: ..}, {name: reward_model, model: ..} or {name: remote, url: ..}"
     )
 
@@ -101,7 +102,7 @@ def _asks_model(reward: Any) -> bool:
 def _step_rewards(inputs: Inputs) -> str | None:
     if inputs.rewards is None:
         return None
-    labels = [reward.known_as for reward in inputs.rewards]
+    labels = [reward.logged_name for reward in inputs.rewards]
     for estimator in inputs.config.advantage.estimators:
         label = estimator.numbers.get("reward")
         if isinstance(label, str) and label not in labels:

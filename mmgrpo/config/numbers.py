@@ -25,7 +25,7 @@ KINDS: Mapping[str, tuple[type, ...]] = MappingProxyType(
 
 
 def bound(
-    where: str, functions: Mapping[str, Callable[..., Any]], named: Named, *, given: Sequence[str] = ()
+    where: str, functions: Mapping[str, Callable[..., Any]], named: Named, *, supplied: Sequence[str] = ()
 ) -> Callable[..., Any]:
     """A registered function with its numbers; keyword-only parameters are the numbers.
 
@@ -33,7 +33,7 @@ def bound(
         where: key of the configuration, for messages.
         functions: the registered functions, by name.
         named: the name, with the numbers set for it.
-        given: parameters that the caller passes by keyword later, so that they are no numbers of the configuration.
+        supplied: parameters that the caller passes by keyword later, so that they are no numbers of the configuration.
 
     Returns:
         The function, its numbers bound.
@@ -46,7 +46,7 @@ def bound(
     allowed = {
         name: parameter
         for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and name not in given
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in supplied
     }
     for key in named.numbers:
         if key not in allowed:

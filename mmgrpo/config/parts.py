@@ -16,7 +16,7 @@ from mmgrpo.errors import ConfigError
 LATER = "It continues from the weights of the previous run. About the first run of the series:"
 """Prefix to the note of a series for its later runs, since the note may describe the start of the first run."""
 
-BESIDE_TASKS = (*OF_RUN, "about")
+ALLOWED_WITH_TASKS = (*OF_RUN, "about")
 """Sections that a mixed run has itself."""
 
 
@@ -108,7 +108,7 @@ def _require_bare(config: RunConfig) -> None:
     misplaced = [
         key
         for key, field in fields
-        if key not in BESIDE_TASKS and getattr(config, key) != field.get_default(call_default_factory=True)
+        if key not in ALLOWED_WITH_TASKS and getattr(config, key) != field.get_default(call_default_factory=True)
     ]
     if misplaced or config.runs:
         raise ConfigError(

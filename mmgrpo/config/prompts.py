@@ -49,7 +49,7 @@ class SourceConfig(ReadingConfig):
     label: str | None = Field(default=None, description="label in the metrics; null: the source")
 
     @property
-    def known_as(self) -> str:
+    def logged_name(self) -> str:
         """Its name in the metrics."""
         return self.label or self.source
 
@@ -90,7 +90,7 @@ class PromptsConfig(ReadingConfig):
         return _with_source(value)
 
     @model_validator(mode="after")
-    def _one_way(self) -> PromptsConfig:
+    def _has_single_source(self) -> PromptsConfig:
         if self.source is not None and self.sources:
             raise ValueError("name one source, or several under sources, not both")
         misplaced = [name for name, field in ReadingConfig.model_fields.items() if getattr(self, name) != field.default]
@@ -98,7 +98,7 @@ class PromptsConfig(ReadingConfig):
             raise ValueError(
                 f"each of several sources is read in its own way: move {', '.join(misplaced)} under sources"
             )
-        labels = [part.known_as for part in self.sources]
+        labels = [part.logged_name for part in self.sources]
         if len(set(labels)) < len(labels):
             raise ValueError(f"sources are identified by label, but {labels} repeat: give each source its own label")
         if self.sampler is not None and not self.shuffle:

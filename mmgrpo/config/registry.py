@@ -182,7 +182,7 @@ HOOKS: Mapping[str, str] = {
 MAX_LISTED = 60
 """Known names that one message lists."""
 
-_OWN = {
+_BUILT_IN = {
     "policies": POLICIES,
     "settings": SETTINGS,
     "rewards": REWARDS,
@@ -194,7 +194,7 @@ _OWN = {
 
 def names(kind: str) -> dict[str, str]:
     """All known names of a kind (one of ``resolve``'s) with where each lives; ours come first."""
-    return {**entry_point_targets(f"mmgrpo.{kind}"), **_OWN[kind]}
+    return {**entry_point_targets(f"mmgrpo.{kind}"), **_BUILT_IN[kind]}
 
 
 def resolve(kind: str, name: str) -> Any:

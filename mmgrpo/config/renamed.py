@@ -95,9 +95,11 @@ RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
 
 RENAMED_FUNCTIONS: Mapping[str, str] = {
     "answer_while_needed": "label_smoothing",
+    "branch_one_by_one": "branch_sequentially",
     "centred_regression": "centered_regression",
     "decision_mean": "token_mean",
     "divergence_to_come": "kl_to_go",
+    "drawn_baseline": "on_policy_baseline",
     "normalised_sum": "normalized_sum",
     "in_contexts": "mixed_prompt_templates",
     "outside_view": "mask_outside_view",
@@ -105,6 +107,7 @@ RENAMED_FUNCTIONS: Mapping[str, str] = {
     "sample_mean": "sequence_mean",
     "sample_then_forget": "unlearn_between_halves",
     "scouts": "two_stage_scouts",
+    "self_judged": "self_rewarded",
     "second_draft": "revise",
     "until_solved": "resample_until_correct",
     "with_fitted_hints": "adaptive_hints",
@@ -117,6 +120,7 @@ RENAMED_NUMBERS: Mapping[str, str] = {
     "context": "prompt_template",
     "contexts": "prompt_templates",
     "final": "end",
+    "held": "rows_per_prompt",
     "initial": "start",
     "normalise": "normalize",
     "standardised": "standardized",

@@ -78,7 +78,7 @@ class EvaluationRewardConfig(Named):
     )
 
     @property
-    def known_as(self) -> str:
+    def logged_name(self) -> str:
         """The name it is logged under: its label, its registered name, or the name of the user's function or class."""
         return self.label or (self.name.rpartition(":")[2] if is_python_target(self.name) else self.name)
 
@@ -86,7 +86,7 @@ class EvaluationRewardConfig(Named):
     def _is_reported(self) -> EvaluationRewardConfig:
         if counting := [name for name in COUNTING if name in self.numbers]:
             raise ValueError(
-                f"an evaluation reports the values of '{self.known_as}' unchanged: leave out {', '.join(counting)}"
+                f"an evaluation reports the values of '{self.logged_name}' unchanged: leave out {', '.join(counting)}"
             )
         return self
 
@@ -122,7 +122,9 @@ class RewardConfig(EvaluationRewardConfig):
     @model_validator(mode="after")
     def _clips(self) -> RewardConfig:
         if self.clip is not None and not self.clip[0] < self.clip[1]:
-            raise ValueError(f"clip of reward '{self.known_as}' must be [low, high], low below high, got {self.clip}")
+            raise ValueError(
+                f"clip of reward '{self.logged_name}' must be [low, high], low below high, got {self.clip}"
+            )
         return self
 
 

@@ -248,7 +248,7 @@ def configured_value(config: RunConfig, key: str) -> Any:
     """The configured value of a key, including defaults; None if there is none."""
     if key.startswith("rewards."):
         label, _, number = key.removeprefix("rewards.").rpartition(".")
-        named = {reward.known_as: reward.model_dump() for reward in config.rewards}
+        named = {reward.logged_name: reward.model_dump() for reward in config.rewards}
         return named.get(label, {"weight": 1.0}).get(number)
     values: Any = config.model_dump()
     if key.startswith("policy.") and config.policy is not None:
@@ -266,7 +266,7 @@ def _applied(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
             _require_section(plain, key)
             _set(plain, key.split("."), value)
     moved = Moved(config, values).rewards
-    labels = [reward.known_as for reward in config.rewards]
+    labels = [reward.logged_name for reward in config.rewards]
     if unknown := [label for label in moved if labels and label not in labels]:
         raise ConfigError(f"rewards.{unknown[0]}: there is no reward of that label, known are {', '.join(labels)}")
     plain["rewards"] = [

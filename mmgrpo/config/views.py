@@ -33,7 +33,7 @@ class ViewConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _has_one_set_of_weights(self) -> ViewConfig:
+    def _has_single_weights(self) -> ViewConfig:
         if self.policy is not None and self.weights != "now":
             raise ValueError(f"another policy has separate weights: leave out weights: {self.weights}, or policy")
         return self

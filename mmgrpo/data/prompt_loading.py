@@ -143,7 +143,7 @@ def load_prompts_of(
     if config.source is not None:
         return _load(config, config.source, f"{key}.source", note)
     return [
-        replace(prompt, source=part.known_as)
+        replace(prompt, source=part.logged_name)
         for number, part in enumerate(config.sources)
         for prompt in _load(part, part.source, f"{key}.sources[{number}].source", note)
     ]

@@ -24,7 +24,7 @@ SHARE_SEED = -2  # seed key for the shares of sources
 
 def require_source(source: object, section: PromptsConfig | None) -> None:
     """Raises ConfigError if a strategy's source is not a label in ``prompts.sources``."""
-    labels = [part.known_as for part in section.sources] if section else []
+    labels = [part.logged_name for part in section.sources] if section else []
     if source is not None and source not in labels:
         raise ConfigError(
             f"rollout.strategy.source: {source!r} is the label of none of prompts.sources, which are "

@@ -145,30 +145,30 @@ class CallOrder:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def _wait_until_next(self, own_call: _Call) -> None:
+    def _wait_until_next(self, this_call: _Call) -> None:
         """Returns when this call is next; until then makes empty calls for the other processes.
 
         Forwards come first, those without gradients before the others: a process that makes one with gradients may be
         inside an auxiliary context in which an empty call would have none. Backwards follow.
         """
         while not self._is_empty:  # an empty call is already ordered
-            calls, without_arguments = self._gather_calls(own_call)
+            calls, without_arguments = self._gather_calls(this_call)
             forwards = [call for kind in (_Kind.FORWARD, _Kind.GRADIENT) for call in calls if call[0] == kind]
             next_call = forwards[0] if forwards else max(calls)
             kind, index = next_call
             waiting = zip(calls, without_arguments, strict=True)
             if forwards and any(call != next_call and index in missing for call, missing in waiting):
                 self._broadcast_arguments(index, calls.index(next_call))
-            if next_call == own_call:
+            if next_call == this_call:
                 return
             with self._empty_call():
                 self._make_call(_Kind(kind), index, calls.index(next_call))
 
-    def _gather_calls(self, own_call: _Call) -> tuple[list[_Call], list[set[int]]]:
+    def _gather_calls(self, this_call: _Call) -> tuple[list[_Call], list[set[int]]]:
         """Returns the announced call of each process, and the modules for which it has no arguments."""
         modules = [module_ref() for module_ref in self._modules]
         has_arguments = [shared is not None and shared.has_arguments for shared in modules]
-        row = torch.tensor([[*own_call, *has_arguments]], device=self.accelerator.device)
+        row = torch.tensor([[*this_call, *has_arguments]], device=self.accelerator.device)
         rows: list[list[int]] = gather(row).tolist()  # pyright: ignore[reportAttributeAccessIssue]
         missing = [{index for index, has in enumerate(row[2:]) if not has} for row in rows]
         return [(row[0], row[1]) for row in rows], missing
@@ -201,7 +201,7 @@ class CallOrder:
         assert folder is not None
         failures: list[str] = []
         try:
-            pieces = pieces_of(self._shared_module(index).within, whole=is_leader)
+            pieces = pieces_of(self._shared_module(index).within, is_complete=is_leader)
             write_shard(folder, pieces, process=process, num_processes=self.accelerator.num_processes)
         except (OSError, RuntimeError, SafetensorError) as error:  # the others wait, and one of them raises it
             failures.append(f"process {process}: {error}")

@@ -128,16 +128,18 @@ class Heartbeat:
         prefix = self._job.run_on_main(lambda: f"mmgrpo/{time.time_ns()}")
         self._store = PrefixStore(prefix, _get_default_store().clone())
         addresses = self._job.gather_processes((socket.gethostname(), os.getpid()))
-        own_host, own_process = addresses[self._job.process][0], self._job.process
+        this_host, this_process = addresses[self._job.process][0], self._job.process
         size = self._job.num_processes
         self._names = {
             process: f"process {process} of {size} (pid {pid} on {host})"
             for process, (host, pid) in enumerate(addresses)
         }
         self._pids = {
-            process: pid for process, (host, pid) in enumerate(addresses) if host == own_host and process != own_process
+            process: pid
+            for process, (host, pid) in enumerate(addresses)
+            if host == this_host and process != this_process
         }
-        self._last_beat = {process: (b"", time.monotonic()) for process in range(size) if process != own_process}
+        self._last_beat = {process: (b"", time.monotonic()) for process in range(size) if process != this_process}
 
     def _beat_loop(self) -> None:
         """Sends this process's heartbeat and reads those of the others, while the store answers."""

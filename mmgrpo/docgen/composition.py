@@ -18,7 +18,7 @@ from mmgrpo.config import (
 from mmgrpo.config.numbers import named_in
 from mmgrpo.config.objective import PER_DECISION
 from mmgrpo.explain.explanation import formula_of
-from mmgrpo.explain.method_settings import shown_value
+from mmgrpo.explain.method_settings import formatted_value
 from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.modulations import MODULATIONS
@@ -140,4 +140,4 @@ def _critic(critic: CriticConfig) -> str:
 
 
 def _function(named: Named) -> str:
-    return shown_value({"name": named.name, **named.numbers})
+    return formatted_value({"name": named.name, **named.numbers})

@@ -17,7 +17,7 @@ from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import at, has
 from mmgrpo.docgen.composition import composition, formulas
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.explain.method_settings import shown_value
+from mmgrpo.explain.method_settings import formatted_value
 
 PREAMBLE = """# Methods
 
@@ -237,7 +237,7 @@ def _require_config_keys(method: MethodConfig, values: Mapping[str, Any]) -> Non
 def _sources(values: Mapping[str, Any], method: MethodConfig) -> Iterator[tuple[str, str, str]]:
     for key, source in method.sources.items():
         if has(values, key):
-            yield key, shown_value(at(values, key)), source
+            yield key, formatted_value(at(values, key)), source
 
 
 def _from_trl(rows: Iterable[MethodRow]) -> str:

@@ -182,7 +182,7 @@ def _formula_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "reward", _reward_line(config)
     yield from reward_rows(config)
     for reward in config.rewards:
-        yield from (("", f"{reward.known_as} {term}") for term in _terms(reward))
+        yield from (("", f"{reward.logged_name} {term}") for term in _terms(reward))
     yield "advantage A", _advantage_line(config.advantage)
     yield "log-ratio", _ratio_line(objective)
     yield from _function_rows("decisions", config.advantage.estimators, ESTIMATORS)
@@ -219,7 +219,7 @@ def _function_rows(
 
 
 def _reward_line(config: RunConfig) -> str:
-    terms = [f"{reward.weight:g} {reward.known_as}" for reward in config.rewards] or ["live functions"]
+    terms = [f"{reward.weight:g} {reward.logged_name}" for reward in config.rewards] or ["live functions"]
     advantage = config.advantage
     combine = advantage.combine
     line = " + ".join(terms)

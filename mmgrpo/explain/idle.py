@@ -49,9 +49,9 @@ def _idle_schedules(algorithm: Algorithm) -> Iterator[str]:
     for reward in config.rewards:
         if reward.schedule is None or reward.schedule.name == "constant":
             continue
-        factor = algorithm.reward_schedules[reward.known_as]
+        factor = algorithm.reward_schedules[reward.logged_name]
         if all(factor(step) == 1 for step in range(config.steps)):
-            key = f"rewards ({reward.known_as}).schedule"
+            key = f"rewards ({reward.logged_name}).schedule"
             yield _sentence(config, f"{key}: the factor is 1 at every step", "a schedule that begins sooner")
 
 

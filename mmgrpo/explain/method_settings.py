@@ -44,7 +44,7 @@ def reward_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         settings = {key: value for key, value in reward.numbers.items() if value is not None}
         label = "" if reward.label is None else f", labeled {reward.label}"
         source = f"of methods/{reward.from_method}" if reward.from_method else "of the run"
-        line = f"{reward.weight:g} {shown_value({'name': reward.name, **settings})}{label}: {source}"
+        line = f"{reward.weight:g} {formatted_value({'name': reward.name, **settings})}{label}: {source}"
         if reward.weight == 0 and reward.from_method is None and reward.verifier:
             line += ", reported only: a reward of the method counts in its place"
         yield "" if number else "rewards", line
@@ -56,7 +56,7 @@ def _rows(label: str, method: MethodConfig, published: Values, values: Values) -
         values_text = ", ".join(f"{key} = {_value_or_none(value)}" for key, value in method.replaced.items())
         yield "replaced", f"methods included later override {values_text}"
     settings = dict(_mechanism(method, published, values))
-    if sets := [f"{key} = {shown_value(value)}" for key, value in settings.items()]:
+    if sets := [f"{key} = {formatted_value(value)}" for key, value in settings.items()]:
         yield "it sets", ", ".join(sets)
     plain = load_config(PLAIN).model_dump(mode="json")
     others = {key: at(plain, key) for key, value in settings.items() if at(plain, key, value) != value}
@@ -81,15 +81,15 @@ def _notes(paper: MethodConfig | AboutConfig) -> Iterator[tuple[str, str]]:
     yield from (("evidence", evidence) for evidence in paper.evidence)
 
 
-def shown_value(value: Any) -> str:
+def formatted_value(value: Any) -> str:
     """A value on one line: a function as its name with its numbers."""
     if isinstance(value, Mapping):
-        numbers = ", ".join(f"{key} {shown_value(inner)}" for key, inner in value.items() if key != "name")
+        numbers = ", ".join(f"{key} {formatted_value(inner)}" for key, inner in value.items() if key != "name")
         return f"{value['name']} ({numbers})" if "name" in value and numbers else value.get("name", numbers)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(shown_value, value))}]"
+        return f"[{', '.join(map(formatted_value, value))}]"
     return f"{value:g}" if isinstance(value, float) else str(value).replace("\n", "\\n")
 
 
@@ -111,7 +111,7 @@ def _only_numbers_of(published: Any, value: Any) -> bool:
 def _published_line(method: MethodConfig, published: Values, values: Values) -> str:
     where = f" ({method.published_on})" if method.published_on else ""
     others = [
-        f"{key} = {shown_value(published_value)} (here {_value_or_none(now)})"
+        f"{key} = {formatted_value(published_value)} (here {_value_or_none(now)})"
         for key, published_value, now in _differences(published, values)
     ]
     if not others:
@@ -123,7 +123,7 @@ def _published_line(method: MethodConfig, published: Values, values: Values) -> 
 
 
 def _value_or_none(value: Any) -> str:
-    return "none" if value is None else shown_value(value)
+    return "none" if value is None else formatted_value(value)
 
 
 def _differences(published: Mapping[str, Any], values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

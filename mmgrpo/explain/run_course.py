@@ -85,4 +85,4 @@ def _sources(prompts: PromptsConfig) -> str:
     if not prompts.sources:
         return "live ones"
     total_weight = sum(part.weight for part in prompts.sources)
-    return " + ".join(f"{part.weight / total_weight:.3g} of {part.known_as}" for part in prompts.sources)
+    return " + ".join(f"{part.weight / total_weight:.3g} of {part.logged_name}" for part in prompts.sources)

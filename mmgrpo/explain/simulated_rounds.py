@@ -93,12 +93,12 @@ def _simulate(strategy: Strategy, setting: Setting, case: _Case) -> SimulatedRou
         rounds.append(_round(requests, case, num_places))
         if not strategy.looks_back:
             break
-    keep = strategy.kept(rounds, setting) if strategy.looks_back else [trained(played) for played in rounds]
-    is_supplied = [torch.tensor([bool(r.requests[n].given) for n in r.request_B.tolist()]) for r in rounds]
+    keep = strategy.keep(rounds, setting) if strategy.looks_back else [trained(played) for played in rounds]
+    is_supplied = [torch.tensor([bool(r.requests[n].off_policy_rows) for n in r.request_B.tolist()]) for r in rounds]
     return SimulatedRounds(
-        sampled=[(request, len(request.members)) for request in _requests(rounds) if not request.given],
+        sampled=[(request, len(request.members)) for request in _requests(rounds) if not request.off_policy_rows],
         num_rounds=len(rounds),
-        num_supplied=sum(len(request.members) for request in _requests(rounds) if request.given),
+        num_supplied=sum(len(request.members) for request in _requests(rounds) if request.off_policy_rows),
         trained_sampled=_total(keep_B & ~supplied_B for keep_B, supplied_B in zip(keep, is_supplied, strict=True)),
         trained_supplied=_total(keep_B & supplied_B for keep_B, supplied_B in zip(keep, is_supplied, strict=True)),
     )

@@ -35,8 +35,8 @@ def weighted_sum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Ten
     Raises: ShapeError unless the shapes fit.   Deviation: TRL adds nothing for a missing reward, which is a zero.
     """
     valid_RPG = _checked(reward_RPG, weight_R, valid_RPG)
-    known_RPG = reward_RPG.where(valid_RPG, 0.0)
-    mean_RP1 = known_RPG.sum(-1, keepdim=True) / valid_RPG.sum(-1, keepdim=True).clamp(min=1)
+    valid_reward_RPG = reward_RPG.where(valid_RPG, 0.0)
+    mean_RP1 = valid_reward_RPG.sum(-1, keepdim=True) / valid_RPG.sum(-1, keepdim=True).clamp(min=1)
     return _weighted_sum(reward_RPG.where(valid_RPG, mean_RP1), weight_R)
 
 

@@ -29,16 +29,16 @@ def generalized_advantage(
     next_advantage_B = torch.zeros_like(value_BT[:, 0])
     next_value_B = torch.zeros_like(next_advantage_B)
     coming_B = reward_B.to(value_BT)
-    found_BT = torch.zeros_like(value_BT)
+    advantage_BT = torch.zeros_like(value_BT)
     for column in reversed(range(mask_BT.shape[1])):
         keep_B = mask_BT[:, column]
         delta_B = coming_B + gamma * next_value_B - value_BT[:, column]
         here_B = delta_B + gamma * decay * next_advantage_B
-        found_BT[:, column] = here_B.where(keep_B, 0.0)
+        advantage_BT[:, column] = here_B.where(keep_B, 0.0)
         next_advantage_B = here_B.where(keep_B, next_advantage_B)
         next_value_B = value_BT[:, column].where(keep_B, next_value_B)
         coming_B = coming_B.where(~keep_B, 0.0)
-    return found_BT
+    return advantage_BT
 
 
 def value_loss(value_BT: Tensor, old_BT: Tensor, target_BT: Tensor, *, clip: float | None) -> Tensor:

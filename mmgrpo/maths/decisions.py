@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.system.lazy import torch
-from mmgrpo.values import Value, seen_in
+from mmgrpo.values import Value, mask_of_view
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,12 +88,12 @@ class Decisions:
         """``mean_weight_BT``, or the surrogate's where there is none."""
         return self.weight_BT if self.mean_weight_BT is None else self.mean_weight_BT
 
-    def seen(self, view: str | None) -> Tensor:
+    def view_mask(self, view: str | None) -> Tensor:
         """The kept decisions of rows that have a view; all kept ones if every row has it.
 
         Shapes: -> bool (B, T).
         """
-        view_BT = None if view is None else self.values.get(seen_in(view))
+        view_BT = None if view is None else self.values.get(mask_of_view(view))
         return self.mask_BT if view_BT is None else self.mask_BT & (view_BT != 0)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Decisions:

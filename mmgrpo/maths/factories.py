@@ -46,8 +46,8 @@ def factory(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Record]:
         signature = inspect.signature(function)
-        own = _numbers(function)
-        of_numbers = inspect.Signature([*(signature.parameters[name] for name in own), *further])
+        parameter_names = _numbers(function)
+        of_numbers = inspect.Signature([*(signature.parameters[name] for name in parameter_names), *further])
         computed = {name: value for name, value in declared.items() if callable(value)}
         names_of = {name: tuple(inspect.signature(value).parameters) for name, value in computed.items()}
         names_of |= {name: _numbers(value) for name, value in functions.items()}
@@ -65,7 +65,7 @@ def factory(
                 check(**arguments["check"])
             fields = declared | {name: value(**arguments[name]) for name, value in computed.items()}
             fields |= {name: partial(value, **arguments[name]) for name, value in functions.items()}
-            fields[field] = partial(function, **{name: bound.kwargs[name] for name in own})
+            fields[field] = partial(function, **{name: bound.kwargs[name] for name in parameter_names})
             return record(**fields)
 
         bind.__signature__ = of_numbers  # pyright: ignore[reportAttributeAccessIssue]

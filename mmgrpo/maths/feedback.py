@@ -16,12 +16,12 @@ from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.group_stats import Groups, grouped
 from mmgrpo.memory import Column as MemoryColumn
 from mmgrpo.system.lazy import torch
-from mmgrpo.values import Value, seen_in
+from mmgrpo.values import Value, mask_of_view
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Known = TypeVar("Known")
+Entry = TypeVar("Entry")
 
 VECTORS = ("reward_B", "valid_B", "group_B", "finished_B", "source_B", "after_B")
 """Fields of ``Feedback`` that have a number for each row."""
@@ -84,15 +84,15 @@ class Turns:
     """The turns of the samples in an environment.
 
     Attributes:
-        given: the turn of each decision, and the environment's reward for each turn; S counts the turns.
+        rewards: the turn of each decision, and the environment's reward for each turn; S counts the turns.
         keys_B_S: key of the state before each turn; None if unknown.
     """
 
-    given: Scoped
+    rewards: Scoped
     keys_B_S: Sequence[Sequence[str | None]]
 
     def __post_init__(self) -> None:
-        B, S = self.given.value_BS.shape
+        B, S = self.rewards.value_BS.shape
         if len(self.keys_B_S) != B or any(len(keys_S) > S for keys_S in self.keys_B_S):
             raise ShapeError(f"keys_B_S must hold the keys of {B} samples, at most {S} each")
 
@@ -201,7 +201,7 @@ class Feedback:
             str(v): value_BT for v, value_BT in self.values.items()
         }
         named |= {f"scope_BT of {name}": scoped.scope_BT for name, scoped in self.scoped.items()}
-        named |= {} if self.exchanges is None else {"scope_BT of the turns": self.exchanges.given.scope_BT}
+        named |= {} if self.exchanges is None else {"scope_BT of the turns": self.exchanges.rewards.scope_BT}
         wrong = [name for name, tensor in named.items() if tensor is not None and tensor.shape != shape]
         if wrong:
             raise ShapeError(f"{', '.join(wrong)} must be {tuple(shape)} like mask_BT")
@@ -210,8 +210,8 @@ class Feedback:
 
     def __getitem__(self, value: Value) -> Tensor:
         """A requested value, 0 where the mask is False. Raises ConfigError if it was not requested."""
-        found_BT = self._named("value", str(value), {str(key): value_BT for key, value_BT in self.values.items()})
-        return found_BT.where(self.mask_BT, 0.0)
+        value_BT = self._named("value", str(value), {str(key): value_BT for key, value_BT in self.values.items()})
+        return value_BT.where(self.mask_BT, 0.0)
 
     def reward(self, name: str) -> SampleColumn:
         """A single reward. Raises ConfigError, which names the rewards there are."""
@@ -255,13 +255,13 @@ class Feedback:
         """Kept decisions of each row."""
         return self.mask_BT.sum(1)
 
-    def seen(self, view: str) -> Tensor:
+    def view_mask(self, view: str) -> Tensor:
         """The kept decisions of rows that have a view; all kept ones if every row has it.
 
         Shapes: -> bool (B, T).
         """
-        seen_BT = self.values.get(seen_in(view))
-        return self.mask_BT if seen_BT is None else self.mask_BT & (seen_BT != 0)
+        view_mask_BT = self.values.get(mask_of_view(view))
+        return self.mask_BT if view_mask_BT is None else self.mask_BT & (view_mask_BT != 0)
 
     def mean(self, value_BT: Tensor) -> Tensor:
         """The mean over the kept decisions of each row; 0 without any.
@@ -270,7 +270,7 @@ class Feedback:
         """
         return row_mean(value_BT, self.mask_BT)
 
-    def _named(self, kind: str, name: str, values: Mapping[str, Known]) -> Known:
+    def _named(self, kind: str, name: str, values: Mapping[str, Entry]) -> Entry:
         if name not in values:
             names = ", ".join(values) or "none"
             raise ConfigError(f"no {kind} {name!r} is known of these samples; there are: {names}")

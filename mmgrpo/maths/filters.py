@@ -162,10 +162,10 @@ def standardized_among(feedback: Feedback, advantage_BT: Tensor, keep_B: Tensor,
     """
     advantage_B = torch.zeros_like(feedback.reward_B)
     for rows in members(feedback):
-        kept_rows = rows[keep_B[rows]]
-        reward_G = feedback.reward_B[kept_rows]
-        if len(kept_rows) > 1 and bool((reward_G != reward_G[0]).any()):
-            advantage_B[kept_rows] = (reward_G - reward_G.mean()) / (reward_G.std() + eps)
+        selected_rows = rows[keep_B[rows]]
+        reward_G = feedback.reward_B[selected_rows]
+        if len(selected_rows) > 1 and bool((reward_G != reward_G[0]).any()):
+            advantage_B[selected_rows] = (reward_G - reward_G.mean()) / (reward_G.std() + eps)
     return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)
 
 

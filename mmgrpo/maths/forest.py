@@ -48,9 +48,11 @@ class Forest:
         has_B = first_B >= 0
         node_K = torch.cat([first_B[has_B], self.to_BT[self.mask_BT]])
         row_K = torch.cat([has_B.nonzero().flatten(), rows_BT[self.mask_BT]])
-        kept_K = valid_B[row_K]
-        sum_M = value_B.new_zeros(len(self.depth_M)).index_add(0, node_K[kept_K], value_B[row_K[kept_K]])
-        count_M = value_B.new_zeros(len(self.depth_M)).index_add(0, node_K[kept_K], value_B.new_ones(int(kept_K.sum())))
+        valid_K = valid_B[row_K]
+        sum_M = value_B.new_zeros(len(self.depth_M)).index_add(0, node_K[valid_K], value_B[row_K[valid_K]])
+        count_M = value_B.new_zeros(len(self.depth_M)).index_add(
+            0, node_K[valid_K], value_B.new_ones(int(valid_K.sum()))
+        )
         return sum_M / count_M
 
     def expected(self, value_B: Tensor, valid_B: Tensor) -> Tensor:
@@ -63,9 +65,11 @@ class Forest:
         """
         value_M = self.below(value_B, valid_B)
         for node_K in reversed(self._by_depth()[1:]):
-            known_K = node_K[~value_M[node_K].isnan()]
-            sum_M = torch.zeros_like(value_M).index_add(0, self.parent_M[known_K], value_M[known_K])
-            count_M = torch.zeros_like(value_M).index_add(0, self.parent_M[known_K], torch.ones_like(value_M[known_K]))
+            has_value_K = node_K[~value_M[node_K].isnan()]
+            sum_M = torch.zeros_like(value_M).index_add(0, self.parent_M[has_value_K], value_M[has_value_K])
+            count_M = torch.zeros_like(value_M).index_add(
+                0, self.parent_M[has_value_K], torch.ones_like(value_M[has_value_K])
+            )
             value_M = (sum_M / count_M).where(count_M > 0, value_M)
         return value_M
 
@@ -148,7 +152,7 @@ def forest(state_BT: Tensor, mask_BT: Tensor, group_B: Tensor) -> Forest:
     return Forest(from_BT=from_BT, to_BT=to_BT, mask_BT=mask_BT, depth_M=depth_M, group_M=group_M, parent_M=parent_M)
 
 
-def drawn_states(sampled_by_BT: Tensor) -> Tensor:
+def sampled_states(sampled_by_BT: Tensor) -> Tensor:
     """State ids by the row that sampled the previous decision: rows share the states that one continued from the other,
     and no others.
 

@@ -164,9 +164,9 @@ def _count(value_M: Tensor, kin_M: Tensor) -> Tensor:
 
 
 def _deviations(value_M: Tensor, kin_M: Tensor) -> Tensor:
-    is_known_M = ~value_M.isnan()
-    kept_M = value_M.where(is_known_M, 0.0)
-    return (kept_M - _sum_over_kin(kept_M, kin_M) / _count(value_M, kin_M).clamp(min=1)).where(is_known_M, 0.0)
+    is_finite_M = ~value_M.isnan()
+    finite_M = value_M.where(is_finite_M, 0.0)
+    return (finite_M - _sum_over_kin(finite_M, kin_M) / _count(value_M, kin_M).clamp(min=1)).where(is_finite_M, 0.0)
 
 
 def _is_comparable(value_M: Tensor, kin_M: Tensor) -> Tensor:

@@ -103,8 +103,8 @@ def attention_distance(weight_HTL: Tensor, window: float) -> Tensor:
     Shapes: (H, T, L), the decisions last of L -> (H, T).   Units: places.
     Source: arXiv:2510.13554, def. 4.1, windowed average attention distance.
     """
-    place_L = torch.arange(weight_HTL.shape[-1], device=weight_HTL.device)
-    back_TL = place_L[-weight_HTL.shape[1] :, None] - place_L
+    position_L = torch.arange(weight_HTL.shape[-1], device=weight_HTL.device)
+    back_TL = position_L[-weight_HTL.shape[1] :, None] - position_L
     return (weight_HTL * back_TL.clamp(min=0, max=window)).sum(-1)
 
 
@@ -116,8 +116,8 @@ def attention_influence(weight_HTL: Tensor, near: float, far: float) -> Tensor:
     Shapes: (H, T, L), the decisions last of L -> (H, T).   Units: attention weights.
     Source: arXiv:2510.13554, def. 4.2, future attention influence.
     """
-    place_T = torch.arange(weight_HTL.shape[1], device=weight_HTL.device)
-    ahead_TT = place_T[:, None] - place_T
+    position_T = torch.arange(weight_HTL.shape[1], device=weight_HTL.device)
+    ahead_TT = position_T[:, None] - position_T
     within_TT = (ahead_TT >= near) & (ahead_TT <= far)
-    own_HTT = weight_HTL[..., -weight_HTL.shape[1] :]
-    return (own_HTT * within_TT).sum(1) / within_TT.sum(0).clamp(min=1)
+    answer_HTT = weight_HTL[..., -weight_HTL.shape[1] :]
+    return (answer_HTT * within_TT).sum(1) / within_TT.sum(0).clamp(min=1)

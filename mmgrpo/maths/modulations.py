@@ -162,8 +162,8 @@ def growing_bounds(
         ``diffusion_ppo.py``): 0.001 to 0.01 at rate 3.
     """
     del job_values
-    before_BT, behind_BT = PLACES[each](decisions)
-    share_BT = before_BT / (before_BT + behind_BT).clamp(min=1)
+    before_BT, after_BT = PLACES[each](decisions)
+    share_BT = before_BT / (before_BT + after_BT).clamp(min=1)
     bound_BT = first + (last - first) * (rate * share_BT).expm1() / math.expm1(rate)
     return Modulated(low_BT=bound_BT, high_BT=bound_BT)
 
@@ -181,8 +181,8 @@ def discounted_steps(
     Source: DPPO, arXiv:2409.00588, and its code: the denoising discount of the advantage.
     """
     del job_values
-    _, behind_BT = PLACES[each](decisions)
-    factor_BT = torch.full_like(behind_BT, gamma).pow(behind_BT)
+    _, after_BT = PLACES[each](decisions)
+    factor_BT = torch.full_like(after_BT, gamma).pow(after_BT)
     return Modulated(loss_BT=factor_BT.to(decisions.logprob_BT.detach()))
 
 
@@ -253,11 +253,11 @@ def row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:
     Shapes: (B, T), bool (B, T) -> (B, 1).   Units: those of the values.
     """
     sorted_BT = value_BT.where(mask_BT, torch.inf).double().sort(1).values
-    place_B1 = (mask_BT.sum(1, keepdim=True) - 1).clamp(min=0).double() * fraction
+    position_B1 = (mask_BT.sum(1, keepdim=True) - 1).clamp(min=0).double() * fraction
     # a product such as 0.7 * 10 is a little off its place
-    place_B1 = (place_B1 * 1e6).round() / 1e6
-    below_B1, above_B1 = (sorted_BT.gather(1, each.long()) for each in (place_B1.floor(), place_B1.ceil()))
-    between_B1 = below_B1 + (above_B1 - below_B1) * place_B1.frac()
+    position_B1 = (position_B1 * 1e6).round() / 1e6
+    below_B1, above_B1 = (sorted_BT.gather(1, each.long()) for each in (position_B1.floor(), position_B1.ceil()))
+    between_B1 = below_B1 + (above_B1 - below_B1) * position_B1.frac()
     return between_B1.where(mask_BT.any(1, keepdim=True), torch.inf).to(value_BT)
 
 

@@ -35,9 +35,9 @@ from mmgrpo.maths.terms import (
     Loss,
     SurrogateTerm,
     Term,
+    all_unmasked,
     divergence_term,
     entropy_term,
-    every_kept,
     from_sources,
     weighted,
 )
@@ -177,7 +177,7 @@ class Objective:
     @property
     def skips(self) -> bool:
         """Whether there may be kept decisions that no term depends on, which then take no forward."""
-        return all(term.active is not every_kept for term in self.terms)
+        return all(term.active is not all_unmasked for term in self.terms)
 
     @property
     def values(self) -> frozenset[Value]:
@@ -290,11 +290,11 @@ class Objective:
 
     def _selected(self, decisions: Decisions, keeps: Sequence[Tensor]) -> Decisions:
         keep_BT = ratio_mask_BT = decisions.mask_BT
-        for selection, kept_BT in zip(self.selections, keeps, strict=True):
+        for selection, selected_BT in zip(self.selections, keeps, strict=True):
             if selection.of_ratio:
-                ratio_mask_BT = ratio_mask_BT & kept_BT
+                ratio_mask_BT = ratio_mask_BT & selected_BT
             else:
-                keep_BT = keep_BT & kept_BT
+                keep_BT = keep_BT & selected_BT
         return replace(decisions, weight_BT=decisions.weight_BT.where(keep_BT, 0.0), ratio_mask_BT=ratio_mask_BT)
 
     def contributing(self, decisions: Decisions) -> Tensor:

@@ -26,5 +26,5 @@ def part_of_decisions(end_T: Tensor, start_S: Tensor, end_S: Tensor) -> Tensor:
     start_T = torch.nn.functional.pad(end_T[:-1], (1, 0))
     first_T = start_T.where(end_T > start_T, (start_T - 1).clamp(min=0))
     last_T = end_T.maximum(first_T + 1)
-    held_TS = (last_T[:, None].minimum(end_S) - first_T[:, None].maximum(start_S)).clamp(min=0)
-    return held_TS.argmax(1).where(held_TS.amax(1) > 0, -1)
+    overlap_TS = (last_T[:, None].minimum(end_S) - first_T[:, None].maximum(start_S)).clamp(min=0)
+    return overlap_TS.argmax(1).where(overlap_TS.amax(1) > 0, -1)

@@ -57,7 +57,7 @@ def require_within(reward_PG: Tensor, valid_PG: Tensor, low: float, high: float)
         )
 
 
-def rates_seen(setting: Setting) -> dict[int, float]:
+def pass_rates(setting: Setting) -> dict[int, float]:
     """The rate at its last visit of each of the step's prompts that had one; reads ``last_rate`` and ``visits``."""
     keys = [setting.key_of(prompt) for prompt in range(setting.num_prompts)]
     rates, visits = (setting.memory.read(name, keys).tolist() for name in ("last_rate", "visits"))

@@ -33,7 +33,7 @@ def prefix_states(token_BT: Tensor, exists_BT: Tensor, root_B: Tensor) -> Tensor
         state_BT[:, t] = state_B
         if t + 1 == T:
             break
-        own_B = -1 - torch.arange(B).to(token_BT)
-        step_B2 = torch.stack([state_B, token_BT[:, t].where(exists_BT[:, t + 1], own_B)], dim=1)
+        unique_B = -1 - torch.arange(B).to(token_BT)
+        step_B2 = torch.stack([state_B, token_BT[:, t].where(exists_BT[:, t + 1], unique_B)], dim=1)
         state_B = int(state_B.max()) + 1 + step_B2.unique(dim=0, return_inverse=True)[1]
     return state_BT

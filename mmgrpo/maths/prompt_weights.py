@@ -73,7 +73,7 @@ def below(rate_N: Tensor, *, rate: float) -> Tensor:
     return (rate_N < rate).to(rate_N)
 
 
-def kept_probability(p: float, streak_N: Tensor, *, floor: float) -> Tensor:
+def keep_probability(p: float, streak_N: Tensor, *, floor: float) -> Tensor:
     """The probability that a prompt is sampled after a streak of visits with equal rewards.
 
     keep = max(p ** z, floor), z = the streak; it is skipped with 1 - keep

@@ -54,8 +54,8 @@ def segment_sum_BT(value_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Ten
     Shapes: (B, T) x 3 -> (B, T); segments as in ``segment_log_ratio_BT``.   Units: those of the value.
     """
     id_BT = _rank_in_row_BT(segment_BT)
-    kept_BT = value_BT.where(mask_BT, 0.0)
-    return torch.zeros_like(kept_BT).scatter_add(1, id_BT, kept_BT).gather(1, id_BT)
+    masked_BT = value_BT.where(mask_BT, 0.0)
+    return torch.zeros_like(masked_BT).scatter_add(1, id_BT, masked_BT).gather(1, id_BT)
 
 
 def sequence_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:

@@ -37,8 +37,8 @@ def resampled(values_CN: Tensor, rate: int, new_rate: int) -> Tensor:
     kernel, width = _kernel(old, new)
     num = -(-values_CN.shape[-1] * new // old)
     padded_C1N = torch.nn.functional.pad(values_CN[:, None], (width, width + old))
-    found_CNJ = torch.nn.functional.conv1d(padded_C1N, kernel.to(values_CN), stride=old).transpose(1, 2)
-    return found_CNJ.reshape(len(values_CN), -1)[:, :num]
+    resampled_CNJ = torch.nn.functional.conv1d(padded_C1N, kernel.to(values_CN), stride=old).transpose(1, 2)
+    return resampled_CNJ.reshape(len(values_CN), -1)[:, :num]
 
 
 @lru_cache(maxsize=8)
@@ -61,8 +61,8 @@ def power_spectrogram(values_N: Tensor, *, window: int, hop: int) -> Tensor:
     """
     padded_N = torch.nn.functional.pad(values_N, (0, max(0, window - len(values_N))))
     hann = torch.hann_window(window, dtype=values_N.dtype)
-    found_KF = torch.stft(padded_N, window, hop, window=hann, center=False, return_complex=True)
-    return 2 * (found_KF.abs() / hann.sum()).square()
+    spectrum_KF = torch.stft(padded_N, window, hop, window=hann, center=False, return_complex=True)
+    return 2 * (spectrum_KF.abs() / hann.sum()).square()
 
 
 def level_db(values: Tensor) -> float:

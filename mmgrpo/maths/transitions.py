@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _FLOW_TOLERANCE = 1e-6  # schedules are float32: alpha = 1 - sigma holds to rounding only
 _NEAR_ONE = 1e-3
-_LOG_HELD = 1 - 3e-3
+_LOG_MAX = 1 - 3e-3
 _ROUNDING = 1e-9  # relative tolerance of a sum of squares
 
 
@@ -281,10 +281,10 @@ def log_sde(step: DenoisingStep, *, strength: float) -> Kernel:
     _require_flow_step(step, "log_sde")
     if _is_deterministic(step, strength):
         return _deterministic(step)
-    area = math.log((1 - step.next_level.sigma) / (1 - min(step.level.sigma, _LOG_HELD))) - step.length
+    area = math.log((1 - step.next_level.sigma) / (1 - min(step.level.sigma, _LOG_MAX))) - step.length
     if not area > 0:
         raise ConfigError(
-            f"log_sde holds sigma below {_LOG_HELD}, and this step ends at {step.next_level.sigma}: take fewer steps, "
+            f"log_sde holds sigma below {_LOG_MAX}, and this step ends at {step.next_level.sigma}: take fewer steps, "
             "a smaller shift, or sampler flow_sde"
         )
     return _with_score(step, strength * math.sqrt(area))

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmgrpo.report.logs import Log, by_step, is_finite, is_number
 from mmgrpo.report.number_format import number
-from mmgrpo.report.ticks import enclosing_ticks, tick_labels, whole_ticks
+from mmgrpo.report.ticks import enclosing_ticks, integer_ticks, tick_labels
 
 MAX_POINTS = 500
 
@@ -156,7 +156,7 @@ def draw_chart(
         curves=tuple(curves),
         strokes=tuple(_stroke(curve, series, x, y) for series, curve in numbered),
         is_named=is_named,
-        x_ticks=tuple((x(step), f"{step:,.0f}") for step in whole_ticks(first, last)),
+        x_ticks=tuple((x(step), f"{step:,.0f}") for step in integer_ticks(first, last)),
         y_ticks=tuple((y(tick), label) for tick, label in zip(y_ticks, labels, strict=True)),
         readout={
             "axis": axis,

@@ -59,7 +59,7 @@ def load_picture(files: RunFiles, path: Path, share: int) -> EmbeddedImage | Non
     if data is None:
         return None
     if path.suffix == ".wav":
-        return _heard(data, share)
+        return _audio_image(data, share)
     try:
         if data[4:8] == b"ftyp":
             return _clip(data, share)
@@ -81,7 +81,7 @@ def with_sound(picture: EmbeddedImage | None, files: RunFiles, path: Path, share
     return sound if picture is None or sound is None else replace(picture, sound=sound.sound)
 
 
-def _heard(data: bytes, share: int) -> EmbeddedImage | None:
+def _audio_image(data: bytes, share: int) -> EmbeddedImage | None:
     player = played(data, share)
     if player is None:
         return None

@@ -19,7 +19,7 @@ def enclosing_ticks(low: float, high: float) -> list[float]:
     return [index * unit for index in range(math.floor(low / unit + 1e-9), math.ceil(high / unit - 1e-9) + 1)]
 
 
-def whole_ticks(first: float, last: float) -> list[float]:
+def integer_ticks(first: float, last: float) -> list[float]:
     """About six round integers within the range."""
     unit = max(1, round(_round_up((last - first) / 6 or 1)))
     return [index * unit for index in range(math.ceil(first / unit), math.floor(last / unit) + 1)]

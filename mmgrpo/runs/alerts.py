@@ -88,7 +88,7 @@ def watchdog_inputs(
     if watchdog is None:
         return None
     evaluation = () if config.held_out is None else config.held_out.rewards or config.rewards
-    only_reported = {reward.known_as for reward in config.rewards if reward.weight == 0}
+    only_reported = {reward.logged_name for reward in config.rewards if reward.weight == 0}
     trained_identities = set(_identities(config.rewards, [n for n in trained if n not in only_reported]).values())
     identities = _identities(evaluation, evaluated) if config.held_out is not None else {}
     untrained = [name for name, identity in identities.items() if identity not in trained_identities]
@@ -109,7 +109,7 @@ def watchdog_inputs(
 
 def _identities(rewards: Sequence[EvaluationRewardConfig], names: Sequence[str]) -> dict[str, str]:
     """Maps names to the identities of rewards."""
-    described = {reward.known_as: reward for reward in rewards}
+    described = {reward.logged_name: reward for reward in rewards}
     return {name: _identity(described[name]) if name in described else name for name in names}
 
 

@@ -21,7 +21,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import LAUNCHED, dump_config
 from mmgrpo.errors import OutputError
 from mmgrpo.runs.sample_files import write_samples
-from mmgrpo.runs.trust import record_own_config
+from mmgrpo.runs.trust import record_trusted_config
 from mmgrpo.system.files import append_line, output_errors, read_lines, replace_folder, replace_text, sync
 from mmgrpo.types import Sample, Scores
 
@@ -53,7 +53,7 @@ class RunFolder:
         with output_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         replace_text(self.path / CONFIG, dump_config(config))
-        record_own_config(self.path / CONFIG)
+        record_trusted_config(self.path / CONFIG)
         self._update_header(
             name=config.name,
             command=_command(),
@@ -71,7 +71,7 @@ class RunFolder:
         header = self.header()
         self._active_s = header.get("active_s", 0.0)
         replace_text(self.path / CONFIG, dump_config(config))
-        record_own_config(self.path / CONFIG)
+        record_trusted_config(self.path / CONFIG)
         self._update_header(
             status="running",
             finished=None,

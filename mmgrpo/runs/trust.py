@@ -41,16 +41,16 @@ MAX_RECORD_BYTES = 2**24
 """Bytes that are read of the record of this user's runs; a run has 65."""
 
 
-def record_own_config(config: Path) -> None:
+def record_trusted_config(config: Path) -> None:
     """Records that this user's program wrote a run's configuration; if that fails, the run will need ``--trust``."""
     with suppress(OSError, RuntimeError):  # a RuntimeError for a user without a home
         path = _record_file()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not is_own_config(config):
+        if not is_trusted_config(config):
             append_line(path, _identity(config))
 
 
-def is_own_config(config: Path) -> bool:
+def is_trusted_config(config: Path) -> bool:
     """Whether this user's program wrote this configuration at this path, unchanged since."""
     try:
         with _record_file().open("rb") as file:
@@ -69,7 +69,7 @@ def require_trusted(config: Path, *, trust: bool) -> None:
     Raises:
         ConfigError: the configuration is not trusted; the message names its code and servers.
     """
-    if trust or is_own_config(config):
+    if trust or is_trusted_config(config):
         return
     settings = list(untrusted_settings(read_layers(config)))
     if settings:
@@ -82,7 +82,7 @@ def require_trusted(config: Path, *, trust: bool) -> None:
 
 def require_inside_run(run: Path, path: Path, *, trust: bool) -> None:
     """Raises ConfigError if links lead a path out of a run folder, unless the run is the user's or trusted."""
-    if not (trust or is_own_config(run / "config.yaml") or path.resolve().is_relative_to(run.resolve())):
+    if not (trust or is_trusted_config(run / "config.yaml") or path.resolve().is_relative_to(run.resolve())):
         raise ConfigError(f"{path} leads out of {run}, to {path.resolve()}: give --trust if you want that")
 
 

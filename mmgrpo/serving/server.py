@@ -100,4 +100,4 @@ def ignored_settings(config: RunConfig) -> list[str]:
 
 def _uncounted(reward: RewardConfig) -> Sequence[str]:
     declared = set(type(reward).model_fields) - _SERVED
-    return [f"{reward.known_as}.{name}" for name in sorted(reward.model_fields_set & declared)]
+    return [f"{reward.logged_name}.{name}" for name in sorted(reward.model_fields_set & declared)]

@@ -205,7 +205,7 @@ def joined_rewards(rewards: Sequence[NamedReward], config: RunConfig) -> RunRewa
     methods = () if config.method is None else (*config.method.over, config.method)
     live = {f"{LIVE}{reward.name}": reward for reward in rewards}
     stated = _with_labels_of(methods, [_config_of(key, reward) for key, reward in live.items()])
-    if {reward.name for reward in rewards} == {reward.known_as for reward in config.rewards}:
+    if {reward.name for reward in rewards} == {reward.logged_name for reward in config.rewards}:
         return RunRewards(named=list(rewards), configs=config.rewards)
     if not any(method.rewards.substitutes or method.rewards.added for method in methods):
         return RunRewards(named=list(rewards), configs=tuple(stated))
@@ -216,18 +216,18 @@ def joined_rewards(rewards: Sequence[NamedReward], config: RunConfig) -> RunRewa
 def _with_labels_of(methods: Sequence[MethodConfig], stated: Sequence[RewardConfig]) -> list[RewardConfig]:
     """Live rewards; one with the label of a method's reward replaces it, except the only verifier of the run."""
     labels = {
-        reward.known_as: method.name
+        reward.logged_name: method.name
         for method in methods
         for reward in (*method.rewards.substitutes, *method.rewards.added)
         if reward.name != VERIFIERS
     }
     verifiers = [reward for reward in stated if is_verifier(reward)]
-    others = [reward for reward in verifiers if reward.known_as not in labels]
+    others = [reward for reward in verifiers if reward.logged_name not in labels]
     verifiers_to_keep = others or verifiers[:1]
     return [
         reward
-        if reward in verifiers_to_keep or reward.from_method is not None or reward.known_as not in labels
-        else reward.model_copy(update={"from_method": labels[reward.known_as], "verifier": False})
+        if reward in verifiers_to_keep or reward.from_method is not None or reward.logged_name not in labels
+        else reward.model_copy(update={"from_method": labels[reward.logged_name], "verifier": False})
         for reward in stated
     ]
 
@@ -261,7 +261,7 @@ def _named(config: RewardConfig, live: Mapping[str, NamedReward]) -> NamedReward
         return built
     if built.schedule is not None:
         raise ConfigError(
-            f"the weight of {config.known_as} of methods/{config.from_method} has a schedule, and that of the reward "
-            "it is computed of another: leave out yours"
+            f"the weight of {config.logged_name} of methods/{config.from_method} has a schedule, and that of the "
+            "reward it is computed of another: leave out yours"
         )
     return replace(built, schedule=next(schedule for schedule in schedules if schedule))

@@ -379,11 +379,11 @@ def _has_weights(policy: Policy, name: str) -> bool:
 
 def _named_reward(config: EvaluationRewardConfig, live: Functions) -> NamedReward:
     with restored_settings(
-        f"reward '{config.known_as}'", set()
+        f"reward '{config.logged_name}'", set()
     ):  # modules and constructors change global state as calls do
         function = _built_reward(config, live)
     reward = NamedReward(
-        config.known_as,
+        config.logged_name,
         function,
         timeout_s=config.timeout_s,
         concurrent=config.concurrent,

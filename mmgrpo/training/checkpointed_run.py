@@ -167,9 +167,9 @@ class CheckpointedRun:
             self._saved = self.start
         if resumption is not None and (self.start.step or self._warmed(self.start)):
             self.evaluated = job.run_on_main(lambda: evaluated_steps(resumption.folder, self.start))
-        self.whole_step: int | None = self.start.step
+        self.finished_step: int | None = self.start.step
         if trained.warmup:
-            trained.warmup.whole_step = self.start.warmup_step
+            trained.warmup.finished_step = self.start.warmup_step
 
     @property
     def folder(self) -> RunFolder:
@@ -181,10 +181,10 @@ class CheckpointedRun:
     @property
     def position(self) -> RunPosition | None:
         """Where the weights are; None in the midst of updates."""
-        warmup_step = self._trained.warmup.whole_step if self._trained.warmup else 0
-        if self.whole_step is None or warmup_step is None:
+        warmup_step = self._trained.warmup.finished_step if self._trained.warmup else 0
+        if self.finished_step is None or warmup_step is None:
             return None
-        return RunPosition(step=self.whole_step, warmup_step=warmup_step)
+        return RunPosition(step=self.finished_step, warmup_step=warmup_step)
 
     def is_over(self) -> bool:
         """Whether a resumed run is finished already; its folder records it then."""

@@ -175,7 +175,7 @@ class StepRewards:
             {name: value for name, value in values.items() if name not in counts} for values in (numbers, earlier)
         )
         if settings and settings != settings_before:
-            (configured,) = (reward for reward in moved.config.rewards if reward.known_as == base.name)
+            (configured,) = (reward for reward in moved.config.rewards if reward.logged_name == base.name)
             base = replace(base, function=build_rewards([configured])[0].function)
         elif settings:
             base = replace(base, function=self.rewards[number].function)
@@ -183,7 +183,7 @@ class StepRewards:
 
 
 def _require_rewards(rewards: Sequence[NamedReward], algorithm: Algorithm) -> None:
-    names, configured = [reward.name for reward in rewards], [reward.known_as for reward in algorithm.config.rewards]
+    names, configured = [reward.name for reward in rewards], [reward.logged_name for reward in algorithm.config.rewards]
     for key in (key for key in algorithm.course.keys if key.startswith("rewards.")):
         label, _, number = key.removeprefix("rewards.").rpartition(".")
         if label not in names:

@@ -29,7 +29,7 @@ from mmgrpo.training.rollout_rounds import CombinedRewards, Rollouts
 from mmgrpo.training.score_rollouts import Rewards
 from mmgrpo.training.views import View, ViewRows, Views
 from mmgrpo.types import Rollout, Scores, Source
-from mmgrpo.values import from_reference, seen_in
+from mmgrpo.values import from_reference, mask_of_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ def decision_advantages(
     config, estimators, filters = chain.config, chain.estimators, chain.filters
     values = set(chain.values)
     rollout = with_values(policy, rollout, sorted(values, key=str), views)
-    values |= {seen_in(str(value.view)) for value in values if value.view in views}
+    values |= {mask_of_view(str(value.view)) for value in values if value.view in views}
     columns = {column.name for mechanism in estimators for column in mechanism.memory}
     if columns and remembered is None:
         raise ConfigError("an estimator reads the memory, but estimate() got no memory")
@@ -347,8 +347,8 @@ def _is_read(rollout: Rollout) -> Tensor:
 def _require_turn_rewards(feedback: Feedback, readers: Sequence[str], job: Job) -> None:
     turns = feedback.turns
     num_rewards, num_ended = (
-        int(turns.given.valid_BS.sum()),
-        int((feedback.finished_B & (turns.given.scope_BT >= 0).any(1)).sum()),
+        int(turns.rewards.valid_BS.sum()),
+        int((feedback.finished_B & (turns.rewards.scope_BT >= 0).any(1)).sum()),
     )
     totals = job.gather((num_rewards, num_ended))
     if sum(ended for _, ended in totals) and not sum(rewards for rewards, _ in totals):
@@ -358,11 +358,11 @@ def _require_turn_rewards(feedback: Feedback, readers: Sequence[str], job: Job) 
 
 def _means(job: JobFeedback) -> dict[str, float]:
     """Means of the measured values of the decisions, with equal weight per sample."""
-    known_N = job.length_N > 0
+    nonempty_N = job.length_N > 0
     return {
-        f"decisions/{value.name}_mean": float(mean_N[known_N].mean())
+        f"decisions/{value.name}_mean": float(mean_N[nonempty_N].mean())
         for value, mean_N in job.value_mean.items()
-        if value.view is None and bool(known_N.any())
+        if value.view is None and bool(nonempty_N.any())
     }
 
 

@@ -159,8 +159,8 @@ class CriticTrainer:
                 old_BT, batch_target_BT, keep_BT = (cells(matrix_BT, part).to(value_BT.device) for matrix_BT in fixed)
                 loss_BT = value_loss(value_BT, old_BT, batch_target_BT, clip=self._config.clip).where(keep_BT, 0.0)
                 backward(loss_BT.sum() / num)
-                kept_values = (loss_BT.detach(), value_BT.detach().where(keep_BT, 0.0))
-                sums += torch.stack([matrix_BT.double().sum().cpu() for matrix_BT in kept_values])
+                masked_values = (loss_BT.detach(), value_BT.detach().where(keep_BT, 0.0))
+                sums += torch.stack([matrix_BT.double().sum().cpu() for matrix_BT in masked_values])
                 num_forwards += part.num_forwards
         loss, mean = (torch.stack(self._job.gather(sums)).sum(0) / num).tolist()
         self.metrics = {"critic/loss": loss, "critic/value_mean": mean}

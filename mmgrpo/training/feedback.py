@@ -127,7 +127,7 @@ def span_scores(policy: Policy, rollout: Rollout, rewards: Rewards, reward: str)
     _require_parts(rewards.scores, reward)
     nothing: list[Sequence[Scope] | None] = [None] * len(rewards.keep_N)
     scopes_N = rewards.counting.scopes.get(reward, nothing)
-    rows = [scopes or () if is_kept else () for scopes, is_kept in zip(scopes_N, rewards.keep_N.tolist(), strict=True)]
+    rows = [scopes or () if keep else () for scopes, keep in zip(scopes_N, rewards.keep_N.tolist(), strict=True)]
     local_rows = rows[rewards.local_rows]
     B, S = len(local_rows), max(1, *map(len, local_rows))
     value_BS, valid_BS = torch.zeros(B, S), torch.zeros(B, S, dtype=torch.bool)
@@ -165,7 +165,7 @@ def turn_rewards(rollout: Rollout) -> Turns | None:
         )
         value_BS[row, : len(turn_rewards_S)] = torch.tensor([reward or 0.0 for reward in turn_rewards_S])
     keys_B_S = [tuple(sample.turn_keys or [None] * len(sample.turn_ends)) for sample in samples]
-    return Turns(given=Scoped(scope_BT=scope_BT, value_BS=value_BS, valid_BS=valid_BS), keys_B_S=keys_B_S)
+    return Turns(rewards=Scoped(scope_BT=scope_BT, value_BS=value_BS, valid_BS=valid_BS), keys_B_S=keys_B_S)
 
 
 def has_span_scores(scores: Scores, rewards: Collection[str]) -> Tensor:

@@ -106,8 +106,8 @@ def accumulate_gradient(
     in_views = evaluate_views(rollout.keep(decisions.mask_BT), objective.values | objective.first_values, views)
     values = decisions = replace(decisions, values=in_views.values)
     num_forwards = in_views.num_forwards
-    num_kept = float(decisions.mask_BT.sum())
-    changes = {term_key(term.name): ValueSum(num_kept, 0.0) for term in objective.terms}
+    num_decisions = float(decisions.mask_BT.sum())
+    changes = {term_key(term.name): ValueSum(num_decisions, 0.0) for term in objective.terms}
     if objective.needs_values:
         values, spent = _values(policy, rollout, decisions, objective, views)
         num_forwards += spent
@@ -187,9 +187,9 @@ def with_values(
     num_forwards = rollout.num_forwards
     with torch.no_grad():
         for evaluation in evaluations(policy, rollout, missing):
-            kept_BT = cells(rollout.mask_BT, evaluation)
+            part_mask_BT = cells(rollout.mask_BT, evaluation)
             for value in missing:
-                computed[value][index_of(evaluation)] = evaluation.values[value].float().cpu().where(kept_BT, 0.0)
+                computed[value][index_of(evaluation)] = evaluation.values[value].float().cpu().where(part_mask_BT, 0.0)
             num_forwards += evaluation.num_forwards
     return replace(rollout, values={**rollout.values, **computed}, num_forwards=num_forwards)
 
@@ -245,10 +245,10 @@ def _values(
     """
     requested, nothing_BT = policy_values(objective.first_values, views), torch.zeros_like(decisions.logprob_BT)
     if rollout.on_policy:
-        known_values = dict.fromkeys(ZERO_ON_POLICY, nothing_BT) | dict(rollout.values)
-        if all(value in known_values for value in requested):
+        on_policy_values = dict.fromkeys(ZERO_ON_POLICY, nothing_BT) | dict(rollout.values)
+        if all(value in on_policy_values for value in requested):
             return replace(
-                decisions, values={**decisions.values, **{value: known_values[value] for value in requested}}
+                decisions, values={**decisions.values, **{value: on_policy_values[value] for value in requested}}
             ), 0
     read_BT = decisions.mask_BT if objective.looks_at_all else objective.contributing(decisions)
     logprob_BT, computed, num_forwards = (
@@ -319,7 +319,7 @@ def _values_first(
     for value, view_rows in through.items():
         grad_BT = of_value[value]
         if grad_BT is not None:
-            num_forwards += _through(view_rows, grad_BT.where(values.seen(value.view), 0.0))
+            num_forwards += _through(view_rows, grad_BT.where(values.view_mask(value.view), 0.0))
     return Gradient(diagnostics, max_gap, num_forwards)
 
 

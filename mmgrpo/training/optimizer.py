@@ -204,7 +204,7 @@ class GuardedOptimizer:
         return self.optimizer.param_groups
 
 
-def kept_share(num_updates: int, config: EmaConfig) -> float:
+def ema_decay(num_updates: int, config: EmaConfig) -> float:
     """The share of the average that stays when the weights after ``num_updates`` optimizer updates join it.
 
     share = min((1 + n) / (10 + n), decay) ** times where n + 1 is a multiple of ``every``, 1 elsewhere.
@@ -242,7 +242,7 @@ class Average:
     def update(self) -> None:
         """Counts an optimizer update, and averages when it is due."""
         self._updates += 1
-        share = kept_share(self._updates, self._config)
+        share = ema_decay(self._updates, self._config)
         if share < 1:
             for average, parameter in zip(self._average, self._parameters, strict=True):
                 average.lerp_(parameter, 1 - share)

@@ -101,14 +101,19 @@ def sample_requests(
     alike: dict[tuple[object, ...], list[int]] = {}
     for n in local_requests:
         request = requests[n]
-        sampling_key = repr(sorted(request.settings.items())), request.weights, bool(request.given), request.lenience
+        sampling_key = (
+            repr(sorted(request.settings.items())),
+            request.weights,
+            bool(request.off_policy_rows),
+            request.lenience,
+        )
         key = *sampling_key, request.train_without_template, request.as_on_policy, request.trained
         alike.setdefault(key, []).append(n)
     rollouts: list[Rollout] = []
     request_of_row: list[int] = []
     for chosen in alike.values():
         batch = [requests[n] for n in chosen]
-        if batch[0].given:
+        if batch[0].off_policy_rows:
             parts = _read_samples(policy, [(n, requests[n]) for n in chosen], prompt_of, plan, seed)
         else:
             entries = [
@@ -281,7 +286,7 @@ def _read_samples(
     policy: Policy, requests: Sequence[tuple[int, Request]], prompt_of: PromptOf, plan: Plan, seed: int
 ) -> SampledParts:
     """Off-policy rows; drafts with an accepted prefix are sampled from there."""
-    samples = given_of([request for _, request in requests], prompt_of)
+    samples = off_policy_samples_of([request for _, request in requests], prompt_of)
     numbers = [n for n, request in requests for _ in request.members]
     (_, first), *_ = requests
     if first.lenience is None:
@@ -290,8 +295,8 @@ def _read_samples(
     is_complete = [prefix.sample.tokens == draft.sample.tokens for prefix, draft in zip(prefixes, samples, strict=True)]
     entries = [
         _continued_draft(n, prefix)
-        for n, prefix, is_whole in zip(numbers, prefixes, is_complete, strict=True)
-        if not is_whole
+        for n, prefix, is_full in zip(numbers, prefixes, is_complete, strict=True)
+        if not is_full
     ]
     parts = _sample_entries(policy, first, entries, prompt_of, plan, seed)
     if any(is_complete):
@@ -399,13 +404,13 @@ VERIFIED = 1
 """Keys the random numbers that accept drafts, in addition to those of the member."""
 
 
-def given_of(requests: Sequence[Request], prompt_of: PromptOf) -> list[OffPolicySample]:
+def off_policy_samples_of(requests: Sequence[Request], prompt_of: PromptOf) -> list[OffPolicySample]:
     """The samples of requests in place of sampling, member by member. Raises DataError for an answer that no row
     has."""
     return [
         _off_policy_sample(source, prompt_of(request.prompt), request.prompt, member)
         for request in requests
-        for member, source in zip(request.members, request.given, strict=True)
+        for member, source in zip(request.members, request.off_policy_rows, strict=True)
     ]
 
 

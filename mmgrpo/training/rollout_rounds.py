@@ -187,7 +187,7 @@ def collect_rollouts(
     if not bool(rollout.mask_BT.any()):
         raise ConfigError("no decision of the rollout is random, so none can be trained: raise policy.strength")
     trained_B = torch.cat([each.trained_B for each in round_rollouts])
-    keep_B = trained_B & _kept(strategy, rounds, setting, round_rollouts, job)
+    keep_B = trained_B & _keep_mask(strategy, rounds, setting, round_rollouts, job)
     return Rollouts(
         rollout=replace(
             rollout,
@@ -354,14 +354,14 @@ def _joined(round_rollouts: Sequence[RoundRollouts], policy: Policy, plan: Plan)
     return replace(rollout, sampled_by_BT=sampling_rows(identities, branches, rollout.shape[1]))
 
 
-def _kept(
+def _keep_mask(
     strategy: Strategy, rounds: Sequence[Round], setting: Setting, round_rollouts: Sequence[RoundRollouts], job: Job
 ) -> Tensor:
     """This process's rows that the strategy keeps."""
     if not strategy.looks_back:
         return torch.cat([rollouts.trained_B for rollouts in round_rollouts])
     counts = job.gather([len(rollouts.request_B) for rollouts in round_rollouts])
-    keep_of_round = strategy.kept(rounds, setting)
+    keep_of_round = strategy.keep(rounds, setting)
     local_keep = []
     for number, round_keep_N in enumerate(keep_of_round):
         start = sum(count[number] for count in counts[: job.rank])

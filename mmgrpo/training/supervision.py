@@ -240,7 +240,7 @@ class Warmup:
         self.policy = policy
         self.config = config
         self.job = job
-        self.whole_step: int | None = 0
+        self.finished_step: int | None = 0
         self._supervised = require_supervised(policy, "warmup")
         self._batches = ExampleBatches(load_examples(config.examples, "warmup.examples"), config.batch_size, seed)
         self.optimizer = build_optimizer(
@@ -264,9 +264,9 @@ class Warmup:
             batch = self._batches.at(step, self.job, "warmup.batch_size")
             self.optimizer.clear()
             result = accumulate_supervised(self._supervised, batch, parameters=self.optimizer.parameters, job=self.job)
-            self.whole_step = None
+            self.finished_step = None
             applied = self.optimizer.apply()
-            self.whole_step = step + 1
+            self.finished_step = step + 1
             self.optimizer.require_progress()
             yield WarmupStep(step + 1, result.mean, applied.lr)
 

@@ -158,7 +158,7 @@ class Trainer:
     def warm_up(self) -> None:
         """Before the first step: supervised updates, if there are any, and an evaluation."""
         self._warm_up()
-        if self.warmup and not self.step and self.warmup.whole_step != self.warmup.config.steps:
+        if self.warmup and not self.step and self.warmup.finished_step != self.warmup.config.steps:
             return  # stopped: the parts after the warm-up start once it is finished
         if not self.step:
             self.components.start()
@@ -217,10 +217,10 @@ class Trainer:
         self._heed(self.watchdog.after_step(log.summary) if self.watchdog else [])
         self._step.move_reference()
         self.session.memory = self._step.updated_memory(rollouts, *scored)
-        self.session.whole_step = self.step
+        self.session.finished_step = self.step
 
     def _begin_update(self) -> None:
-        self.session.whole_step = None
+        self.session.finished_step = None
 
     def _heed(self, alarms: Sequence[Alert]) -> None:
         """Passes alarms on; one that the configuration names ends the run after this step, with a checkpoint."""

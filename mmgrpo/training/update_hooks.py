@@ -127,7 +127,7 @@ class Mask(UpdateHook):
         if not 0 < share <= 1:
             raise ConfigError(f"update.hooks: mask needs 0 < share <= 1, got {share}")
         self._parameters = list(parameters)
-        self._trained = [_drawn(parameter, share, derive_seed(seed, i)) for i, parameter in enumerate(parameters)]
+        self._trained = [_random_mask(parameter, share, derive_seed(seed, i)) for i, parameter in enumerate(parameters)]
         self._before: list[torch.Tensor] = []
 
     @torch.no_grad()
@@ -153,7 +153,7 @@ class Mask(UpdateHook):
         """Nothing to restore."""
 
 
-def _drawn(parameter: nn.Parameter, share: float, seed: int) -> torch.Tensor:
+def _random_mask(parameter: nn.Parameter, share: float, seed: int) -> torch.Tensor:
     """Whether each weight is trained; sampled on the CPU, so that every machine has the same mask."""
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(full_shape(parameter), generator=generator, dtype=torch.float64)

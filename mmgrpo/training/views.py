@@ -20,9 +20,9 @@ from mmgrpo.policy import Critic, Policy, SupportsPromptOverride
 from mmgrpo.training.concat_rollouts import RolloutParts
 from mmgrpo.training.streaming import cells, evaluations, index_of
 from mmgrpo.types import Prompt, Rollout
-from mmgrpo.values import OF_DISTRIBUTION, Value, of_view, seen_in
+from mmgrpo.values import OF_DISTRIBUTION, Value, mask_of_view, of_view
 
-OF_VIEWS = frozenset(("logprob", "seen")) | OF_DISTRIBUTION
+OF_VIEWS = frozenset(("logprob", "view_mask")) | OF_DISTRIBUTION
 """Names of the values of a view for a decision."""
 
 
@@ -62,7 +62,7 @@ class ViewRows:
     view: View
     policy: Policy
     rollout: Rollout
-    seen_B: Tensor
+    has_view_B: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Views(Mapping[str, ViewRows]):
         policy, rollout = view.policy or self._policy, self._rollout
         if view.policy is None and view.prompt_template is None:
             every_B = torch.ones(len(rollout.samples), dtype=torch.bool)
-            return ViewRows(view=view, policy=policy, rollout=rollout, seen_B=every_B)
+            return ViewRows(view=view, policy=policy, rollout=rollout, has_view_B=every_B)
         if not isinstance(policy, SupportsPromptOverride):
             raise ConfigError(
                 f"objective.views.{view.name}: {type(policy).__name__} does not score decisions with other prompts "
@@ -138,7 +138,7 @@ class Views(Mapping[str, ViewRows]):
             view=view,
             policy=policy,
             rollout=override_prompts(policy, rollout, overrides),
-            seen_B=torch.tensor([prompt is not None for prompt in prompts]),
+            has_view_B=torch.tensor([prompt is not None for prompt in prompts]),
         )
 
     def _view_prompts(self, view: View) -> list[Prompt | None]:
@@ -198,7 +198,7 @@ def evaluate_views(rollout: Rollout, values: Collection[Value], views: Mapping[s
     num_forwards = 0
     for name in sorted({str(value.view) for value in requested}):
         further = [value for value in requested if value.view == name and value.name in OF_DISTRIBUTION]
-        wanted = (of_view(name), seen_in(name), *further)
+        wanted = (of_view(name), mask_of_view(name), *further)
         view_rows, stored = views[name], {value: rollout.values.get(value) for value in wanted}
         computed = {value: matrix_BT for value, matrix_BT in stored.items() if matrix_BT is not None}
         if len(computed) < len(stored) or (view_rows.view.moves and not rollout.on_policy):
@@ -212,18 +212,18 @@ def evaluate_views(rollout: Rollout, values: Collection[Value], views: Mapping[s
 def _evaluate_view(view_rows: ViewRows, mask_BT: Tensor, further: Sequence[Value]) -> ViewValues:
     policy_value = {value: replace(value, view=None) for value in further}
     computed = {value: torch.zeros(mask_BT.shape) for value in (of_view(view_rows.view.name), *further)}
-    read_BT, num_forwards = mask_BT & view_rows.seen_B[:, None], 0
+    read_BT, num_forwards = mask_BT & view_rows.has_view_B[:, None], 0
     with view_rows.view.using():
         for evaluation in evaluations(view_rows.policy, view_rows.rollout.keep(read_BT), tuple(policy_value.values())):
-            kept_BT = cells(read_BT, evaluation)
+            part_mask_BT = cells(read_BT, evaluation)
             for value, computed_BT in computed.items():
                 part_value_BT = (
                     evaluation.values[policy_value[value]] if value in policy_value else evaluation.logprob_BT
                 )
-                computed_BT[index_of(evaluation)] = part_value_BT.float().cpu().where(kept_BT, 0.0)
+                computed_BT[index_of(evaluation)] = part_value_BT.float().cpu().where(part_mask_BT, 0.0)
             num_forwards += evaluation.num_forwards
-    seen_BT = view_rows.seen_B[:, None].float().expand(mask_BT.shape)
-    return ViewValues({**computed, seen_in(view_rows.view.name): seen_BT}, num_forwards)
+    view_mask_BT = view_rows.has_view_B[:, None].float().expand(mask_BT.shape)
+    return ViewValues({**computed, mask_of_view(view_rows.view.name): view_mask_BT}, num_forwards)
 
 
 def override_prompts(policy: SupportsPromptOverride | Critic, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:

@@ -53,7 +53,7 @@ class ComparisonRunner:
         self._say = say
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = Lock()
-        self._is_told = False
+        self._is_interrupted = False
         self._reasons: dict[str, str] = {}
 
     def carry_out(self, comparison: Comparison) -> list[ComparisonTrial]:
@@ -81,7 +81,7 @@ class ComparisonRunner:
         failed: list[ComparisonTrial] = []
         start = time.perf_counter()
         with ThreadPoolExecutor(self._num_jobs) as pool:
-            pending = {pool.submit(self._one, trial): trial for trial in trials}
+            pending = {pool.submit(self._run_trial, trial): trial for trial in trials}
             try:
                 for done, future in enumerate(as_completed(pending), 1):
                     trial, elapsed_s = pending[future], future.result()
@@ -92,7 +92,7 @@ class ComparisonRunner:
                     more = f"; about {duration(left_s)} left" if done < len(trials) else ""
                     self._say(f"{trial.name} ({done} of {len(trials)}): {ended}{more}")
             except BaseException:
-                self._is_told = True
+                self._is_interrupted = True
                 for future in pending:
                     future.cancel()
                 self._end()
@@ -108,12 +108,12 @@ class ComparisonRunner:
             f"failed: {reason} (log: {trial.log})" if first == trial.name else f"failed as {first} did; see {trial.log}"
         )
 
-    def _one(self, trial: ComparisonTrial) -> float:
+    def _run_trial(self, trial: ComparisonTrial) -> float:
         start = time.perf_counter()
         arguments = ["--resume", str(trial.folder)] if remove_unstarted(trial.folder) else [str(trial.file)]
         with trial.log.open("ab") as log:
             with self._lock:
-                if self._is_told:
+                if self._is_interrupted:
                     return 0.0
                 process = subprocess.Popen(
                     [sys.executable, "-m", "mmgrpo", "train", *arguments], stdout=log, stderr=subprocess.STDOUT

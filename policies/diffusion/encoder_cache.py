@@ -105,8 +105,8 @@ class EncoderCache:
         with torch.no_grad():
             output_leaves, output_spec = tree_flatten(function(*args, **kwargs))
         # pipelines do not read an encoder's key-value cache
-        kept_leaves = [None if type(leaf).__name__.endswith("Cache") else leaf for leaf in output_leaves]
-        output = _Output(kept_leaves, output_spec)
+        cacheable_leaves = [None if type(leaf).__name__.endswith("Cache") else leaf for leaf in output_leaves]
+        output = _Output(cacheable_leaves, output_spec)
         self.num_computed += 1
         self._entries[key] = output
         self._bytes += output.num_bytes

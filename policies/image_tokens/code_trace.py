@@ -95,7 +95,7 @@ class CodeScorer:
         support = None
         if sampling.truncates:
             of_rows = zip(completions, mask_NT, strict=True)
-            support = Support.concat([c.support.at(kept_T) for c, kept_T in of_rows if c.support is not None])
+            support = Support.concat([c.support.at(keep_T) for c, keep_T in of_rows if c.support is not None])
         return token_logprobs(
             states_NTbD[index],
             code_NT.to(states_NTbD.device)[index],
@@ -103,7 +103,7 @@ class CodeScorer:
             sampling,
             chunk=self._chunk,
             support=support,
-            extra_values=[partial(_asked, value) for value in values],
+            extra_values=[partial(_value_of, value) for value in values],
         )
 
     @torch.no_grad()
@@ -132,5 +132,5 @@ class CodeScorer:
         return self.sampler.states(prompts, code_NT, num_sides=num_sides, shared=self.shared)
 
 
-def _asked(value: Value, states_mbD: Tensor, logits_mK: Tensor, code_m: Tensor) -> Tensor:
+def _value_of(value: Value, states_mbD: Tensor, logits_mK: Tensor, code_m: Tensor) -> Tensor:
     return LOGIT_VALUES[value.name](logits_mK, code_m, *value.numbers)

@@ -43,7 +43,7 @@ class EncodedImagePrompt:
     """
 
     prompt: Prompt
-    shown_P: Tensor
+    token_P: Tensor
     blank_P: Tensor
 
     @property
@@ -53,7 +53,7 @@ class EncodedImagePrompt:
 
     def sides(self, num: int) -> list[Tensor]:
         """The token ids of the first ``num`` sides."""
-        return [self.shown_P, self.blank_P][:num]
+        return [self.token_P, self.blank_P][:num]
 
 
 class ImagePromptEncoder:
@@ -86,7 +86,7 @@ class ImagePromptEncoder:
             self._options |= {"ratio": f"{grid.width}:{grid.height}", "image_area": area}
         self._begin = settings.begin or getattr(processor, "image_start_token", None) or ""
         self._begins_itself = settings.begin is None and "return_for_text_completion" not in self._options
-        self._kept_ids = _kept_ids(model, self.tokenizer) if "generation_mode" in self._options else None
+        self._special_ids = _special_ids(model, self.tokenizer) if "generation_mode" in self._options else None
         self._cache: OrderedDict[int, EncodedImagePrompt] = OrderedDict()
 
     def __call__(self, prompt: Prompt) -> EncodedImagePrompt:
@@ -110,19 +110,19 @@ class ImagePromptEncoder:
                 f"the prompt {prompt.text!r:.60} has images, videos, audio or a prefix of its answer: image tokens "
                 "support text prompts only, so remove them from the row"
             )
-        shown_P = self._ids(prompt)
-        require_room(self._model, prompt, len(shown_P), length=self._num_codes)
-        if prompt.negative is None and self._kept_ids is not None:
-            kept_ids, pad_id = self._kept_ids
-            blank_P = shown_P.where(torch.isin(shown_P, kept_ids), pad_id)
+        token_P = self._ids(prompt)
+        require_room(self._model, prompt, len(token_P), length=self._num_codes)
+        if prompt.negative is None and self._special_ids is not None:
+            special_ids, pad_id = self._special_ids
+            blank_P = token_P.where(torch.isin(token_P, special_ids), pad_id)
         else:
             blank_P = self._ids(Prompt(prompt.negative or ""))
-        if min(len(shown_P), len(blank_P)) == 0:
+        if min(len(token_P), len(blank_P)) == 0:
             raise DataError(
                 f"there is no token before the first code of {prompt.text!r:.60}: set policy.begin to the text that "
                 "starts an image"
             )
-        return EncodedImagePrompt(prompt, shown_P, blank_P)
+        return EncodedImagePrompt(prompt, token_P, blank_P)
 
     def _ids(self, prompt: Prompt) -> Tensor:
         text = self._rendered(prompt)
@@ -153,7 +153,7 @@ class ImagePromptEncoder:
         return {**turn, "content": content}
 
 
-def _kept_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[Tensor, int]:
+def _special_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[Tensor, int]:
     """The tokens that a padded unconditional side keeps, and the padding token."""
     config: Any = model.generation_config
     begin = (config.generation_kwargs or {}).get("boi_token_id") if hasattr(config, "generation_kwargs") else None

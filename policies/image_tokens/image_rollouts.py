@@ -27,7 +27,7 @@ from .image_prompts import EncodedImagePrompt, ImagePromptEncoder
 from .settings import ImageTokensSettings
 
 NOTHING = torch.empty(0, dtype=torch.long)
-WHOLE = SamplingDistribution(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=NOTHING)
+UNTRUNCATED = SamplingDistribution(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=NOTHING)
 NUMBERS = ("certainty", "entropy")
 
 
@@ -118,7 +118,7 @@ class ImageRollouts:
             encoded_prompt = self.encoder(example.prompt)
             share = float(torch.rand(1, generator=torch.Generator().manual_seed(seed)))
             encoded.append(encoded_prompt.dropped if share < self.settings.caption_dropout else encoded_prompt)
-        return CodeTrace(encoded, [Completion.recorded(code_T, WHOLE, logprob_T=None) for code_T in codes])
+        return CodeTrace(encoded, [Completion.recorded(code_T, UNTRUNCATED, logprob_T=None) for code_T in codes])
 
     def _written(
         self, prompts: Sequence[EncodedImagePrompt], seeds: Sequence[int], plan: Plan

@@ -220,14 +220,14 @@ class ImageTokensPolicy(
         divergences k1, k2 and k3.
         """
         views, trace = required_views(values, self.weights.names, current_names=LOGIT_VALUES), rollout.trace
-        own_values = [value for value in values if value.view is None]
+        unviewed_values = [value for value in values if value.view is None]
         requested = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
         trained_rows = [row for row in requested if bool(rollout.mask_BT[row].any())]
         for batch in trace.batches(trained_rows, max_tokens=self.settings.update_tokens):
             mask_NT = rollout.mask_BT[batch]
             mask_NT = mask_NT[:, : int(mask_NT.any(0).nonzero().max()) + 1]
             other = {view: self._of_view(view, trace, batch, mask_NT) for view in views}
-            logprob_NT, values_NT = self._scored(trace, batch, mask_NT, own_values)
+            logprob_NT, values_NT = self._scored(trace, batch, mask_NT, unviewed_values)
             sides = sum(1 + trace.completions[row].sampling.guides for row in batch)
             yield Evaluation(
                 columns=range(mask_NT.shape[1]),

@@ -355,7 +355,7 @@ class PromptEncoder:
         tensors = self._processor_tensors(prompt, text, add_special_tokens=not self._uses_template, checks=True)
         for medium, media in (("image", prompt.images), ("audio", prompt.audios)):
             if len(media) and not self._uses_template:
-                self._require_place(prompt, tensors["input_ids"], medium)
+                self._require_placeholders(prompt, tensors["input_ids"], medium)
         return tensors
 
     def _processor_tensors(
@@ -451,7 +451,7 @@ class PromptEncoder:
             except (ValueError, IndexError, TypeError):
                 raise error from None
 
-    def _require_place(self, prompt: Prompt, ids: Tensor, medium: str) -> None:
+    def _require_placeholders(self, prompt: Prompt, ids: Tensor, medium: str) -> None:
         """Without a chat template the processor inserts media, or they are at their mark in the text."""
         mark, shows = getattr(self.processor, f"{medium}_token_id", None), PLURALS[medium]
         if isinstance(mark, int) and not bool((ids == mark).any()):

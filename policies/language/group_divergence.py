@@ -46,13 +46,13 @@ def group_divergence(path: ForwardPath, trace: TextTrace, group_B: Tensor, *, he
         (B, T), 0 after the end of a row.
     """
     tokens = [completion.token_T for completion in trace.completions]
-    found_BT = torch.zeros(len(tokens), max(map(len, tokens)))
+    divergence_BT = torch.zeros(len(tokens), max(map(len, tokens)))
     for group in group_B.unique().tolist():
         rows = (group_B == group).nonzero().flatten().tolist()
         divergence_T = _of_group(path, trace, rows, chunk=head_bytes // (4 * path.vocabulary * len(rows)))
         for row in rows:
-            found_BT[row, : len(tokens[row])] = divergence_T[: len(tokens[row])]
-    return found_BT
+            divergence_BT[row, : len(tokens[row])] = divergence_T[: len(tokens[row])]
+    return divergence_BT
 
 
 def _of_group(path: ForwardPath, trace: TextTrace, rows: Sequence[int], *, chunk: int) -> Tensor:

@@ -66,7 +66,7 @@ class GuardedEnvironment:
         Args:
             make: returns a new environment.
         """
-        self._guarded("__init__", lambda: self._made(make))
+        self._guarded("__init__", lambda: self._construct(make))
 
     def close(self) -> None:
         """Closes the environment, whether it failed or not; an error of ``close`` is logged, and counts for nothing."""
@@ -116,7 +116,7 @@ class GuardedEnvironment:
         reply = self._guarded("step", lambda: environment.step(text))
         return Turn(done=True) if reply is None else reply
 
-    def _made(self, make: Callable[[], Environment]) -> Turn:
+    def _construct(self, make: Callable[[], Environment]) -> Turn:
         environment: object = make()
         if not isinstance(environment, Environment):
             raise TypeError(f"{type(environment).__name__} is no mmgrpo.environment.Environment")

@@ -56,19 +56,19 @@ class PathSelector:
         self._tolerance = tolerance
         self._within = within
         self._against = against
-        self._seen: dict[RowKind, list[EncodedPrompt]] = {}
+        self._prompts_of_kind: dict[RowKind, list[EncodedPrompt]] = {}
 
     def see(self, prompts: Sequence[EncodedPrompt]) -> CachedPath | PlainPath:
         """The path for rows of these prompts and of all earlier ones.
 
         Raises: PolicyError if no path is exact; no row of the new kind has been sampled then.
         """
-        prompts_by_kind = {kind: list(kind_prompts) for kind, kind_prompts in self._seen.items()}
+        prompts_by_kind = {kind: list(kind_prompts) for kind, kind_prompts in self._prompts_of_kind.items()}
         for prompt in sorted((each.up_to_media for each in prompts), key=lambda p: p.length):
             _take(prompts_by_kind.setdefault(row_kind(prompt), []), prompt)
-        if prompts_by_kind != self._seen:
+        if prompts_by_kind != self._prompts_of_kind:
             self._decide(prompts_by_kind)
-            self._seen = prompts_by_kind
+            self._prompts_of_kind = prompts_by_kind
         return self.path
 
     def _decide(self, prompts_by_kind: dict[RowKind, list[EncodedPrompt]]) -> None:
@@ -83,7 +83,7 @@ class PathSelector:
                 f"{model} cannot be trained on rows of {rows}: no forward path is exact ({reasons}); use another "
                 "model, or prompts of another kind; policy.attention: eager helps where a kernel is not exact"
             )
-        if reasons and (not self._seen or str(choice.path) != str(self.path)):
+        if reasons and (not self._prompts_of_kind or str(choice.path) != str(self.path)):
             logger.warning("%s on rows of %s: the run uses %s (%s)", model, rows, choice.path, reasons)
         self.path = choice.path
 

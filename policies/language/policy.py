@@ -251,11 +251,11 @@ class LanguagePolicy(
         and the divergences k1, k2 and k3.
         """
         views, trace = required_views(values, self.weights.names, current_names=TOKEN_VALUES), rollout.trace
-        own_values = [value for value in values if value.view is None and value != PEERS]
+        unviewed_values = [value for value in values if value.view is None and value != PEERS]
         peers_BT = self._group_divergence(rollout) if PEERS in values else None
         for batch, mask_NT in self._batches(rollout, rows):
             other = {view: self._of_view(view, trace, batch, mask_NT) for view in views}
-            logprob_NT, values_NT = self._scored(trace, batch, mask_NT, own_values)
+            logprob_NT, values_NT = self._scored(trace, batch, mask_NT, unviewed_values)
             if peers_BT is not None:
                 values_NT[PEERS] = peers_BT[batch, : mask_NT.shape[1]].where(mask_NT, 0.0).to(logprob_NT.device)
             values_NT |= view_values(values, logprob_NT, other)

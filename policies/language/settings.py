@@ -130,7 +130,7 @@ class LanguageSettings(BaseModel):
 
     @field_validator("video")
     @classmethod
-    def _known_video_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+    def _has_valid_video_options(cls, options: dict[str, Any]) -> dict[str, Any]:
         if unknown := sorted(set(options) - set(OPTIONS["video"])):
             raise ValueError(f"has no options {', '.join(unknown)}; allowed are {', '.join(OPTIONS['video'])}")
         try:

@@ -202,7 +202,7 @@ class TextRollouts:
 
     def read(self, samples: Sequence[OffPolicySample], *, plan: Plan) -> Rollout:
         """Off-policy rows; missing log-probabilities are 0."""
-        encoded = [self.encoder(_read_behind(sample.sample, plan)) for sample in samples]
+        encoded = [self.encoder(_rescoring_prompt(sample.sample, plan)) for sample in samples]
         samplings = recorded_samplings(samples, self._params(plan).sampling)
         completions = [self.completion(sample, sampling) for sample, sampling in zip(samples, samplings, strict=True)]
         for sample, completion in zip(encoded, completions, strict=True):
@@ -351,7 +351,7 @@ class TextRollouts:
         return [completion_of.get(p) for p in range(len(initial))]
 
 
-def _read_behind(sample: Sample, plan: Plan) -> Prompt:
+def _rescoring_prompt(sample: Sample, plan: Plan) -> Prompt:
     """The prompt of an off-policy sample, with the environment's opening turn if the sample is a conversation."""
     if plan.environment is None or not sample.turn_ends:
         return sample.prompt

@@ -149,8 +149,8 @@ def generate_rows(
         )
         path.write([texts[p] for p in owners], [owners.index(owner_N[n]) for n in batch], buffer, params.end_ids)
         written = zip(batch, buffer.completions(params.end_ids), strict=True)
-        yield {row: _whole(starts[owner_N[row]].initial, completion) for row, completion in written}
+        yield {row: _joined(starts[owner_N[row]].initial, completion) for row, completion in written}
 
 
-def _whole(initial: Completion | None, completion: Completion) -> Completion:
+def _joined(initial: Completion | None, completion: Completion) -> Completion:
     return completion if initial is None else Completion.concat([initial, completion])

@@ -59,7 +59,7 @@ def score_rows(
     support = None
     if sampling.truncates:
         rows_of = zip(completions, exists_NT, strict=True)
-        support = Support.concat([c.support.at(kept_T) for c, kept_T in rows_of if c.support is not None])
+        support = Support.concat([c.support.at(keep_T) for c, keep_T in rows_of if c.support is not None])
     by_token = [value for value in values if value.name not in (*ROW_VALUES, *ATTENTION_VALUES, *END_VALUES)]
     logprob_M, of_tokens = token_logprobs(
         states_NTD[index],
@@ -99,7 +99,7 @@ def _end_values(
 
 
 def _attention_values(
-    path: ForwardPath, trace: TextTrace, rows: Sequence[int], kept_NT: Tensor, values: Sequence[Value]
+    path: ForwardPath, trace: TextTrace, rows: Sequence[int], keep_NT: Tensor, values: Sequence[Value]
 ) -> dict[Value, Tensor]:
     """The attention values among these, (M,) each; every row runs separately, in full."""
     attention = [value for value in values if value.name in ATTENTION_VALUES]
@@ -107,10 +107,10 @@ def _attention_values(
         return {}
     assert isinstance(path, CachedPath)
     row_values = []
-    for row, kept_T in zip(rows, kept_NT, strict=True):
+    for row, keep_T in zip(rows, keep_NT, strict=True):
         prompt, token_T = trace.prompts[trace.prompt_of_B[row]], trace.completions[row].token_T
         values_T = attention_values(path.transformer, prompt, token_T, attention, fill=path.fill)
-        row_values.append([value_T[: len(kept_T)][kept_T[: len(token_T)]] for value_T in values_T])
+        row_values.append([value_T[: len(keep_T)][keep_T[: len(token_T)]] for value_T in values_T])
     return dict(zip(attention, (torch.cat(parts) for parts in zip(*row_values, strict=True)), strict=True))
 
 

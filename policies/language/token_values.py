@@ -64,12 +64,12 @@ def token_value(value: Value, state_mD: Tensor, logits_mV: Tensor, token_m: Tens
 
 
 @torch.no_grad()
-def row_value(value: Value, state_NTD: Tensor, kept_NT: Tensor) -> Tensor:
+def row_value(value: Value, state_NTD: Tensor, keep_NT: Tensor) -> Tensor:
     """A value of each row's hidden states at its unmasked tokens, repeated for each of them.
 
     Shapes: (N, T, D), bool (N, T) -> (M,).
     """
-    rows = (state_TD[kept_T].float() for state_TD, kept_T in zip(state_NTD, kept_NT, strict=True))
+    rows = (state_TD[keep_T].float() for state_TD, keep_T in zip(state_NTD, keep_NT, strict=True))
     return torch.cat([ROW_VALUES[value.name](row, *value.numbers).expand(len(row)) for row in rows])
 
 

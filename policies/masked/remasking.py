@@ -16,7 +16,7 @@ from mmgrpo.types import Sample
 from .masked_trace import MaskedPass, MaskedTrace, TokenSampling
 from .predictor import Condition, Predictor
 from .settings import MaskingSettings
-from .unmasking_schedule import Masking, bound_maskings, share_maskings, whole_maskings
+from .unmasking_schedule import Masking, bound_maskings, equal_maskings, share_maskings
 
 REMASKING = -2
 """Seed key of the maskings, distinct from sampling."""
@@ -26,7 +26,7 @@ def maskings_of(length: int, settings: MaskingSettings) -> list[Masking]:
     """The maskings of the settings."""
     num = settings.num_levels
     if settings.estimate == "whole":
-        return whole_maskings(length, num)
+        return equal_maskings(length, num)
     if settings.estimate == "bound":
         return bound_maskings(length, num)
     later = settings.places == "later"

@@ -118,7 +118,7 @@ class Masking:
     weight: float = 1.0
 
 
-def whole_maskings(length: int, num: int) -> list[Masking]:
+def equal_maskings(length: int, num: int) -> list[Masking]:
     """Every position masked.
 
     Source: d1, arXiv:2504.12216, sec. 3.1.

@@ -184,6 +184,6 @@ class UnifiedPolicy(
 
     def _settings_of(self, policy: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The rollout settings that a policy has; a setting that neither has goes to both, which raise an error."""
-        known_names = {name for member in (self.write, self.draw) for name in member.settings.of_a_rollout}
+        member_names = {name for member in (self.write, self.draw) for name in member.settings.of_a_rollout}
         allowed = policy.settings.of_a_rollout
-        return {name: value for name, value in settings.items() if name in allowed or name not in known_names}
+        return {name: value for name, value in settings.items() if name in allowed or name not in member_names}

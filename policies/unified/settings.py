@@ -49,7 +49,7 @@ class UnifiedSettings(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _known(self) -> UnifiedSettings:
+    def _has_valid_names(self) -> UnifiedSettings:
         for name, of in (("write", WRITES), ("draw", DRAWS)):
             if taken := sorted(set(getattr(self, name)) & set(OF_BOTH)):
                 raise ValueError(f"{name}: {', '.join(taken)} applies to both kinds: move it from {name} to policy")

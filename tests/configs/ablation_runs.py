@@ -174,7 +174,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         }
     },
     "laser": {
-        "advantage.estimators": [{"name": "self_judged", "token": 61, "anchor": -4.0, "start": 1, "least": 0.0}],
+        "advantage.estimators": [{"name": "self_rewarded", "token": 61, "anchor": -4.0, "start": 1, "least": 0.0}],
         "objective.terms": [{"name": "self_reward", "weight": 0.1, "token": 61, "anchor": -4.0}],
     },
     "clip-cov": {"objective.modulations": [{"name": "clip_covariance", "share": 0.1, "at_least": 0.0}]},

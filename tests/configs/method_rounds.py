@@ -52,7 +52,7 @@ def assert_rounds(name: str, expected: ExpectedRounds) -> None:
         assert rows is None or [request_row(request) for request in requests] == list(rows)
         rounds.append(answered(requests, rewards))
     assert strategy.ask(rounds, TWO_OF_TWO) == ()
-    assert [keep_B.int().tolist() for keep_B in strategy.kept(rounds, TWO_OF_TWO)] == list(map(list, expected.trained))
+    assert [keep_B.int().tolist() for keep_B in strategy.keep(rounds, TWO_OF_TWO)] == list(map(list, expected.trained))
 
 
 def assert_refilled(name: str) -> None:
@@ -60,7 +60,7 @@ def assert_refilled(name: str) -> None:
     strategy = strategy_of(name)
     first = answered(strategy.ask((), TWO_OF_TWO), [1, 1, 1, 0])
     assert strategy.ask([first], TWO_OF_TWO) == (Request(prompt=2, members=(0, 1)),)
-    assert strategy.kept([first], TWO_OF_TWO)[0].tolist() == [False, False, True, True]
+    assert strategy.keep([first], TWO_OF_TWO)[0].tolist() == [False, False, True, True]
 
 
 def assert_prompt_templates(
@@ -85,7 +85,7 @@ def assert_answers_replace_failures(name: str, columns: Sequence[str]) -> None:
     strategy, setting = strategy_of(name), Setting(step=0, num_prompts=2, group_size=4)
     first = answered(strategy.ask((), setting), [1, 0, 0, 0, 0, 0, 0, 0])
     (request,) = strategy.ask([first], setting)
-    assert (request.prompt, request.given) == (1, tuple(Answer(column) for column in columns))
+    assert (request.prompt, request.off_policy_rows) == (1, tuple(Answer(column) for column in columns))
     sampled = [True] * (8 - len(columns)) + [False] * len(columns)
     rounds = [first, answered([request], [1] * len(columns))]
     assert kept(strategy, rounds, setting) == [sampled, [True] * len(columns)]

@@ -119,7 +119,7 @@ class Step:
     @property
     def exchanges(self) -> Turns | None:
         """The turns, if there are any."""
-        return None if self.turns is None else Turns(given=_one_by_one(self.turns), keys_B_S=self.keys)
+        return None if self.turns is None else Turns(rewards=_one_by_one(self.turns), keys_B_S=self.keys)
 
 
 def _one_by_one(rows: Rows) -> Scoped:

@@ -26,7 +26,7 @@ from tests.policies.tiny_language import policy_of, prompts_of
 LATE = {
     "prorl": ("update.reference: it first moves after step 250", 251),
     "ppl-position": ("advantage.estimators.late_decisions starts at step 200", 201),
-    "laser": ("advantage.estimators.self_judged starts at step 200", 201),
+    "laser": ("advantage.estimators.self_rewarded starts at step 200", 201),
     "re-schedule": ("schedules.advantage.estimators.column_weight.at_zero: the value is 2.0 at every step", 171),
     "rlvr-linearity": ("update.hooks: slow_fast first acts after 100 updates, of which the run has 30", 100),
     "curriculum-grpo": ("schedules.rewards.length_peak.max_length: the value is 512 at every step", 151),

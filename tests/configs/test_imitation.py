@@ -51,7 +51,7 @@ def test_groups_of_one_source_are_read() -> None:
     setting = Setting(step=0, num_prompts=2, group_size=2, key_of=lambda n: ("programs/a", "equivalents/b")[n])
     assert Algorithm.of(config_of("oorl")).strategy.ask((), setting) == (
         Request(prompt=0, members=(0, 1)),
-        Request(prompt=1, members=(0, 1, 2, 3), given=tuple(Answer(column) for column in ANSWERS)),
+        Request(prompt=1, members=(0, 1, 2, 3), off_policy_rows=tuple(Answer(column) for column in ANSWERS)),
     )
 
 

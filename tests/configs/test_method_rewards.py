@@ -123,13 +123,13 @@ def test_a_verifier_that_a_gate_reads_is_reported(tmp_path: Path) -> None:
         },
     ]
     config = run_of(tmp_path, "methods/unlikeliness-reward", rewards=rewards)
-    assert [(reward.known_as, reward.weight) for reward in config.rewards] == [
+    assert [(reward.logged_name, reward.weight) for reward in config.rewards] == [
         ("right", 0.0),
         ("unlikeliness", 1.0),
         ("overlong", 1.0),
     ]
     config = run_of(tmp_path, "methods/grpo-care", rewards=rewards)  # under the label that its estimator reads
-    assert [reward.known_as for reward in config.rewards] == ["accuracy", "overlong", "format", "answer"]
+    assert [reward.logged_name for reward in config.rewards] == ["accuracy", "overlong", "format", "answer"]
     assert config.rewards[1].gate is not None
     assert config.rewards[1].gate.reward == "accuracy"
 
@@ -180,7 +180,7 @@ def test_a_run_without_a_verifier_raises_with_a_fix(tmp_path: Path) -> None:
 
 def test_included_methods_all_add_their_rewards(tmp_path: Path) -> None:
     config = run_of(tmp_path, "methods/geometryzero", "methods/dapo", "methods/diver", rewards=[MINE])
-    assert [(reward.known_as, reward.from_method) for reward in config.rewards] == [
+    assert [(reward.logged_name, reward.from_method) for reward in config.rewards] == [
         ("exact_match", None),
         ("where_useful", "geometryzero"),
         ("unique_formulas", "diver"),

@@ -290,13 +290,13 @@ def test_recipe_runs_with_its_own_rewards(
     metrics = trained(config, DRAWING[name], build_rewards(config.rewards))
     assert metrics[0]["policy/on_policy_gap"] < 1e-5
     for reward in config.rewards:
-        assert metrics[0][f"reward/{reward.known_as}/applies_frac"] == 1.0
-        assert metrics[0][f"reward/{reward.known_as}/failed_frac"] == 0.0
+        assert metrics[0][f"reward/{reward.logged_name}/applies_frac"] == 1.0
+        assert metrics[0][f"reward/{reward.logged_name}/failed_frac"] == 0.0
     assert config.evaluation is not None
     (folder,) = tmp_path.glob("*/evaluation.jsonl")
     judged = [json.loads(line) for line in folder.read_text().splitlines()]
     assert [line["step"] for line in judged] == [0, 1]
-    asked = {f"eval/{reward.known_as}/mean" for reward in config.evaluation.rewards} - {"eval/motion/mean"}
+    asked = {f"eval/{reward.logged_name}/mean" for reward in config.evaluation.rewards} - {"eval/motion/mean"}
     assert {key for line in judged for key in line} >= asked - {"eval/grid_artifacts/mean"}
     if name.startswith("wan"):  # 20 steps, of which 19 are drawn; guidance takes two forwards; update and reference
         assert metrics[-1]["count/forwards_per_sample"] == pytest.approx(2 * (20 + 2 * 19))

@@ -64,7 +64,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gigpo": {"rollout.environment": "python:tests.training.test_credit_of_turns:Corridor"},
     "gtpo": {"advantage.estimators": [{"name": "conflict_tokens", "entropy_limit": None}]},
     "laser": {
-        "advantage.estimators": [{"name": "self_judged", "token": 3, "start": 1, "least": 0.0}],
+        "advantage.estimators": [{"name": "self_rewarded", "token": 3, "start": 1, "least": 0.0}],
         "objective.terms": [{"name": "self_reward", "weight": 0.1, "token": 3, "anchor": -9.0}],
     },
     "pass-k-training": {"advantage.scale.k": 2},
@@ -251,4 +251,4 @@ def test_recipe_trains(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert config.evaluation is not None
     judged = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
     assert [line["step"] for line in judged] == [0, 1]
-    assert {f"eval/{reward.known_as}/mean" for reward in config.evaluation.rewards} <= set(judged[0])
+    assert {f"eval/{reward.logged_name}/mean" for reward in config.evaluation.rewards} <= set(judged[0])

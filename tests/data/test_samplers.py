@@ -17,7 +17,7 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import (
     adapted_probability,
     apportioned,
-    kept_probability,
+    keep_probability,
     offered,
     opened_share,
     variance,
@@ -52,7 +52,7 @@ class TestNumbers:
         assert variance(torch.tensor([0.25, 0.5])).tolist() == [0.1875, 0.25]
 
     def test_greso(self) -> None:
-        kept = kept_probability(0.5, torch.tensor([0, 1, 2, 3, 20]), floor=0.01)
+        kept = keep_probability(0.5, torch.tensor([0, 1, 2, 3, 20]), floor=0.01)
         assert (1 - kept).tolist() == [0, 0.5, 0.75, 0.875, 0.99]
         numbers = {"target": 0.25 / 3, "pace": 0.01, "low": 0.05, "high": 0.95}
         assert adapted_probability(0.5, 0.25 / 3, **numbers) == 0.49

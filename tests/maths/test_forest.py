@@ -11,7 +11,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import group_advantage
 from mmgrpo.maths.estimators.tree_credit import along_segments, temporal_difference
 from mmgrpo.maths.filters import each_decision_once
-from mmgrpo.maths.forest import drawn_states, forest
+from mmgrpo.maths.forest import forest, sampled_states
 from mmgrpo.maths.group_stats import standardized_among
 from mmgrpo.methods.sampling.branch_grpo import by_depth, shared_once
 from mmgrpo.methods.sampling.s_grpo_early_reinforcement import trunk_and_exits
@@ -133,7 +133,7 @@ def test_separately_sampled_equal_decisions_are_separate_nodes():
     found_BT, drawn_BT = (temporal_difference().assign(one, torch.zeros(2, 2)) for one in (found, drawn))
     assert found_BT.tolist() == [[0.0, 0.5], [0.0, -0.5]]
     assert drawn_BT.tolist() == [[0.5, 0.0], [-0.5, 0.0]]
-    assert drawn_states(torch.tensor([[0, 0], [0, 1]])).tolist() == [[0, 1], [2, 1]]
+    assert sampled_states(torch.tensor([[0, 0], [0, 1]])).tolist() == [[0, 1], [2, 1]]
 
 
 def test_each_decision_trains_once():

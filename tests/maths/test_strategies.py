@@ -39,7 +39,7 @@ def answered(requests: Sequence[Request], rewards: Sequence[float | None]) -> Ro
 
 
 def kept(strategy: Strategy, rounds: Sequence[Round], setting: Setting = SETTING) -> list[list[bool]]:
-    return [keep_B.tolist() for keep_B in strategy.kept(rounds, setting)]
+    return [keep_B.tolist() for keep_B in strategy.keep(rounds, setting)]
 
 
 def test_fixed_requests_once() -> None:
@@ -168,7 +168,7 @@ def test_remembered_rows_join_their_group() -> None:
     setting = Setting(step=1, num_prompts=2, group_size=2, memory=memory, key_of=lambda n: "ab"[n])
     *own, read = with_replay(num=4).ask((), setting)
     assert tuple(own) == SETTING.groups(0, 2)
-    assert (read.prompt, read.members, read.given) == (1, (2,), (row,))
+    assert (read.prompt, read.members, read.off_policy_rows) == (1, (2,), (row,))
     assert with_replay(num=4, start=2).ask((), setting) == SETTING.groups(0, 2)
     assert with_replay(num=4, least=2).ask((), setting) == SETTING.groups(0, 2)  # one row is held
     assert with_replay(num=4).ask((), SETTING) == SETTING.groups(0, 2)  # an empty memory
@@ -176,7 +176,7 @@ def test_remembered_rows_join_their_group() -> None:
 
 def test_an_answer_joins_every_group_or_those_that_failed() -> None:
     every = with_answer(column="solution").ask((), SETTING)
-    assert [(one.prompt, one.members, one.given) for one in every[2:]] == [
+    assert [(one.prompt, one.members, one.off_policy_rows) for one in every[2:]] == [
         (0, (2,), (Answer("solution"),)),
         (1, (2,), (Answer("solution"),)),
     ]
@@ -192,7 +192,7 @@ def test_answers_of_several_take_the_place_of_failures() -> None:
     setting = Setting(step=0, num_prompts=2, group_size=3)
     first = answered(strategy.ask((), setting), [0, 0, 0, 0, 1, 0])
     (read,) = strategy.ask([first], setting)
-    assert (read.prompt, read.members, read.given) == (0, (3, 4), (Answer("one"), Answer("two")))
+    assert (read.prompt, read.members, read.off_policy_rows) == (0, (3, 4), (Answer("one"), Answer("two")))
     assert kept(strategy, [first, answered([read], [1, 1])], setting) == [[True, False, False] + [True] * 3, [True] * 2]
 
 
@@ -213,7 +213,7 @@ def test_answers_of_several_take_the_place_of_failures() -> None:
         lambda: mixed_prompt_templates(prompt_templates=["a", "b"], sizes=[1]),
         lambda: refill(variance=1.5),
         lambda: scaffold(prompt_templates=[]),
-        lambda: Request(prompt=0, members=(0, 1), given=(Answer("a"),)),
+        lambda: Request(prompt=0, members=(0, 1), off_policy_rows=(Answer("a"),)),
     ],
 )
 def test_numbers_that_request_nothing_raise(build: object) -> None:

@@ -26,7 +26,7 @@ def turns_of(rows: Sequence[Exchange]) -> Turns:
         scope_BT[row, 0 : 2 * len(exchange) : 2] = torch.arange(len(exchange))
     given = [[reward for _, reward in exchange] + [None] * (S - len(exchange)) for exchange in rows]
     return Turns(
-        given=Scoped(
+        rewards=Scoped(
             scope_BT=scope_BT,
             value_BS=torch.tensor([[math.nan if one is None else one for one in row] for row in given]),
             valid_BS=torch.tensor([[one is not None for one in row] for row in given]),
@@ -65,7 +65,7 @@ def test_returns_by_hand() -> None:
     given = turns_of(
         [[("a", 0.0), ("b", 0.0), ("c", 10.0)], [("a", 1.0), ("a", None), ("a", 2.0)], [("a", 1.0), ("b", None)]]
     )
-    found_BS = returns_to_go(given.given, discount=0.5)
+    found_BS = returns_to_go(given.rewards, discount=0.5)
     assert found_BS[:2].tolist() == [[2.5, 5.0, 10.0], [1.5, 1.0, 2.0]]
     assert found_BS[2, 0] == 1.0
     assert found_BS[2, 1:].isnan().all()

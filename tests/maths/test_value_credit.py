@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from mmgrpo.maths.estimators.value_credit import VALUE, column_weight, drawn_baseline, gae, log_ratio
+from mmgrpo.maths.estimators.value_credit import VALUE, column_weight, gae, log_ratio, on_policy_baseline
 from mmgrpo.methods.advantages.aapo import column_margin
 from mmgrpo.methods.advantages.pvpo import column_baseline
 from mmgrpo.methods.off_policy.visurf import label_smoothing
@@ -83,14 +83,14 @@ def test_read_rows_do_not_move_the_baseline():
     # drawn 1, 0: mean 0.5; a refined row of 1 earns 0.5, where the mean of all three would leave it 1/3
     feedback = feedback_of([1.0, 0.0, 1.0, 0.7], [0, 0, 0, 1])
     read = replace(feedback, source_B=torch.tensor([0, 0, 2, 2]))
-    found_BT = drawn_baseline().assign(read, torch.zeros(4, 3))
+    found_BT = on_policy_baseline().assign(read, torch.zeros(4, 3))
     assert found_BT[:, 0].tolist() == [0.5, -0.5, 0.5, 0.0]
     # without a read row it is the reward less its group's mean; equal rewards leave exactly nothing
     torch.testing.assert_close(
-        drawn_baseline().assign(feedback, torch.zeros(4, 3))[:, 0], torch.tensor([1 / 3, -2 / 3, 1 / 3, 0.0])
+        on_policy_baseline().assign(feedback, torch.zeros(4, 3))[:, 0], torch.tensor([1 / 3, -2 / 3, 1 / 3, 0.0])
     )
     equal = feedback_of([0.1] * 3, [0] * 3)
-    assert not drawn_baseline().assign(equal, torch.zeros(3, 3)).any()
+    assert not on_policy_baseline().assign(equal, torch.zeros(3, 3)).any()
 
 
 def test_a_demonstration_is_worth_the_mean_once_a_sample_reaches_it():

@@ -12,7 +12,7 @@ from mmgrpo.methods.views.gtr_turbo import excess_likelihood
 from mmgrpo.methods.views.rto import returns_in_view
 from mmgrpo.methods.views.srpo_unifying_group import mask_outside_view
 from mmgrpo.methods.views.vogue import bounded_uncertainty
-from mmgrpo.values import ENTROPY, of_view, seen_in
+from mmgrpo.values import ENTROPY, mask_of_view, of_view
 from tests.maths.feedback_rows import feedback_of
 
 
@@ -33,7 +33,7 @@ def test_log_ratios_of_the_view_add_up_to_the_end_of_the_answer() -> None:
     # means of the two 2 and 1, none of them the third's
     values = {
         of_view("raw"): torch.tensor([[0.0, 1.0, 8.0], [0.0, -1.0, -1.0], [5.0, 5.0, 5.0]]),
-        seen_in("raw"): torch.tensor([[1.0] * 3, [1.0] * 3, [0.0] * 3]),
+        mask_of_view("raw"): torch.tensor([[1.0] * 3, [1.0] * 3, [0.0] * 3]),
     }
     mask, old = [[1, 1, 0], [1, 0, 0], [1, 1, 1]], [[-1.0] * 3] * 3
     feedback = feedback_of([1.0, 0.0, 0.0], [0, 0, 0], mask=mask, values=values, old_logprob=old)
@@ -47,7 +47,7 @@ def test_the_divergence_to_go_is_subtracted_step_by_step() -> None:
     # old - reference 1, 2, a masked 9, 3, 4 and 5: 15, 14, 12, 9 and 5 to come. In steps of two kept decisions these
     # end at the 2, the 4 and, too soon, the 5; a row without the view keeps its advantage
     values = {of_view("reference"): -torch.tensor([[1.0, 2.0, 9.0, 3.0, 4.0, 5.0]]).repeat(2, 1)}
-    values[seen_in("reference")] = torch.tensor([[1.0] * 6, [0.0] * 6])
+    values[mask_of_view("reference")] = torch.tensor([[1.0] * 6, [0.0] * 6])
     feedback = feedback_of([1.0, 0.0], [0, 0], mask=[[1, 1, 0, 1, 1, 1]] * 2, values=values)
     for every, to_come in ((1, [15.0, 14.0, 0.0, 12.0, 9.0, 5.0]), (2, [14.0, 14.0, 0.0, 9.0, 9.0, 5.0])):
         found_BT = kl_to_go(weight=0.5, every=every).assign(feedback, torch.ones(2, 6))
@@ -71,7 +71,7 @@ def test_a_sample_beyond_the_divergence_limit_has_no_advantage() -> None:
 
 
 def test_rows_with_the_view_have_no_advantage() -> None:
-    values = {seen_in("peer"): torch.tensor([[1.0] * 3, [0.0] * 3])}
+    values = {mask_of_view("peer"): torch.tensor([[1.0] * 3, [0.0] * 3])}
     feedback = feedback_of([1.0, 0.0], [0, 0], values=values)
     found_BT = mask_outside_view(view="peer").assign(feedback, torch.ones(2, 3))
     torch.testing.assert_close(found_BT, torch.tensor([[0.0] * 3, [1.0] * 3]))

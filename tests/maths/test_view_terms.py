@@ -17,7 +17,7 @@ from mmgrpo.maths.terms import TERMS, Term, divergence_term, weighted
 from mmgrpo.maths.terms.divergence_terms import divergence
 from mmgrpo.maths.terms.view_terms import distillation, negative_logprob
 from mmgrpo.methods.selection.kl_cov import departure
-from mmgrpo.values import Value, from_reference, seen_in
+from mmgrpo.values import Value, from_reference, mask_of_view
 
 MASKED = Value("logprob", "masked")
 
@@ -95,7 +95,7 @@ def test_gradients_go_through_a_view_if_a_term_declares_it():
 )
 def test_rows_without_the_view_count_as_zeros(term: Term):
     known = {MASKED: torch.tensor([[-2.0], [math.nan]]).double()}
-    decisions = decisions_of([[-1.0], [-1.5]], view={**known, seen_in("masked"): torch.tensor([[1.0], [0.0]])})
+    decisions = decisions_of([[-1.0], [-1.5]], view={**known, mask_of_view("masked"): torch.tensor([[1.0], [0.0]])})
     alone = decisions_of([[-1.0]], view={MASKED: torch.tensor([[-2.0]]).double()})
     found, expected = term.loss(decisions), term.loss(alone)
     assert found.value.item() == pytest.approx(expected.value.item() / 2)

@@ -10,8 +10,8 @@ from mmgrpo.testing import check_emitted_samples as check_emitted_samples
 from mmgrpo.testing import check_every_decision_once as check_every_decision_once
 from mmgrpo.testing import check_gradients as check_gradients
 from mmgrpo.testing import check_on_policy_gap as check_on_policy_gap
-from mmgrpo.testing import check_own_prompts as check_own_prompts
 from mmgrpo.testing import check_prompt_ids as check_prompt_ids
+from mmgrpo.testing import check_prompt_independence as check_prompt_independence
 from mmgrpo.testing import check_ratio_of_read_rows as check_ratio_of_read_rows
 from mmgrpo.testing import check_reference as check_reference
 from mmgrpo.testing import check_replayed_rows as check_replayed_rows

@@ -19,7 +19,7 @@ READING = {"num_levels": T, "levels": "uniform"}
 ERROR, LEVEL = Value("error"), Value("level")
 
 
-def given_of(name: str) -> list[OffPolicySample]:
+def off_policy_samples_of(name: str) -> list[OffPolicySample]:
     """Two members of each of two groups, with pictures or videos alone."""
     examples = examples_of(name)
     return [

@@ -98,4 +98,4 @@ def test_replayed_rows_have_ratio_one(drawing_subject: Subject) -> None:
 
 
 def test_prompt_override_with_the_same_prompts_has_ratio_one(drawing_subject: Subject) -> None:
-    contract.check_own_prompts(drawing_subject)
+    contract.check_prompt_independence(drawing_subject)

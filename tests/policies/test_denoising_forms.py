@@ -35,14 +35,14 @@ def _policy(kind: Any = foreign_pipelines.FieldPipeline, **settings: Any) -> Den
         return DenoisingPolicy(foreign_pipelines.build(kind), {"lora": lora, "strength": 0.7, **settings})
 
 
-def _drawn(policy: DenoisingPolicy, prompts: list[Prompt] = PROMPTS, plan: Plan | None = None) -> Rollout:
+def _random_mask(policy: DenoisingPolicy, prompts: list[Prompt] = PROMPTS, plan: Plan | None = None) -> Rollout:
     return policy.rollout(prompts, group_size=2, seed=SEED, plan=plan)
 
 
 def _same(policy: DenoisingPolicy, prompts: list[Prompt] = PROMPTS) -> None:
     """The policy draws, scores and trains as the plain one does, row by row."""
     plain = _policy()
-    expected, actual = _drawn(plain), _drawn(policy, prompts)
+    expected, actual = _random_mask(plain), _random_mask(policy, prompts)
     torch.testing.assert_close(actual.old_logprob_BT, expected.old_logprob_BT, rtol=1e-6, atol=1e-6)
     move(plain.trainable)
     move(policy.trainable)
@@ -66,19 +66,19 @@ def test_a_single_prompt_pipeline_runs_row_by_row(caplog: Any) -> None:
         _same(policy)
     assert "OneStringPipeline does not take rows as lists" in caplog.text
     assert "'list' object has no attribute 'removesuffix'" in caplog.text
-    assert _drawn(policy).num_unbatched == 4
+    assert _random_mask(policy).num_unbatched == 4
 
 
 def test_a_single_prompt_pipeline_samples_deterministically() -> None:
     plain, policy = _policy(), _policy(foreign_pipelines.OneStringPipeline)
     still = Plan(stochastic=())
-    assert sample_difference(_drawn(policy, plan=still).samples, _drawn(plain, plan=still).samples) <= 1
+    assert sample_difference(_random_mask(policy, plan=still).samples, _random_mask(plain, plan=still).samples) <= 1
 
 
 def test_a_failing_call_raises_with_its_arguments() -> None:
     policy = _policy(call={"num_inference_steps": "four"})
     with pytest.raises(PolicyError, match=r"call with generator, num_inference_steps, prompt fails with \w+Error"):
-        _drawn(policy)
+        _random_mask(policy)
 
 
 def test_data_columns_are_call_arguments() -> None:
@@ -91,20 +91,20 @@ def test_missing_columns_raise() -> None:
         _policy(foreign_pipelines.LabeledPipeline, columns=("colours",))
     policy = _policy(foreign_pipelines.LabeledPipeline, columns=("lengths",))
     with pytest.raises(DataError, match=r"policy.columns needs the column 'lengths'; the row 'short' has \[\]"):
-        _drawn(policy)
+        _random_mask(policy)
 
 
 def test_prompt_inputs_that_the_call_lacks_raise() -> None:
     with pytest.raises(ConfigError, match=r"has no argument image; it takes generator, num_inference_steps, prompt"):
-        _drawn(_policy(), [Prompt("short", images=(Image.new("RGB", (2, 2)),))])
+        _random_mask(_policy(), [Prompt("short", images=(Image.new("RGB", (2, 2)),))])
     with pytest.raises(ConfigError, match=r"has no argument negative_prompt"):
-        _drawn(_policy(), [Prompt("short", negative="blue")])
+        _random_mask(_policy(), [Prompt("short", negative="blue")])
 
 
 def test_audio_without_a_rate_is_an_array(tmp_path: Path) -> None:
     policy = _policy(foreign_pipelines.SoundPipeline)
     _same(policy)
-    rollout = _drawn(policy)
+    rollout = _random_mask(policy)
     for sample, transitions in zip(rollout.samples, rollout.trace.transitions, strict=True):
         assert sample.array is not None
         assert torch.equal(sample.array, transitions[-1].next_state.reshape(2, 2))
@@ -120,8 +120,8 @@ def test_audio_without_a_rate_is_an_array(tmp_path: Path) -> None:
 def test_audio_with_a_known_rate_is_audio(plan: Plan | None) -> None:
     policy = _policy(foreign_pipelines.SoundPipeline, sampling_rate=8)
     for sample, array in zip(
-        _drawn(policy, plan=plan).samples,
-        _drawn(_policy(foreign_pipelines.SoundPipeline), plan=plan).samples,
+        _random_mask(policy, plan=plan).samples,
+        _random_mask(_policy(foreign_pipelines.SoundPipeline), plan=plan).samples,
         strict=True,
     ):
         assert sample.audio is not None
@@ -174,14 +174,14 @@ def test_a_hooked_encoder_is_not_cached() -> None:
     pipeline = foreign_pipelines.build(foreign_pipelines.HookedPipeline, guide=guide)
     lora = {"rank": 2, "alpha": 2.0, "targets": ("inner", "outer")}
     policy = DenoisingPolicy(pipeline, {"lora": lora, "denoisers": ("net",)})
-    rollout = _drawn(policy)
+    rollout = _random_mask(policy)
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
 
 
 def test_a_row_may_have_several_entries_in_the_state() -> None:
     policy = _policy(foreign_pipelines.FramesPipeline)
     _same(policy)
-    assert _drawn(policy).num_unbatched == 4
+    assert _random_mask(policy).num_unbatched == 4
 
 
 def test_a_scheduler_outside_the_components_is_recorded() -> None:
@@ -192,12 +192,12 @@ def test_a_scheduler_outside_the_components_is_recorded() -> None:
 
 def test_a_pipeline_that_steps_tokens_raises() -> None:
     with pytest.raises(ReplayError, match=r"a state of dtype torch.int64; denoising policies need floating-point"):
-        _drawn(_policy(foreign_pipelines.TokensPipeline))
+        _random_mask(_policy(foreign_pipelines.TokensPipeline))
 
 
 def test_a_pipeline_without_steps_raises() -> None:
     with pytest.raises(PolicyError, match="SleepingPipeline took no step with its scheduler"):
-        _drawn(_policy(foreign_pipelines.SleepingPipeline))
+        _random_mask(_policy(foreign_pipelines.SleepingPipeline))
 
 
 RED = Image.new("RGB", (2, 2), (255, 0, 0))

@@ -28,8 +28,8 @@ from tests.policies.readings import (
     T,
     clean_states,
     draws,
-    given_of,
     latents_of,
+    off_policy_samples_of,
     value_of,
 )
 from tests.policies.test_denoising_targets import TEXTS
@@ -43,7 +43,7 @@ READ = [name for name in PIPELINES if name != "sd15-inpaint"]
 def test_the_log_probability_is_minus_the_matching_error(name: str) -> None:
     policy = policy_of(name, reading={**READING, "weight": 2.0, "power": 1.0})
     move(policy.trainable)
-    rollout = policy.read(given_of(name), seed=SEED)
+    rollout = policy.read(off_policy_samples_of(name), seed=SEED)
     hand, clean = Hand(name, policy), clean_states(name, policy)
     assert rollout.shape == (4, T)
     assert bool(rollout.mask_BT.all())
@@ -155,7 +155,7 @@ def test_levels_follow_the_settings() -> None:
 def test_images_and_latents_give_equal_scores(name: str) -> None:
     """The tiny autoencoders lose much, so the latent that is compared is that of the picture."""
     policy = policy_of(name, reading=READING)
-    pictures = given_of(name)
+    pictures = off_policy_samples_of(name)
     clean = clean_states(name, policy)
     latents = [
         replace(one, sample=replace(one.sample, latent=clean[row // 2], image=None, video=None))
@@ -189,7 +189,7 @@ def test_preconditioned_networks_use_their_levels() -> None:
 
 def test_renoising_trains_the_weights() -> None:
     policy = policy_of("sd3", reading={"num_levels": 4})
-    rollout = policy.read(given_of("sd3"), seed=SEED)
+    rollout = policy.read(off_policy_samples_of("sd3"), seed=SEED)
     optimizer = torch.optim.AdamW(policy.trainable, lr=3e-2)
     for _ in range(8):
         optimizer.zero_grad()

@@ -23,7 +23,7 @@ def rollout_of(policy: LanguagePolicy, name: str = "llama", **plan: Any) -> Roll
     return policy.rollout(prompts_of(name), group_size=3, seed=SEED, plan=Plan(**plan))
 
 
-def given_of(rollout: Rollout, *, stored: bool) -> list[OffPolicySample]:
+def off_policy_samples_of(rollout: Rollout, *, stored: bool) -> list[OffPolicySample]:
     lengths = [len(sample.tokens or ()) for sample in rollout.samples]
     old = [rollout.old_logprob_BT[row, :length] if stored else None for row, length in enumerate(lengths)]
     return [
@@ -39,7 +39,7 @@ def given_of(rollout: Rollout, *, stored: bool) -> list[OffPolicySample]:
 def test_its_samples_are_rescored_exactly(name: str, settings: dict[str, Any], stored: bool) -> None:
     policy = policy_of(name, **settings)
     rollout = rollout_of(policy, name)
-    read = policy.read(given_of(rollout, stored=stored), seed=0)
+    read = policy.read(off_policy_samples_of(rollout, stored=stored), seed=0)
     assert torch.equal(read.mask_BT, rollout.mask_BT)
     assert torch.equal(read.state_BT, rollout.state_BT)
     assert torch.equal(read.prompt_index_B, rollout.prompt_index_B)
@@ -57,9 +57,9 @@ def test_its_samples_are_rescored_exactly(name: str, settings: dict[str, Any], s
 def test_settings_of_a_plan_are_those_that_rows_are_read_under() -> None:
     policy = policy_of("llama")
     rollout = rollout_of(policy, settings={"temperature": 7.0})
-    read = policy.read(given_of(rollout, stored=False), seed=0, plan=Plan(settings={"temperature": 7.0}))
+    read = policy.read(off_policy_samples_of(rollout, stored=False), seed=0, plan=Plan(settings={"temperature": 7.0}))
     assert largest_difference(read.old_logprob_BT, rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
-    other = policy.read(given_of(rollout, stored=False), seed=0)
+    other = policy.read(off_policy_samples_of(rollout, stored=False), seed=0)
     assert largest_difference(other.old_logprob_BT, rollout.old_logprob_BT, rollout.mask_BT) > 1e-2
 
 
@@ -81,13 +81,15 @@ def test_an_answer_of_a_data_set_is_its_text_and_the_end() -> None:
 def test_forced_beginnings_of_read_rows_are_masked() -> None:
     policy = policy_of("llama")
     rollout = rollout_of(policy)
-    rows = [replace(one, num_forced=2) for one in given_of(rollout, stored=False)]
+    rows = [replace(one, num_forced=2) for one in off_policy_samples_of(rollout, stored=False)]
     read = policy.read(rows, seed=0)
     assert not read.mask_BT[:, :2].any()
     assert torch.equal(read.mask_BT[:, 2:], rollout.mask_BT[:, 2:])
     assert largest_difference(read.old_logprob_BT, rollout.old_logprob_BT, read.mask_BT) < 2e-6
     begun = policy.rollout([Prompt("what", prefix=" is")], group_size=2, seed=SEED)
-    again = policy.read(given_of(begun, stored=False), seed=0)  # a sample says itself how much of it was given
+    again = policy.read(
+        off_policy_samples_of(begun, stored=False), seed=0
+    )  # a sample says itself how much of it was given
     assert torch.equal(again.mask_BT, begun.mask_BT)
 
 
@@ -96,8 +98,10 @@ def test_another_prompt_changes_only_the_log_probabilities(name: str) -> None:
     policy = policy_of(name)
     rollout, first = rollout_of(policy, name), prompts_of(name)[0]
     hint = replace(first, text=f"{first.text} two")
-    rows = [replace(one, sample=replace(one.sample, prompt=hint)) for one in given_of(rollout, stored=False)]
-    hinted, bare = policy.read(rows, seed=0), policy.read(given_of(rollout, stored=False), seed=0)
+    rows = [
+        replace(one, sample=replace(one.sample, prompt=hint)) for one in off_policy_samples_of(rollout, stored=False)
+    ]
+    hinted, bare = policy.read(rows, seed=0), policy.read(off_policy_samples_of(rollout, stored=False), seed=0)
     for same in ("mask_BT", "segment_BT", "prompt_index_B"):
         assert torch.equal(getattr(hinted, same), getattr(bare, same))
     assert [sample.tokens for sample in hinted.samples] == [sample.tokens for sample in bare.samples]
@@ -123,9 +127,9 @@ def plainly(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
 def test_entropies_are_computed_with_the_current_log_probabilities() -> None:
     policy = policy_of("llama")
     rollout = rollout_of(policy, values=(ENTROPY,))
-    read = policy.read(given_of(rollout, stored=False), seed=0, plan=Plan(values=(ENTROPY,)))
+    read = policy.read(off_policy_samples_of(rollout, stored=False), seed=0, plan=Plan(values=(ENTROPY,)))
     assert (read.values[ENTROPY] - rollout.values[ENTROPY]).abs().max() < 1e-5
-    replayed = policy.read(given_of(rollout, stored=True), seed=0, plan=Plan(values=(ENTROPY,)))
+    replayed = policy.read(off_policy_samples_of(rollout, stored=True), seed=0, plan=Plan(values=(ENTROPY,)))
     assert ENTROPY not in replayed.values  # those of the weights that drew are not known
 
 

@@ -34,13 +34,13 @@ PROMPTS = [Prompt(TEXTS[0], audios=[LOW]), Prompt(TEXTS[1], audios=[HIGH, LOW])]
 
 
 @cache
-def _made(name: str) -> tuple[Any, Any]:
+def _construct(name: str) -> tuple[Any, Any]:
     return families()[name].make()
 
 
 def hearing(name: str = "qwen2-audio", *, batch: int = 8, **settings: Any) -> LanguagePolicy:
     """A policy of one's own on a family of the breadth table."""
-    model, processor = _made(name)
+    model, processor = _construct(name)
     given = {"max_new_tokens": 7, "temperature": TEMPERATURE, "rollout_batch": batch, **settings}
     given |= {"update_tokens": 1} if batch == 1 else {}
     with torch.random.fork_rng(devices=[]):
@@ -158,7 +158,7 @@ def test_audio_and_texts_share_a_step() -> None:
 
 @pytest.mark.parametrize("name", ["qwen2-audio", "qwen3-asr"])
 def test_a_checkpoint_that_hears_is_loaded_with_its_processor(name: str, tmp_path: Path) -> None:
-    model, processor = _made(name)
+    model, processor = _construct(name)
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     policy = LanguagePolicy.from_config({"model": str(tmp_path), "max_new_tokens": 4})
@@ -170,7 +170,7 @@ def test_a_checkpoint_that_hears_is_loaded_with_its_processor(name: str, tmp_pat
 
 
 def test_of_an_omni_model_the_part_that_writes_is_loaded(tmp_path: Path) -> None:
-    thinker, processor = _made("qwen2.5-omni, sound")
+    thinker, processor = _construct("qwen2.5-omni, sound")
     config = Qwen2_5OmniConfig(thinker_config=thinker.config.to_dict(), enable_audio_output=False)
     whole = Qwen2_5OmniForConditionalGeneration(config)
     whole.thinker.load_state_dict(thinker.state_dict())

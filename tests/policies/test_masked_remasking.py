@@ -27,7 +27,7 @@ READINGS: dict[str, dict[str, Any]] = {
 MODELS = [(name, of) for name in READINGS for of in ("eurobert", "amused") if (name, of) != ("whole", "amused")]
 
 
-def given_of(policy: Any, seed: int = SEED) -> list[OffPolicySample]:
+def off_policy_samples_of(policy: Any, seed: int = SEED) -> list[OffPolicySample]:
     rollout = policy.rollout(prompts_of(), group_size=2, seed=seed)
     return [OffPolicySample(sample=sample, source=Source.ON_POLICY) for sample in rollout.samples]
 
@@ -35,7 +35,7 @@ def given_of(policy: Any, seed: int = SEED) -> list[OffPolicySample]:
 @pytest.mark.parametrize(("name", "of"), MODELS)
 def test_current_and_behavior_policy_use_the_same_masks(name: str, of: str) -> None:
     policy, again = (policy_of(of, reading=READINGS[name], num_steps=2) for _ in range(2))
-    samples = given_of(policy)
+    samples = off_policy_samples_of(policy)
     rollout = policy.read(samples, seed=SEED)
     assert rollout.on_policy
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT * rollout.mask_BT)  # a ratio of exactly 1
@@ -149,7 +149,7 @@ def _sums(policy: Any, sample: Sample, masks: torch.Tensor) -> list[float]:
 
 def test_a_level_of_the_bound_is_one_decision() -> None:
     policy = policy_of("eurobert", reading=READINGS["bound"])
-    samples = given_of(policy)
+    samples = off_policy_samples_of(policy)
     rollout = policy.read(samples, seed=SEED)
     assert rollout.shape == (4, 3)
     for number, masking in enumerate(bound_maskings(6, 3)):
@@ -163,17 +163,17 @@ def test_a_level_of_the_bound_is_one_decision() -> None:
 
 def test_provided_log_probabilities_are_kept_and_captions_are_not_masked() -> None:
     policy = policy_of("eurobert", reading={"estimate": "bound", "num_levels": 2})
-    sample = given_of(policy)[0].sample
+    sample = off_policy_samples_of(policy)[0].sample
     old_T = torch.tensor([-3.0, -4.0])
     rollout = policy.read([OffPolicySample(sample=sample, old_logprob_T=old_T)], seed=SEED)
     assert torch.equal(rollout.old_logprob_BT[0], old_T)
     assert not rollout.on_policy
     pictures = policy_of("amused", reading=READINGS["whole"])
     with pytest.raises(ConfigError, match=r"policy\.reading\.prompt_share does not support captions"):
-        pictures.read(given_of(pictures), seed=SEED)
+        pictures.read(off_policy_samples_of(pictures), seed=SEED)
     holes = policy_of("eurobert", reading=READINGS["whole"])
     with pytest.raises(ConfigError, match=r"set policy.reading.prompt_share to 0"):
-        holes.override_prompts(holes.read(given_of(holes), seed=SEED), prompts_of() * 2)
+        holes.override_prompts(holes.read(off_policy_samples_of(holes), seed=SEED), prompts_of() * 2)
 
 
 @pytest.mark.parametrize("name", READINGS)

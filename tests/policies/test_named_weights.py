@@ -34,8 +34,8 @@ NIGHTLY = ("sd15-full", "sd15-lora", "sd3-dora", "sd3-full", "llama-lora")
 every = pytest.mark.parametrize(
     ("name", "settings"),
     [
-        pytest.param(*case, id=known_as, marks=[pytest.mark.nightly] if known_as in NIGHTLY else [])
-        for case, known_as in zip(CASES, IDS, strict=True)
+        pytest.param(*case, id=logged_name, marks=[pytest.mark.nightly] if logged_name in NIGHTLY else [])
+        for case, logged_name in zip(CASES, IDS, strict=True)
     ],
 )
 

@@ -68,7 +68,7 @@ def test_the_laws(tmp_path: Path) -> None:
     contract.check_reference(SUBJECT)
     contract.check_save_and_load(SUBJECT, tmp_path)
     contract.check_replayed_rows(SUBJECT)
-    contract.check_own_prompts(SUBJECT)
+    contract.check_prompt_independence(SUBJECT)
 
 
 @pytest.mark.nightly

@@ -21,13 +21,13 @@ TEMPERATURE = 4.0  # logits of a few units, as of a trained model; a float32 rou
 
 
 @cache
-def _made(name: str) -> tuple[Any, Any]:
+def _construct(name: str) -> tuple[Any, Any]:
     return make(name)
 
 
 def policy_of(name: str, *, batch: int = 8, **settings: Any) -> LanguagePolicy:
     """A policy of one's own; all those of a name have the same weights."""
-    model, processor = _made(name)
+    model, processor = _construct(name)
     given = {"max_new_tokens": 7, "temperature": TEMPERATURE, "rollout_batch": batch, **settings}
     if batch == 1:
         given["update_tokens"] = 1
@@ -38,7 +38,7 @@ def policy_of(name: str, *, batch: int = 8, **settings: Any) -> LanguagePolicy:
 
 def build_llama() -> tuple[Any, Any]:
     """For a configuration that names a Python function."""
-    return copy.deepcopy(_made("llama"))
+    return copy.deepcopy(_construct("llama"))
 
 
 def picture(width: int = 16, height: int = 16, seed: int = 0) -> Image.Image:

@@ -18,13 +18,13 @@ TEXTS = ("a red circle", "what colour is the large house on the left")
 
 
 @cache
-def _made(name: str) -> tuple[Any, ...]:
+def _construct(name: str) -> tuple[Any, ...]:
     return make(name)
 
 
 def parts_of(name: str) -> tuple[Any, ...]:
     """The parts of a policy of one's own; all those of a name are equal."""
-    return copy.deepcopy(_made(name))
+    return copy.deepcopy(_construct(name))
 
 
 def policy_of(name: str, *, batch: int = 8, **settings: Any) -> MaskedPolicy:

@@ -96,7 +96,7 @@ FURTHER: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "estimators.rank_bonus": [{"rank": 2.0, "velocity": 0.5, "acceleration": -0.5, "stride": 1}],
     "estimators.ranks": [{"reward": "items"}],
     "estimators.segment_differences": [{"reward": "steps"}, {"reward": "steps", "below": 0.4}],
-    "estimators.self_judged": [{"token": 1, "least": 0.01}],
+    "estimators.self_rewarded": [{"token": 1, "least": 0.01}],
     "estimators.short_where_solved": [{"share": 0.5, "strength": 0.6}],
     "estimators.sure_segments": [{"least": 1}],
     "filters.best_and_worst": [{"best": 1, "worst": 1}],
@@ -157,7 +157,7 @@ class Case:
         """The function with its numbers, as a configuration binds it."""
         lr = {"lr": LR} if self.kind == "filters" and self.name in FILTERS_WITH_LR else {}
         named = Named.model_validate({"name": self.name, **lr, **self.numbers})
-        return bound(self.kind, REGISTRIES[self.kind], named, given=PASSED.get(self.kind, ()))
+        return bound(self.kind, REGISTRIES[self.kind], named, supplied=PASSED.get(self.kind, ()))
 
 
 @cache

@@ -20,7 +20,7 @@ from torch import Tensor
 from mmgrpo.maths.aggregates import count, sequence_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.feedback import Feedback, SampleColumn, Scoped, Turns, job_feedback, joined
-from mmgrpo.values import OLD, REFERENCE, Value, seen_in
+from mmgrpo.values import OLD, REFERENCE, Value, mask_of_view
 
 GRID = 64
 SIZES: Sequence[Sequence[int]] = ([4, 3], [4, 4, 2], [3, 1, 2], [6, 6], [2], [1], [1, 1, 1, 1])
@@ -184,7 +184,7 @@ RANGES = {
 def value_of(rows: Rows, value: Value) -> Tensor:
     """(B, T) float32 numbers that such a value may have."""
     B, T = rows.mask_BT.shape
-    if value.name == "seen":
+    if value.name == "view_mask":
         return rows.flags(B, 1, chance=0.6).float().expand(B, T).clone()
     if value.name == "rank":
         return rows.integers(B, T, low=0, high=2).float()
@@ -199,7 +199,7 @@ def value_of(rows: Rows, value: Value) -> Tensor:
 def values_of(rows: Rows, values: Iterable[Value]) -> dict[Value, Tensor]:
     """Values by name, and of views whether each row has them, as in a run."""
     views = {value.view for value in values if value.view not in (None, OLD, REFERENCE)}
-    every = {*values, *(seen_in(str(view)) for view in views)}
+    every = {*values, *(mask_of_view(str(view)) for view in views)}
     return {value: value_of(rows, value) for value in sorted(every, key=str)}
 
 
@@ -248,7 +248,7 @@ def feedback_of(rows: Rows, part: Any, labels: Sequence[str] = ()) -> Feedback:
         after_B=rows.after_B,
         step=rows.step,
         remembered={column.name: rows.per_group(low=0, high=1) for column in memory},
-        exchanges=None if turns is None else Turns(given=turns, keys_B_S=keys),
+        exchanges=None if turns is None else Turns(rewards=turns, keys_B_S=keys),
     )
 
 
@@ -314,7 +314,7 @@ def map_feedback(
     if feedback.exchanges is not None:
         turns = feedback.exchanges
         index = of_rows(torch.arange(len(turns.keys_B_S))).tolist()
-        changed["exchanges"] = Turns(given=scoped(turns.given), keys_B_S=[turns.keys_B_S[row] for row in index])
+        changed["exchanges"] = Turns(rewards=scoped(turns.rewards), keys_B_S=[turns.keys_B_S[row] for row in index])
     return replace(
         feedback,
         **changed,
@@ -383,7 +383,7 @@ def junk_feedback(feedback: Feedback) -> Feedback:
         reward_B=junk(feedback.reward_B, valid_B),
         job=replace(job, reward_N=junk(job.reward_N, job.valid_N)),
         values={
-            value: tensor if value.name == "seen" else junk(tensor, mask_BT)
+            value: tensor if value.name == "view_mask" else junk(tensor, mask_BT)
             for value, tensor in feedback.values.items()
         },
         rewards={
@@ -393,7 +393,7 @@ def junk_feedback(feedback: Feedback) -> Feedback:
         scoped={name: _junk_scoped(each) for name, each in feedback.scoped.items()},
         exchanges=None
         if feedback.exchanges is None
-        else replace(feedback.exchanges, given=_junk_scoped(feedback.exchanges.given)),
+        else replace(feedback.exchanges, rewards=_junk_scoped(feedback.exchanges.rewards)),
     )
 
 

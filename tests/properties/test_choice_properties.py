@@ -240,7 +240,7 @@ def strategy_asks_the_same_again(case: Case, data: st.DataObject) -> None:
 def strategy_keeps_rows_that_train(case: Case, data: st.DataObject) -> None:
     """Flags of the rows of every round, none of rows that are not trained on."""
     strategy, setting, rounds = played(case, data)
-    keeps = strategy.kept(rounds, setting)
+    keeps = strategy.keep(rounds, setting)
     assert len(keeps) == len(rounds)
     for keep_B, round_ in zip(keeps, rounds, strict=True):
         assert (keep_B.dtype, keep_B.shape) == (torch.bool, round_.valid_B.shape)
@@ -279,7 +279,7 @@ def order_of_a_rounds_rows_does_not_matter(case: Case, data: st.DataObject) -> N
         listed = {name: [getattr(round_, name)[row] for row in order.tolist()] for name in ("places_B", "heights_B")}
         others.append(replace(round_, **{name: getattr(round_, name)[order] for name in names}, **listed))
         assert _requested(strategy.ask(others, setting)) == _requested(strategy.ask(rounds[: len(others)], setting))
-    keeps = zip(strategy.kept(others, setting), strategy.kept(rounds, setting), orders, strict=True)
+    keeps = zip(strategy.keep(others, setting), strategy.keep(rounds, setting), orders, strict=True)
     assert all(torch.equal(other_B, keep_B[order]) for other_B, keep_B, order in keeps)
 
 

@@ -90,7 +90,7 @@ def changes(case: Case, decisions: Decisions, of_job: Mapping[Value, Tensor]) ->
 
 def junk_decisions(decisions: Decisions) -> Decisions:
     """The decisions with junk wherever the mask leaves them out."""
-    seen = {value: tensor for value, tensor in decisions.values.items() if value.name == "seen"}
+    seen = {value: tensor for value, tensor in decisions.values.items() if value.name == "view_mask"}
     spoiled = decisions.map(lambda tensor: junk(tensor, decisions.mask_BT))
     return replace(spoiled, values={**spoiled.values, **seen}, reward_BT=decisions.reward_BT)
 

@@ -30,7 +30,7 @@ def _source(prompt: Prompt) -> np.ndarray:
     return to_pixels(prompt.images[0])
 
 
-def _made(make: Callable[[Prompt], np.ndarray]) -> list[Sample]:
+def _construct(make: Callable[[Prompt], np.ndarray]) -> list[Sample]:
     return [Sample(prompt, group=n, member=0, image=to_image(make(prompt))) for n, prompt in enumerate(ASKED)]
 
 
@@ -54,11 +54,11 @@ def test_each_edit_of_a_known_image() -> None:
 
 def test_true_edits_pass_and_others_do_not() -> None:
     verifier, judge = EditVerifier(), HeldOutEditJudge()
-    right = _made(_edited)
+    right = _construct(_edited)
     assert verifier(right) == [1.0] * 360
     assert np.mean([value or 0.0 for value in judge(right)]) > 0.97
-    untouched, next_of = _made(_source), dict(zip(EDITS, [*list(EDITS)[1:], next(iter(EDITS))], strict=True))
-    wrong = _made(lambda prompt: EDITS[next_of[prompt.columns["edit"]]](_source(prompt)))
+    untouched, next_of = _construct(_source), dict(zip(EDITS, [*list(EDITS)[1:], next(iter(EDITS))], strict=True))
+    wrong = _construct(lambda prompt: EDITS[next_of[prompt.columns["edit"]]](_source(prompt)))
     for scorer in (verifier, judge):
         for samples in (untouched, wrong):
             assert np.mean([value or 0.0 for value in scorer(samples)]) < 0.02
@@ -67,7 +67,7 @@ def test_true_edits_pass_and_others_do_not() -> None:
 def test_an_edit_of_another_digit_is_not_this_one_edited() -> None:
     others = ASKED[1:] + ASKED[:1]
     sources = {id(prompt): _source(other) for prompt, other in zip(ASKED, others, strict=True)}
-    swapped = _made(lambda prompt: EDITS[prompt.columns["edit"]](sources[id(prompt)]))
+    swapped = _construct(lambda prompt: EDITS[prompt.columns["edit"]](sources[id(prompt)]))
     assert np.mean([value or 0.0 for value in EditVerifier()(swapped)]) < 0.15
     assert np.mean([value or 0.0 for value in HeldOutEditJudge()(swapped)]) < 0.2
 
@@ -78,7 +78,7 @@ def test_the_tolerance_is_a_root_mean_square(off: float, expected: float) -> Non
         target = _edited(prompt)
         return np.where(target > 0, target - off, target + off)  # every pixel by as much, to the middle
 
-    values = [value or 0.0 for value in EditVerifier(tolerance=0.4)(_made(shifted))]
+    values = [value or 0.0 for value in EditVerifier(tolerance=0.4)(_construct(shifted))]
     assert np.mean(values) == pytest.approx(expected, abs=0.05)
 
 

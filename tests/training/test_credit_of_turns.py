@@ -114,7 +114,9 @@ def test_replayed_conversations_are_rescored_exactly() -> None:
     batch = credit(policy, rollout, RETURNS)
     rows = [row for _, _, row in replay_rows(batch, str, step=0)]
     of_two = [tuple(row for row in rows if row.key == str(group)) for group in (0, 1)]
-    requests = [Request(prompt=group, members=tuple(range(4)), given=held) for group, held in enumerate(of_two)]
+    requests = [
+        Request(prompt=group, members=tuple(range(4)), off_policy_rows=held) for group, held in enumerate(of_two)
+    ]
     plan = Plan(environment=Corridor, max_turns=3)
     rollouts = sample_requests(
         policy, requests, [0, 1], prompt_of=prompts.__getitem__, prompt_templates={}, plan=plan, seed=0

@@ -86,9 +86,9 @@ def test_members_without_a_draft_are_sampled_from_the_prompt() -> None:
     first, second, third = with_drafts(lenience=0.5).ask(
         (), Setting(step=2, num_prompts=2, group_size=2, memory=memory)
     )
-    assert (first.members, list(first.given), first.lenience) == ((0,), [row], 0.5)
-    assert (second.prompt, second.members, second.given) == (0, (1,), ())
-    assert (third.prompt, third.members, third.given) == (1, (0, 1), ())
+    assert (first.members, list(first.off_policy_rows), first.lenience) == ((0,), [row], 0.5)
+    assert (second.prompt, second.members, second.off_policy_rows) == (0, (1,), ())
+    assert (third.prompt, third.members, third.off_policy_rows) == (1, (0, 1), ())
     with pytest.raises(ConfigError, match="log-probabilities"):
         gathered(with_drafts(), even_prompts_differ, memory=memory)
     with pytest.raises(ConfigError, match="a row or more"):

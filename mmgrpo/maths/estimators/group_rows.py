@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def agreement(feedback: Feedback, shares: str) -> list[tuple[Tensor, Tensor]]:
     """The members of each group with a share above 0 by the reward, and their shares."""
     column = feedback.reward(shares)
-    known_B = column.valid_B & (column.value_B > 0)
-    of_members = (rows[known_B[rows]] for rows in members(feedback))
+    positive_B = column.valid_B & (column.value_B > 0)
+    of_members = (rows[positive_B[rows]] for rows in members(feedback))
     return [(rows, column.value_B[rows]) for rows in of_members if len(rows)]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
-from mmgrpo.maths.forest import Forest, drawn_states, forest
+from mmgrpo.maths.forest import Forest, forest, sampled_states
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -113,11 +113,11 @@ def prune_width(feedback: Feedback, advantage_BT: Tensor, *, share: float = 0.5)
     tree, groups = forest_of(feedback), feedback.groups
     valid_PG = groups.valid(feedback.valid_B)
     reward_PG = groups.matrix(feedback.reward_B).where(valid_PG, -torch.inf)
-    place_PG = reward_PG.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    rank_PG = reward_PG.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     num_P1 = valid_PG.sum(1, keepdim=True)
-    kept_P1 = (share * num_P1).long().clamp(min=2)
-    best_P1 = kept_P1 // 2
-    extreme_PG = (place_PG < best_P1) | (place_PG >= num_P1 - (kept_P1 - best_P1))
+    num_selected_P1 = (share * num_P1).long().clamp(min=2)
+    best_P1 = num_selected_P1 // 2
+    extreme_PG = (rank_PG < best_P1) | (rank_PG >= num_P1 - (num_selected_P1 - best_P1))
     left_K = tree.from_BT[tree.mask_BT]
     leaving_M = torch.zeros_like(tree.depth_M).index_add(0, left_K, torch.ones_like(left_K))
     alone_BT = torch.zeros_like(tree.mask_BT)
@@ -128,10 +128,10 @@ def prune_width(feedback: Feedback, advantage_BT: Tensor, *, share: float = 0.5)
 def forest_of(feedback: Feedback) -> Forest:
     """The sampled forest if rows continue others, else the one of their states."""
     sampled_by_BT = feedback.sampled_by_BT
-    states_BT = feedback.state_BT if sampled_by_BT is None else drawn_states(sampled_by_BT)
+    states_BT = feedback.state_BT if sampled_by_BT is None else sampled_states(sampled_by_BT)
     return forest(states_BT, feedback.mask_BT, feedback.group_B)
 
 
-def node_pairs(one_M: Tensor, other_M: Tensor) -> Tensor:
+def node_pairs(first_M: Tensor, second_M: Tensor) -> Tensor:
     """A number for each pair of numbers."""
-    return one_M.unique(return_inverse=True)[1] * (int(other_M.max()) + 1 if len(other_M) else 1) + other_M
+    return first_M.unique(return_inverse=True)[1] * (int(second_M.max()) + 1 if len(second_M) else 1) + second_M

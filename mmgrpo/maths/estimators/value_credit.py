@@ -44,8 +44,8 @@ def gae(
 def gae_BT(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: float, value: Value) -> Tensor:
     """Generalized advantages of a value. Shapes: (B, T) -> (B, T)."""
     reward_B = feedback.reward_B.where(feedback.valid_B, 0.0)
-    found_BT = generalized_advantage(feedback[value], reward_B, feedback.mask_BT, gamma=gamma, decay=decay)
-    return found_BT.where(feedback.valid_B[:, None], 0.0).to(advantage_BT)
+    gae_BT = generalized_advantage(feedback[value], reward_B, feedback.mask_BT, gamma=gamma, decay=decay)
+    return gae_BT.where(feedback.valid_B[:, None], 0.0).to(advantage_BT)
 
 
 @ESTIMATORS.register
@@ -64,9 +64,9 @@ def whitened(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> 
 
 def standardize(feedback: Feedback, advantage_BT: Tensor, keep_BT: Tensor, eps: float) -> Tensor:
     """The advantages of some decisions over their mean and deviation on all processes; 0 elsewhere."""
-    kept_BT = advantage_BT.double().where(keep_BT, 0.0)
-    count, total = feedback.summed(torch.stack([keep_BT.sum().double(), kept_BT.sum()]))
-    centered_BT = (kept_BT - total / count.clamp(min=1)).where(keep_BT, 0.0)
+    masked_BT = advantage_BT.double().where(keep_BT, 0.0)
+    count, total = feedback.summed(torch.stack([keep_BT.sum().double(), masked_BT.sum()]))
+    centered_BT = (masked_BT - total / count.clamp(min=1)).where(keep_BT, 0.0)
     variance = feedback.summed(centered_BT.square().sum()) / (count - 1).clamp(min=1)
     return (centered_BT / (variance + eps).sqrt()).where(keep_BT & (count > 1), 0.0).to(advantage_BT)
 
@@ -94,11 +94,11 @@ def log_ratio(
     Units: nats times weight; scale (1.25) and keep are dimensionless.
     Source: G-OPD, arXiv:2602.12125, and its code (RUCBM/G-OPD, ``dp_actor.py``), where keep is 0.
     """
-    teacher_BT, mask_BT = feedback[of_view(view)], feedback.seen(view)
+    teacher_BT, mask_BT = feedback[of_view(view)], feedback.view_mask(view)
     reward_BT = teacher_BT - feedback.old_logprob_BT
     if scale != 1:
         reward_BT = reward_BT + (scale - 1) * (teacher_BT - feedback[of_view(base)])
-        mask_BT = mask_BT & feedback.seen(base)
+        mask_BT = mask_BT & feedback.view_mask(base)
     return keep * advantage_BT + weight * reward_BT.where(mask_BT, 0.0).to(advantage_BT)
 
 
@@ -121,7 +121,7 @@ def column_weight(
 
 @ESTIMATORS.register
 @estimator()
-def drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+def on_policy_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     """Every member of a group against those that the policy sampled at this step.
 
     A = r - mean r of the group's on-policy members; 0 in groups without one. Off-policy rows (replayed, demonstrations,
@@ -165,13 +165,13 @@ def within_divergence(feedback: Feedback, advantage_BT: Tensor, *, view: str = R
     Units: limit in nats per sample.   Raises: ConfigError for a limit that is not above 0.
     Source: CGPO, arXiv:2409.20370, eq. 11 and 12, with the reward as the advantage.
     """
-    apart_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(feedback.seen(view), 0.0)
-    held_BT = advantage_BT.double() * (1 - apart_BT.double().sum(1, keepdim=True) / limit).clamp(min=0)
+    apart_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(feedback.view_mask(view), 0.0)
+    shrunk_BT = advantage_BT.double() * (1 - apart_BT.double().sum(1, keepdim=True) / limit).clamp(min=0)
     counts_B = feedback.valid_B & (feedback.length_B > 0)
-    mean_B = feedback.mean(held_BT).where(counts_B, 0.0)
+    mean_B = feedback.mean(shrunk_BT).where(counts_B, 0.0)
     count, total = feedback.summed(torch.stack([counts_B.sum().double(), mean_B.sum()]))
     keep_BT = feedback.mask_BT & counts_B[:, None]
-    return (held_BT - total / count.clamp(min=1)).where(keep_BT, 0.0).to(advantage_BT)
+    return (shrunk_BT - total / count.clamp(min=1)).where(keep_BT, 0.0).to(advantage_BT)
 
 
 @ESTIMATORS.register

@@ -49,7 +49,8 @@ class Request:
             ratio is then to the policy with the prompt template.
         as_on_policy: with ``train_without_template``, whether the ratio is instead to the policy with the unchanged
             prompt, as if it had sampled them.
-        given: in place of sampling, a sample for each member: a row of the memory, or an answer of the data row.
+        off_policy_rows: in place of sampling, a sample for each member: a row of the memory, or an answer of the data
+            row.
         lenience: with rows of the memory, they are drafts: the first decisions of each that ``accepted`` keeps count as
             sampled now, and the row continues from there.
         continues: the position in another row of the group from which they continue; None: the prompt.
@@ -66,7 +67,7 @@ class Request:
     trained: bool = True
     train_without_template: bool = False
     as_on_policy: bool = False
-    given: Sequence[ReplayRow | Answer] = ()
+    off_policy_rows: Sequence[ReplayRow | Answer] = ()
     lenience: float | None = None
     continues: Branch | None = None
     after: tuple[tuple[int, int], ...] = ()
@@ -76,14 +77,15 @@ class Request:
             raise ConfigError(
                 "a request after other samples needs a prompt template that inserts their texts: name one"
             )
-        if self.given and len(self.given) != len(self.members):
+        if self.off_policy_rows and len(self.off_policy_rows) != len(self.members):
             raise ConfigError(
-                f"given must have given must have a sample for each of {len(self.members)} members, got "
-                f"{len(self.given)}"
+                f"off_policy_rows must have a sample for each of {len(self.members)} members, got "
+                f"{len(self.off_policy_rows)}"
             )
-        if self.continues is not None and (self.given or self.prompt_template is not None):
+        if self.continues is not None and (self.off_policy_rows or self.prompt_template is not None):
             raise ConfigError(
-                "a request that continues another row uses the prompt unchanged: leave out prompt template and given"
+                "a request that continues another row uses the prompt unchanged: leave out prompt_template and "
+                "off_policy_rows"
             )
 
 
@@ -223,7 +225,7 @@ class Strategy:
 
     Attributes:
         ask: (rounds so far, setting) -> the next round's requests; none end the step.
-        kept: (rounds, setting) -> per round bool (B,), the rows that are trained on and compared in groups; None: all
+        keep: (rounds, setting) -> per round bool (B,), the rows that are trained on and compared in groups; None: all
             that may be trained on.
         looks_back: whether it is called again after the first round; the round's rewards are then awaited.
         replay: the rows of a step to remember for replay; None: no rows.
@@ -234,7 +236,7 @@ class Strategy:
     """
 
     ask: Callable[[Sequence[Round], Setting], Sequence[Request]]
-    kept: Callable[[Sequence[Round], Setting], Sequence[Tensor]] = all_trained
+    keep: Callable[[Sequence[Round], Setting], Sequence[Tensor]] = all_trained
     looks_back: bool = False
     replay: Replay | None = None
     places: Places | None = None
@@ -245,7 +247,7 @@ class Strategy:
 
 def strategy(
     *,
-    kept: Callable[..., Sequence[Tensor]] = all_trained,
+    keep: Callable[..., Sequence[Tensor]] = all_trained,
     looks_back: Callable[..., bool] | bool = False,
     replay: Callable[..., Replay | None] | Replay | None = None,
     places: Callable[..., Places] | None = None,
@@ -258,7 +260,7 @@ def strategy(
     """A decorator: a function (rounds so far, setting, *, numbers) -> requests becomes a factory of strategies.
 
     Args:
-        kept: as the attribute of ``Strategy``; numbers that it names as keyword-only parameters are bound to it.
+        keep: as the attribute of ``Strategy``; numbers that it names as keyword-only parameters are bound to it.
         looks_back: as the attribute, or a function of the numbers that it names; so are those that follow.
         replay: likewise.
         places: a function of the numbers that it names, as ``lambda: meanings_part()``.
@@ -273,7 +275,7 @@ def strategy(
         Strategy,
         "ask",
         check=check,
-        functions={"kept": kept},
+        functions={"keep": keep},
         looks_back=looks_back,
         replay=replay,
         places=places,
@@ -284,7 +286,7 @@ def strategy(
 
 def second_round(
     *,
-    kept: Callable[..., Sequence[Tensor]] = all_trained,
+    keep: Callable[..., Sequence[Tensor]] = all_trained,
     start: Callable[..., int] | int = 0,
     check: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[Concatenate[Round, Setting, Numbers], Sequence[Request]]], Callable[Numbers, Strategy]]:
@@ -293,23 +295,23 @@ def second_round(
     Their first round is every group, their second one these requests.
 
     Args:
-        kept: as that of ``strategy``.
+        keep: as that of ``strategy``.
         start: likewise.
         check: likewise.
 
     Returns:
         The decorator.
     """
-    return factory(_of_two_rounds, "further", check=check, functions={"kept": kept}, start=start)
+    return factory(_of_two_rounds, "further", check=check, functions={"keep": keep}, start=start)
 
 
 def _of_two_rounds(
     *,
     further: Callable[[Round, Setting], Sequence[Request]],
-    kept: Callable[[Sequence[Round], Setting], Sequence[Tensor]],
+    keep: Callable[[Sequence[Round], Setting], Sequence[Tensor]],
     start: int,
 ) -> Strategy:
-    return Strategy(ask=partial(ask_then, further=further), kept=kept, looks_back=True, start=start)
+    return Strategy(ask=partial(ask_then, further=further), keep=keep, looks_back=True, start=start)
 
 
 def ask_then(
@@ -324,10 +326,10 @@ def ask_then(
 def failed(round_: Round, setting: Setting, below: float) -> Sequence[int]:
     """The prompts with all rewards of a round under a bound; a prompt without rewards has not failed."""
     rewards = round_.rewards()
-    return [prompt for prompt in range(setting.num_prompts) if max(rewards.get(prompt, NOBODY).values()) < below]
+    return [prompt for prompt in range(setting.num_prompts) if max(rewards.get(prompt, UNREWARDED).values()) < below]
 
 
-NOBODY: Mapping[int, float] = {0: math.inf}
+UNREWARDED: Mapping[int, float] = {0: math.inf}
 """A group that no reward applied to has not failed."""
 
 
@@ -357,7 +359,7 @@ def _check_refill(rounds: int, target: int | None, factor: float, variance: floa
 
 
 @STRATEGIES.register
-@strategy(kept=_first_informative, looks_back=True, check=_check_refill)
+@strategy(keep=_first_informative, looks_back=True, check=_check_refill)
 def refill(
     earlier: Sequence[Round],
     setting: Setting,
@@ -398,9 +400,9 @@ def informative(rounds: Sequence[Round]) -> list[int]:
     """
     if not rounds:
         return []
-    reward_B, prompt_P, place_B = _by_prompt(rounds)
+    reward_B, prompt_P, index_B = _by_prompt(rounds)
     low_P, high_P = (
-        reward_B.new_zeros(len(prompt_P)).scatter_reduce(0, place_B, reward_B, end, include_self=False)
+        reward_B.new_zeros(len(prompt_P)).scatter_reduce(0, index_B, reward_B, end, include_self=False)
         for end in ("amin", "amax")
     )
     return prompt_P[low_P != high_P].tolist()
@@ -414,11 +416,11 @@ def varied(rounds: Sequence[Round], *, least: float) -> list[int]:
     differ = informative(rounds)
     if not differ:
         return []
-    reward_B, prompt_P, place_B = _by_prompt(rounds)
+    reward_B, prompt_P, index_B = _by_prompt(rounds)
     zero_P = reward_B.new_zeros(len(prompt_P))
-    num_P = zero_P.scatter_add(0, place_B, torch.ones_like(reward_B))
-    mean_P = zero_P.scatter_add(0, place_B, reward_B) / num_P
-    square_P = zero_P.scatter_add(0, place_B, (reward_B - mean_P[place_B]).square())
+    num_P = zero_P.scatter_add(0, index_B, torch.ones_like(reward_B))
+    mean_P = zero_P.scatter_add(0, index_B, reward_B) / num_P
+    square_P = zero_P.scatter_add(0, index_B, (reward_B - mean_P[index_B]).square())
     most_P = (num_P / 2).floor() * (num_P / 2).ceil()
     enough = set(prompt_P[num_P * square_P >= least * most_P - 1e-9].tolist())
     return [prompt for prompt in differ if prompt in enough]
@@ -428,5 +430,5 @@ def _by_prompt(rounds: Sequence[Round]) -> tuple[Tensor, Tensor, Tensor]:
     """Rewards that apply, the prompts that have any, and which of these each is of."""
     valid_B = torch.cat([round_.valid_B for round_ in rounds])
     reward_B = torch.cat([round_.reward_B for round_ in rounds])[valid_B]
-    prompt_P, place_B = torch.cat([round_.prompt_B for round_ in rounds])[valid_B].unique(return_inverse=True)
-    return reward_B, prompt_P, place_B
+    prompt_P, index_B = torch.cat([round_.prompt_B for round_ in rounds])[valid_B].unique(return_inverse=True)
+    return reward_B, prompt_P, index_B

@@ -14,20 +14,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _kept_attempts(rounds: Sequence[Round], setting: Setting, *, keep: str) -> Sequence[Tensor]:
+def _keep_attempts(rounds: Sequence[Round], setting: Setting, *, keep: str) -> Sequence[Tensor]:
     """All rows that may be trained on; with ``last``, of each prompt those of the last round that has any."""
-    kept = all_trained(rounds, setting)
+    masks = all_trained(rounds, setting)
     if keep == "all":
-        return kept
-    last = list(kept)
-    for number, keep_B in enumerate(kept):
+        return masks
+    last = list(masks)
+    for number, keep_B in enumerate(masks):
         later = {prompt for round_ in rounds[number + 1 :] for prompt in round_.prompt_B[trained(round_)].tolist()}
         last[number] = keep_B & ~torch.isin(rounds[number].prompt_B, torch.tensor(sorted(later), dtype=torch.long))
     return last
 
 
-def _check_resample_until_correct(attempts: Sequence[str | None], keep: str, start: int, reuse: int, held: int) -> None:
-    if not attempts or keep not in ("last", "all") or min(start, reuse) < 0 or held < 1:
+def _check_resample_until_correct(
+    attempts: Sequence[str | None], keep: str, start: int, reuse: int, rows_per_prompt: int
+) -> None:
+    if not attempts or keep not in ("last", "all") or min(start, reuse) < 0 or rows_per_prompt < 1:
         raise ConfigError(
             "resample_until_correct needs attempts >= 1, keep: last or all, start and reuse >= 0, and held >= 1"
         )
@@ -35,9 +37,9 @@ def _check_resample_until_correct(attempts: Sequence[str | None], keep: str, sta
 
 @STRATEGIES.register
 @strategy(
-    kept=_kept_attempts,
+    keep=_keep_attempts,
     looks_back=True,
-    replay=lambda reuse, held: Replay(per_prompt=held, total=100_000) if reuse else None,
+    replay=lambda reuse, rows_per_prompt: Replay(per_prompt=rows_per_prompt, total=100_000) if reuse else None,
     start=lambda start: start,
     check=_check_resample_until_correct,
 )
@@ -51,7 +53,7 @@ def resample_until_correct(
     keep: str = "last",
     asks: str | None = None,
     reuse: int = 0,
-    held: int = 16,
+    rows_per_prompt: int = 16,
 ) -> Sequence[Request]:
     """Complete groups are resampled, attempt after attempt, until a member is right; the last or all attempts train.
 
@@ -60,7 +62,7 @@ def resample_until_correct(
     of a group that train: its ``last`` one, or ``all``. Before the attempts, ``asks`` samples one further answer to
     each unsolved prompt in that prompt template, which later prompt templates may insert and which is not trained on.
     After them, up to ``reuse`` right answers of earlier steps join a group that is still unsolved; the memory stores
-    ``held`` rows per prompt for it. Before step ``start`` there are no further attempts.
+    ``rows_per_prompt`` rows per prompt for it. Before step ``start`` there are no further attempts.
 
     Units: below in those of the reward; start in steps; reuse and held in rows.   Raises: ConfigError for no attempts,
         another keep, or negative numbers.
@@ -100,7 +102,7 @@ def _right_before(prompts: Sequence[int], setting: Setting, below: float, num: i
     replay_rows = {prompt: replayed(setting.memory, setting.key_of(prompt), num, "reward") for prompt in prompts}
     right = {prompt: [row for row in rows if row.reward >= below] for prompt, rows in replay_rows.items()}
     return tuple(
-        Request(prompt=prompt, members=tuple(range(first, first + len(rows))), given=rows)
+        Request(prompt=prompt, members=tuple(range(first, first + len(rows))), off_policy_rows=rows)
         for prompt, rows in right.items()
         if rows
     )
@@ -128,7 +130,7 @@ def _check_revise(drafts: int | None, members: int | None, keep: int | None) -> 
 
 
 @STRATEGIES.register
-@strategy(kept=_best_second, looks_back=True, check=_check_revise)
+@strategy(keep=_best_second, looks_back=True, check=_check_revise)
 def revise(
     rounds: Sequence[Round],
     setting: Setting,

@@ -54,8 +54,8 @@ def surest(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
 
 
 def _surprise(row: ReplayRow) -> float:
-    known_T = row.old_logprob_T
-    return inf if known_T is None or not len(known_T) else -float(known_T.mean())
+    logprob_T = row.old_logprob_T
+    return inf if logprob_T is None or not len(logprob_T) else -float(logprob_T.mean())
 
 
 REPLAY_ORDERS: Mapping[str, Callable[[Sequence[ReplayRow], int], list[ReplayRow]]] = MappingProxyType(

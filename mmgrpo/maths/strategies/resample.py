@@ -38,7 +38,7 @@ def _without_replaced(rounds: Sequence[Round], setting: Setting, members: int) -
     return [keep[0] & ~replaced_B, *keep[1:]]
 
 
-def _kept_on_failure(
+def _keep_on_failure(
     rounds: Sequence[Round], setting: Setting, *, members: int, replace_failed: bool
 ) -> Sequence[Tensor]:
     return _without_replaced(rounds, setting, members) if replace_failed else all_trained(rounds, setting)
@@ -50,7 +50,7 @@ def _check_on_failure(members: int, prompt_template: str | None, settings: Mappi
 
 
 @STRATEGIES.register
-@second_round(kept=_kept_on_failure, check=_check_on_failure)
+@second_round(keep=_keep_on_failure, check=_check_on_failure)
 def on_failure(
     first: Round,
     setting: Setting,
@@ -173,10 +173,12 @@ def with_replay(
 def _extended_group(group: Request, samples: Sequence[ReplayRow | Answer]) -> Request:
     """Samples to re-score as further members of a complete group."""
     first = len(group.members)
-    return Request(prompt=group.prompt, members=tuple(range(first, first + len(samples))), given=tuple(samples))
+    return Request(
+        prompt=group.prompt, members=tuple(range(first, first + len(samples))), off_policy_rows=tuple(samples)
+    )
 
 
-def _kept_with_answer(
+def _keep_with_answer(
     rounds: Sequence[Round], setting: Setting, *, further: Sequence[str], replace_failed: bool
 ) -> Sequence[Tensor]:
     return _without_replaced(rounds, setting, 1 + len(further)) if replace_failed else all_trained(rounds, setting)
@@ -190,7 +192,7 @@ def _check_with_answer(below: float | None, replace_failed: bool) -> None:
 
 
 @STRATEGIES.register
-@strategy(kept=_kept_with_answer, looks_back=lambda below: below is not None, check=_check_with_answer)
+@strategy(keep=_keep_with_answer, looks_back=lambda below: below is not None, check=_check_with_answer)
 def with_answer(
     rounds: Sequence[Round],
     setting: Setting,

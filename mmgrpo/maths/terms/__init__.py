@@ -53,7 +53,7 @@ class Loss:
     diagnostics: Diagnostics
 
 
-def every_kept(decisions: Decisions) -> Tensor:
+def all_unmasked(decisions: Decisions) -> Tensor:
     """All decisions that the mask keeps: the default of a loss for the decisions that it depends on.
 
     Shapes: (B, T) -> bool (B, T).
@@ -79,7 +79,7 @@ class Term:
     loss: Callable[[Decisions], Loss]
     values: tuple[Value, ...] = ()
     couples: str = DECISION
-    active: Callable[[Decisions], Tensor] = every_kept
+    active: Callable[[Decisions], Tensor] = all_unmasked
     through: tuple[str, ...] = ()
 
 
@@ -88,7 +88,7 @@ def term(
     name: Callable[..., str] | str | None = None,
     values: Callable[..., tuple[Value, ...]] | tuple[Value, ...] = (),
     couples: str = DECISION,
-    active: Callable[..., Tensor] = every_kept,
+    active: Callable[..., Tensor] = all_unmasked,
     through: Callable[..., tuple[str, ...]] | tuple[str, ...] = (),
     check: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[Concatenate[Decisions, Numbers], Loss]], Callable[Numbers, Term]]:

@@ -55,8 +55,8 @@ class Members:
 
         Shapes: (P, G) -> (P, 1).
         """
-        kept_PG = value_PG.where(self.present_PG, 0.0)
-        return kept_PG.sum(1, keepdim=True) / self.count_P[:, None].clamp(min=1)
+        present_value_PG = value_PG.where(self.present_PG, 0.0)
+        return present_value_PG.sum(1, keepdim=True) / self.count_P[:, None].clamp(min=1)
 
     def centered(self, value_PG: Tensor) -> Tensor:
         """The difference of a value from the mean over its group's members; 0 where there is no member.

@@ -26,8 +26,8 @@ def values_of(view: str | None) -> tuple[Value, ...]:
     return () if view in (None, OLD) else (of_view(view),)
 
 
-def _seen(decisions: Decisions, *, view: str | None) -> Tensor:
-    return decisions.seen(view)
+def _view_mask(decisions: Decisions, *, view: str | None) -> Tensor:
+    return decisions.view_mask(view)
 
 
 def _check_negative_logprob(view: str | None, grad: bool) -> None:
@@ -39,7 +39,7 @@ def _check_negative_logprob(view: str | None, grad: bool) -> None:
 @term(
     name=lambda view: "negative_logprob" if view is None else f"negative_logprob@{view}",
     values=values_of,
-    active=_seen,
+    active=_view_mask,
     through=lambda view, grad: (view,) if grad else (),
     check=_check_negative_logprob,
 )
@@ -67,17 +67,17 @@ def estimated_divergence(form: str, *, view: str, grad: bool = False) -> Term:
     name = f"{form}_{view}"
 
     def loss(decisions: Decisions) -> Loss:
-        keep_BT = decisions.seen(view)
+        keep_BT = decisions.view_mask(view)
         now_BT = decisions.logprob_BT.where(keep_BT, 0.0)
-        found_BT = LOGPROB_DIVERGENCES[form](now_BT, in_view(decisions, view, grad=grad))
-        times_BT = scaled(found_BT, decisions.divergence_factor_BT)
-        return mean_of(name, decisions, times_BT, read_BT=found_BT.detach(), view=view)
+        divergence_BT = LOGPROB_DIVERGENCES[form](now_BT, in_view(decisions, view, grad=grad))
+        times_BT = scaled(divergence_BT, decisions.divergence_factor_BT)
+        return mean_of(name, decisions, times_BT, read_BT=divergence_BT.detach(), view=view)
 
     return Term(
         name=name,
         loss=loss,
         values=values_of(view),
-        active=partial(_seen, view=view),
+        active=partial(_view_mask, view=view),
         through=(view,) if grad else (),
     )
 
@@ -88,7 +88,7 @@ def _check_distillation(most: float | None) -> None:
 
 
 @TERMS.register
-@term(name=lambda view: f"distillation@{view}", values=values_of, active=_seen, check=_check_distillation)
+@term(name=lambda view: f"distillation@{view}", values=values_of, active=_view_mask, check=_check_distillation)
 def distillation(decisions: Decisions, *, view: str, most: float | None = None) -> Loss:
     """The reverse divergence from a teacher, on the policy's own samples, by its gradient.
 
@@ -99,7 +99,7 @@ def distillation(decisions: Decisions, *, view: str, most: float | None = None) 
     Source: on-policy distillation with the sampled token, and SDPO, arXiv:2601.20802, and its code (lasgroup/SDPO,
         ``compute_self_distillation_loss``), where the teacher is the policy with more in its prompt.
     """
-    logprob_BT = decisions.logprob_BT.where(decisions.seen(view), 0.0)
+    logprob_BT = decisions.logprob_BT.where(decisions.view_mask(view), 0.0)
     apart_BT = logprob_BT.detach() - in_view(decisions, view)
     if most is not None:
         apart_BT = apart_BT * ratio_of(log_ratio(decisions)).detach().clamp(max=most)
@@ -121,7 +121,7 @@ def mean_of(
 
     Shapes: (B, T) -> scalar.
     """
-    keep_BT = decisions.seen(view)
+    keep_BT = decisions.view_mask(view)
     value = factor * (decisions.plain_weight_BT.where(keep_BT, 0.0) * value_BT.where(keep_BT, 0.0)).sum()
     value_sums = of_value(name, value_BT.detach() if read_BT is None else read_BT, keep_BT)
     return Loss(value, Diagnostics(loss_sums={name: total(value)}, value_sums=value_sums))
@@ -132,6 +132,6 @@ def in_view(decisions: Decisions, view: str, *, grad: bool = False) -> Tensor:
 
     Shapes: -> (B, T).   Units: nats.
     """
-    found_BT = decisions.old_logprob_BT if view == OLD else decisions[of_view(view)]
-    logprob_BT = found_BT.where(decisions.seen(view), 0.0)
+    view_logprob_BT = decisions.old_logprob_BT if view == OLD else decisions[of_view(view)]
+    logprob_BT = view_logprob_BT.where(decisions.view_mask(view), 0.0)
     return logprob_BT if grad else logprob_BT.detach()

@@ -30,6 +30,6 @@ def ngrpo_advantage(
     a lone valid reward is compared with the imagined one too; that code does not change it.
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
-    whole_PG = torch.cat([reward_PG, torch.full_like(reward_PG[:, :1], highest)], dim=1)
+    extended_PG = torch.cat([reward_PG, torch.full_like(reward_PG[:, :1], highest)], dim=1)
     counts_PG = torch.cat([valid_PG, valid_PG.any(1, keepdim=True)], dim=1)
-    return standardized(whole_PG, counts_PG, eps=eps, correction=1)[:, :-1]
+    return standardized(extended_PG, counts_PG, eps=eps, correction=1)[:, :-1]

@@ -45,20 +45,20 @@ def risk_advantage(
     std_P1 = spread(centered(reward_PG, valid_PG), valid_PG, dim=(-1,), correction=1)
     std_P1 = std_P1.where(std_P1 > 1e-3, 1.0) + eps
     sheets = [
-        _of_sheets(score_G, whole_G, low=low, high=high, tail=tail, eps=eps).expand_as(reward_SG)
+        _of_sheets(score_G, complete_G, low=low, high=high, tail=tail, eps=eps).expand_as(reward_SG)
         for reward_SG, valid_SG in zip(reward_PG.split(bundle), valid_PG.split(bundle), strict=True)
-        for score_G, whole_G in [(reward_SG.where(valid_SG, 0.0).sum(0), valid_SG.all(0))]
+        for score_G, complete_G in [(reward_SG.where(valid_SG, 0.0).sum(0), valid_SG.all(0))]
     ]
     return (torch.cat(sheets) / std_P1).where(valid_PG, 0.0)
 
 
-def _of_sheets(score_G: Tensor, whole_G: Tensor, *, low: float, high: float, tail: float, eps: float) -> Tensor:
+def _of_sheets(score_G: Tensor, complete_G: Tensor, *, low: float, high: float, tail: float, eps: float) -> Tensor:
     """The value of each sheet, (G,); 0 where it is incomplete, or the only one."""
-    full_score_G = score_G[whole_G]
+    full_score_G = score_G[complete_G]
     if len(full_score_G) < 2:
         return torch.zeros_like(score_G)
     begin, end = full_score_G.quantile(low), full_score_G.quantile(high)
     middle_G = ((score_G - begin).clamp(min=0) - (score_G - end).clamp(min=0) + begin - end) / (high - low + eps)
     lowest_G = -(begin - score_G).clamp(min=0) / (low + eps)
     worth_G = (tail * lowest_G + middle_G) / (tail + 1) / (full_score_G.std() + eps)
-    return worth_G.where(whole_G, 0.0)
+    return worth_G.where(complete_G, 0.0)

@@ -42,7 +42,7 @@ def noise_aware_advantage(
     if not 0 <= flips < 0.5:
         raise ConfigError(f"flips is the probability of a wrong 0/1 reward: choose it from 0 to below 0.5, got {flips}")
     standard_PG = standardized(reward_PG, valid_PG, eps=eps, correction=correction)
-    seen_P1 = right_share(reward_PG, valid_PG, at_least)
-    true_P1 = ((seen_P1 - flips) / (1 - 2 * flips)).clamp(0.0, 1.0)
-    kept_P1 = divided(true_P1 * (1 - true_P1), seen_P1 * (1 - seen_P1))
-    return standard_PG * (1 - 2 * flips) * kept_P1.sqrt()
+    observed_P1 = right_share(reward_PG, valid_PG, at_least)
+    true_P1 = ((observed_P1 - flips) / (1 - 2 * flips)).clamp(0.0, 1.0)
+    variance_ratio_P1 = divided(true_P1 * (1 - true_P1), observed_P1 * (1 - observed_P1))
+    return standard_PG * (1 - 2 * flips) * variance_ratio_P1.sqrt()

@@ -27,7 +27,7 @@ def inverse_entropy(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
         mean is over the job's samples that have a kept decision, where its code takes one process's batch.
     """
     entropy_B = feedback.mean(feedback[ENTROPY])
-    known_N = feedback.job.length_N > 0
-    mean = feedback.job.value_mean[ENTROPY].where(known_N, 0.0).sum() / known_N.sum().clamp(min=1)
+    nonempty_N = feedback.job.length_N > 0
+    mean = feedback.job.value_mean[ENTROPY].where(nonempty_N, 0.0).sum() / nonempty_N.sum().clamp(min=1)
     factor_B = (mean / entropy_B.where(entropy_B > 0, 1.0)).where(entropy_B > 0, 1.0)
     return advantage_BT * factor_B[:, None].to(advantage_BT)

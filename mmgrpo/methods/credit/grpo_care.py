@@ -52,11 +52,11 @@ def likely_answers(
     Raises: ConfigError for numbers out of range.
     Source: GRPO-CARE, arXiv:2506.16141, and its code (TencentARC/GRPO-CARE, ``grpo_trainer_ref_ema.py``).
     """
-    answer_BT = feedback.mask_BT & feedback.seen(view) & (feedback.scopes(part).scope_BT >= 0)
+    answer_BT = feedback.mask_BT & feedback.view_mask(view) & (feedback.scopes(part).scope_BT >= 0)
     likely_B = row_mean(feedback[of_view(view)], answer_BT).double().exp().clamp(max=ceiling)
     column = feedback.reward(of)
-    known_B = feedback.valid_B & column.valid_B & answer_BT.any(1)
-    right_B = known_B & (column.value_B > 0.1)
+    has_answer_B = feedback.valid_B & column.valid_B & answer_BT.any(1)
+    right_B = has_answer_B & (column.value_B > 0.1)
     right_B &= centered_among(column.value_B.where(column.valid_B, torch.nan), feedback.group_B) >= 0
     above_B = centered_among(likely_B.where(right_B, torch.nan), feedback.group_B)
     bonus_B = (strength * column.value_B).where(right_B & (above_B >= -margin), 0.0)

@@ -52,11 +52,11 @@ def short_where_solved(
 
 def _most_solved(job: JobFeedback, right_N: Tensor, share: float) -> Tensor:
     """(N,) bool, the samples of the groups of the highest share of right members."""
-    groups, place_N = job.group_N.unique(return_inverse=True)
+    groups, index_N = job.group_N.unique(return_inverse=True)
     num_P, right_P = (
-        torch.zeros(len(groups), dtype=torch.float64).scatter_add(0, place_N, flag_N.double())
+        torch.zeros(len(groups), dtype=torch.float64).scatter_add(0, index_N, flag_N.double())
         for flag_N in (job.valid_N, right_N)
     )
     rate_P = right_P / num_P.clamp(min=1)
     first = rate_P.argsort(descending=True, stable=True)[: math.ceil(share * len(groups))]
-    return torch.isin(place_N, first)
+    return torch.isin(index_N, first)

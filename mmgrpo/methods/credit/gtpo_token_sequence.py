@@ -40,13 +40,13 @@ def entropy_rewards(
     groups, entropy_BT = feedback.groups, feedback[ENTROPY].double()
     present_BT = feedback.mask_BT & feedback.valid_B[:, None]
     right_BT = present_BT & (feedback.reward_B > right)[:, None]
-    found_BT = torch.zeros_like(entropy_BT)
+    shaped_BT = torch.zeros_like(entropy_BT)
     for sign, worth_BT, of_BT in ((1, entropy_BT, right_BT), (-1, 1 / (entropy_BT + eps), present_BT & ~right_BT)):
         worth_TPG, of_TPG = groups.matrix(worth_BT.T), groups.valid(of_BT.T)
         worth_TPG = worth_TPG.where(of_TPG, 0.0)
         part_TPG = of_TPG.sum(-1, keepdim=True) * worth_TPG / (worth_TPG.sum(-1, keepdim=True) + eps)
-        found_BT += sign * (base + share * groups.rows(part_TPG).T).where(of_BT, 0.0)
-    return found_BT.to(advantage_BT)
+        shaped_BT += sign * (base + share * groups.rows(part_TPG).T).where(of_BT, 0.0)
+    return shaped_BT.to(advantage_BT)
 
 
 @ESTIMATORS.register

@@ -37,6 +37,6 @@ def late_decisions(
     """
     if feedback.step < start or (end is not None and feedback.step >= end):
         return advantage_BT
-    place_BT = (feedback.mask_BT.cumsum(1) - 1) / feedback.length_B.clamp(min=1)[:, None]
-    bonus_BT = (strength * torch.sigmoid(steepness * (place_BT - 0.5))).to(advantage_BT)
+    position_BT = (feedback.mask_BT.cumsum(1) - 1) / feedback.length_B.clamp(min=1)[:, None]
+    bonus_BT = (strength * torch.sigmoid(steepness * (position_BT - 0.5))).to(advantage_BT)
     return advantage_BT + advantage_BT.sign() * bonus_BT.minimum(advantage_BT.abs() / 2)

@@ -38,11 +38,11 @@ def kl_to_go(
     Source: PRL, arXiv:2601.10201v1, and its code (MaxwellJryao/Process-Reward-Learning, ``ray_trainer.py``), where eta
         is 1 / weight; with every 1 it is eq. 5.1 of its second version, FRPO.
     """
-    view_BT, mask_BT = feedback.seen(view), feedback.mask_BT
+    view_BT, mask_BT = feedback.view_mask(view), feedback.mask_BT
     apart_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(view_BT, 0.0)
     to_come_BT = apart_BT.flip(1).cumsum(1).flip(1)
     number_BT, last = mask_BT.cumsum(1), mask_BT.shape[1] - 1
     ends_BT = mask_BT & ((number_BT % every == 0) | (number_BT == feedback.length_B[:, None]))
-    place_BT = torch.arange(last + 1, device=mask_BT.device).where(ends_BT, last)
-    end_BT = place_BT.flip(1).cummin(1).values.flip(1)
+    position_BT = torch.arange(last + 1, device=mask_BT.device).where(ends_BT, last)
+    end_BT = position_BT.flip(1).cummin(1).values.flip(1)
     return advantage_BT - weight * to_come_BT.gather(1, end_BT).where(view_BT, 0.0).to(advantage_BT)

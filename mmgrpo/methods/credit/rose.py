@@ -40,7 +40,7 @@ def shorter_branches(feedback: Feedback, advantage_BT: Tensor, *, power: float =
     Source: ROSE, arXiv:2601.05053, and its code (ZiqiZhao1/ROSE-rl, ``core_algos.py``,
         compute_grpo_iterative_branching_outcome_advantage, length_penalty).
     """
-    drawn_BT, length_B = feedback.sampled_by_BT, feedback.mask_BT.sum(1)
+    sampled_by_BT, length_B = feedback.sampled_by_BT, feedback.mask_BT.sum(1)
     right_B = feedback.valid_B & (feedback.reward_B >= right) & (length_B > 0)
     less_BT = torch.zeros_like(advantage_BT)
     for rows in members(feedback):
@@ -48,22 +48,22 @@ def shorter_branches(feedback: Feedback, advantage_BT: Tensor, *, power: float =
         shortest = min(of_group, key=lambda row: int(length_B[row]), default=-1)
         for row in of_group:
             shared_T = torch.zeros_like(feedback.mask_BT[row])
-            if drawn_BT is not None:
-                shared_T = (drawn_BT[row] == drawn_BT[shortest]).cumprod(0).bool() & feedback.mask_BT[row]
+            if sampled_by_BT is not None:
+                shared_T = (sampled_by_BT[row] == sampled_by_BT[shortest]).cumprod(0).bool() & feedback.mask_BT[row]
             length, shorter = length_B[row] - shared_T.sum(), length_B[shortest] - shared_T.sum()
             if row != shortest and length > 0:
                 less_BT[row] = (1 - (shorter.clamp(min=0) / length) ** power).to(less_BT).where(~shared_T, 0.0)
     return advantage_BT - advantage_BT.abs() * less_BT
 
 
-def _check_branch_one_by_one(from_root: float) -> None:
+def _check_branch_sequentially(from_root: float) -> None:
     if not 0 <= from_root <= 1:
-        raise ConfigError(f"branch_one_by_one begins at the prompt with a probability, got from_root={from_root}")
+        raise ConfigError(f"branch_sequentially begins at the prompt with a probability, got from_root={from_root}")
 
 
 @STRATEGIES.register
-@strategy(looks_back=True, places=meanings_part, check=_check_branch_one_by_one)
-def branch_one_by_one(rounds: Sequence[Round], setting: Setting, *, from_root: float = 0.5) -> Sequence[Request]:
+@strategy(looks_back=True, places=meanings_part, check=_check_branch_sequentially)
+def branch_sequentially(rounds: Sequence[Round], setting: Setting, *, from_root: float = 0.5) -> Sequence[Request]:
     """Trees that grow by a row of each group a round, from the decision of the highest semantic entropy of the group.
 
     The first row begins at the prompt. Each of the group_size - 1 that follow does so too with the probability

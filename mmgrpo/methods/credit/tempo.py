@@ -43,6 +43,6 @@ def prefix_tree(
             count_T = alike_GT.sum(0)
             value_T = reward_G.where(valid_G, 0.0) @ alike_GT.double() / count_T.clamp(min=1)
             before_T = torch.cat([root[None], value_T[:-1]])
-            known_T = mask_GT[member] & (count_T > 0)
-            change_BT[row] = ((value_T - before_T) / spread).where(known_T, 0.0).to(change_BT)
+            has_value_T = mask_GT[member] & (count_T > 0)
+            change_BT[row] = ((value_T - before_T) / spread).where(has_value_T, 0.0).to(change_BT)
     return advantage_BT + weight * change_BT

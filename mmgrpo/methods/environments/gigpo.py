@@ -56,12 +56,12 @@ def anchor_states(
     Source: GiGPO, arXiv:2505.10978, eq. 5 to 8, and its code (langfengQ/verl-agent, gigpo/core_gigpo.py).
     """
     turns = feedback.turns
-    rewards = turns.given if reward is None else reward_at_last_turn(turns.given, feedback.reward(reward))
+    rewards = turns.rewards if reward is None else reward_at_last_turn(turns.rewards, feedback.reward(reward))
     return_BS = returns_to_go(rewards, discount=discount).where(feedback.valid_B[:, None], torch.nan)
     state_BS = states(turns.keys_B_S, feedback.group_B.tolist(), S=return_BS.shape[1], similar=similar)
     among = partial(standardized_among, eps=eps) if normalize else centered_among
     score_BS = among(return_BS.flatten(), state_BS.flatten()).reshape(return_BS.shape)
-    return advantage_BT + weight * turns.given.at_decisions(score_BS).to(advantage_BT)
+    return advantage_BT + weight * turns.rewards.at_decisions(score_BS).to(advantage_BT)
 
 
 def reward_at_last_turn(turns: Scoped, reward: SampleColumn) -> Scoped:
@@ -84,8 +84,8 @@ def returns_to_go(turns: Scoped, *, discount: float) -> Tensor:
     for turn in reversed(range(reward_BS.shape[1])):
         following_B = reward_BS[:, turn] + discount * following_B
         return_BS[:, turn] = following_B
-    known_BS = turns.valid_BS.int().flip(1).cummax(1).values.flip(1).bool()
-    return return_BS.where(known_BS, torch.nan)
+    has_later_reward_BS = turns.valid_BS.int().flip(1).cummax(1).values.flip(1).bool()
+    return return_BS.where(has_later_reward_BS, torch.nan)
 
 
 def states(keys_B_S: Sequence[Sequence[str | None]], groups: Sequence[int], *, S: int, similar: float = 1.0) -> Tensor:

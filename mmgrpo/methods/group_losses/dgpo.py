@@ -37,13 +37,13 @@ def dgpo(decisions: Decisions, *, beta: float = 100.0, clip: float | None = None
     advantage_BT = decisions.advantage_BT.where(keep_BT, 0.0)
     apart_BT = error_BT.detach() + decisions[Value("logprob", reference)].detach().where(keep_BT, 0.0)
     weight_BT = group_weight(advantage_BT * apart_BT, keep_BT, decisions.group_BT, beta=beta)
-    held_BT = keep_BT & False
+    clipped_BT = keep_BT & False
     if clip is not None:
         ratio_BT = ratio_of(log_ratio(decisions)).detach()
-        held_BT = ((advantage_BT > 0) & (ratio_BT > 1 + clip)) | ((advantage_BT < 0) & (ratio_BT < 1 - clip))
-    error_BT = error_BT.detach().where(held_BT, error_BT)
+        clipped_BT = ((advantage_BT > 0) & (ratio_BT > 1 + clip)) | ((advantage_BT < 0) & (ratio_BT < 1 - clip))
+    error_BT = error_BT.detach().where(clipped_BT, error_BT)
     part = mean_of("dgpo", decisions, weight_BT * advantage_BT * error_BT)
-    high, low = held_BT & (advantage_BT > 0), held_BT & (advantage_BT < 0)
+    high, low = clipped_BT & (advantage_BT > 0), clipped_BT & (advantage_BT < 0)
     return Loss(part.value, part.diagnostics + Diagnostics(clip_high_count=total(high), clip_low_count=total(low)))
 
 

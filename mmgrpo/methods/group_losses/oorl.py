@@ -62,7 +62,7 @@ def answers_of_source(
     answers = tuple(Answer(column) for column in columns)
     read = tuple(range(len(answers)))
     return tuple(
-        Request(prompt=request.prompt, members=read, given=answers)
+        Request(prompt=request.prompt, members=read, off_policy_rows=answers)
         if setting.key_of(request.prompt).startswith(f"{source}/")
         else request
         for request in fixed().ask(rounds, setting)

@@ -32,7 +32,7 @@ def pacs(members: Members, *, beta: float = 1.0, right: float = 0.5, balanced: b
     loss_PG = torch.nn.functional.binary_cross_entropy_with_logits(logit_PG, right_PG.to(logit_PG), reduction="none")
     if balanced:
         num_P1 = (right_PG & members.present_PG).sum(1, keepdim=True)
-        own_PG = num_P1.where(right_PG, count_P1 - num_P1)
+        num_same_PG = num_P1.where(right_PG, count_P1 - num_P1)
         both_P1 = (num_P1 > 0) & (num_P1 < count_P1)
-        loss_PG = loss_PG * (count_P1 / (2 * own_PG.clamp(min=1))).where(both_P1, 1.0)
+        loss_PG = loss_PG * (count_P1 / (2 * num_same_PG.clamp(min=1))).where(both_P1, 1.0)
     return members.mean(loss_PG)[:, 0].where(members.count_P > 1, 0.0)

@@ -24,7 +24,7 @@ def both_ends(feedback: Feedback, advantage_BT: Tensor, *, weight: float) -> Ten
     Units: weight is dimensionless, the excess of the ends over the middle.
     Source: temporal advantage shaping of AVATAR, arXiv:2508.03100.
     """
-    place_BT = feedback.mask_BT.cumsum(1) - 1
+    position_BT = feedback.mask_BT.cumsum(1) - 1
     last_B1 = (feedback.length_B - 1).clamp(min=1)[:, None]
-    from_middle_BT = (2 * place_BT / last_B1 - 1).to(advantage_BT)
+    from_middle_BT = (2 * position_BT / last_B1 - 1).to(advantage_BT)
     return advantage_BT * (1 + weight * from_middle_BT.square())

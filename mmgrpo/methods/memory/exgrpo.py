@@ -31,9 +31,9 @@ def by_successes(*, group: int = 8, width: float = 1.0) -> PromptSampler:
         raise ConfigError(f"prompts.sampler: by_successes needs group >= 1 and width > 0, got {group} and {width}")
 
     def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
-        known_N = memory.read("num_samples", pool.keys) > 0
+        sampled_N = memory.read("num_samples", pool.keys) > 0
         successes_N = (memory.read("last_rate", pool.keys) * group).round().long().clamp(0, group)
-        usable_N = known_N & (successes_N > 0) & (successes_N < group)
+        usable_N = sampled_N & (successes_N > 0) & (successes_N < group)
         shared_N = torch.bincount(successes_N[usable_N], minlength=group + 1)[successes_N].clamp(min=1)
         log_weight_N = -((successes_N - group / 2) / width).square() / 2 - shared_N.log()
         return sample_by_weight(log_weight_N.double().where(usable_N, NEVER), step, num, seed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mmgrpo.data.samplers import DRAW, SAMPLERS, Pool, PromptSampler, longest_waiting, uniform
 from mmgrpo.maths.columns import COLUMNS, column_of
-from mmgrpo.maths.prompt_weights import adapted_probability, kept_probability
+from mmgrpo.maths.prompt_weights import adapted_probability, keep_probability
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Memory, Outcomes
 
@@ -37,11 +37,11 @@ def skip_settled(
 
     def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
         probability = {"easy": start, "hard": start, **memory.state("skip_settled")}
-        easy_N = kept_probability(probability["easy"], memory.read("right_streak", pool.keys), floor=floor)
-        hard_N = kept_probability(probability["hard"], memory.read("wrong_streak", pool.keys), floor=floor)
+        easy_N = keep_probability(probability["easy"], memory.read("right_streak", pool.keys), floor=floor)
+        hard_N = keep_probability(probability["hard"], memory.read("wrong_streak", pool.keys), floor=floor)
         epoch = step // -(-len(pool.keys) // num)
-        kept_N = uniform(derive_seed(seed, DRAW, epoch), len(pool.keys)) < easy_N * hard_N
-        return longest_waiting(memory, step, pool, num, seed, kept_N)
+        keep_N = uniform(derive_seed(seed, DRAW, epoch), len(pool.keys)) < easy_N * hard_N
+        return longest_waiting(memory, step, pool, num, seed, keep_N)
 
     def learn(memory: Memory, outcomes: Outcomes) -> Memory:
         if not bool(outcomes.scored_K.any()):

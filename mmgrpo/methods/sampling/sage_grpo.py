@@ -29,8 +29,10 @@ def equal_gradient_weight(noise: Noise, mask_BT: Tensor) -> Tensor:
         Deviation: the median is over the decisions that train, where its code takes all of the schedule.
     """
     require_mask(noise, mask_BT)
-    drawn_BT = mask_BT & (noise.std_BT > 0)
-    std_BT, level_BT = (each_BT.where(drawn_BT, torch.ones_like(each_BT)) for each_BT in (noise.std_BT, noise.level_BT))
+    sampled_BT = mask_BT & (noise.std_BT > 0)
+    std_BT, level_BT = (
+        each_BT.where(sampled_BT, torch.ones_like(each_BT)) for each_BT in (noise.std_BT, noise.level_BT)
+    )
     norm_BT = (noise.step_BT + std_BT**2 * (1 - level_BT) / (2 * level_BT)) / std_BT
-    median_B1 = norm_BT.where(drawn_BT, torch.nan).nanmedian(1, keepdim=True).values
-    return (median_B1 / norm_BT).where(drawn_BT, 0.0)
+    median_B1 = norm_BT.where(sampled_BT, torch.nan).nanmedian(1, keepdim=True).values
+    return (median_B1 / norm_BT).where(sampled_BT, 0.0)

@@ -60,5 +60,5 @@ def top_product(decisions: Decisions, job_values: JobValues, *, share: float) ->
         return Modulated()
     product_N = job_values[ADVANTAGE].double().abs() * job_values[ENTROPY].double()
     product_BT = detached(decisions, ADVANTAGE).double().abs() * detached(decisions, ENTROPY).double()
-    kept_BT = product_BT >= quantile(product_N, 1 - share)
-    return Modulated(loss_BT=kept_BT.to(decisions.logprob_BT.detach()))
+    keep_BT = product_BT >= quantile(product_N, 1 - share)
+    return Modulated(loss_BT=keep_BT.to(decisions.logprob_BT.detach()))

@@ -46,9 +46,9 @@ def consistent_members(
     steps_B = scoped.valid_BS.sum(1)
     score_B = scoped.value_BS.double().where(scoped.valid_BS, 0.0).sum(1) / steps_B.clamp(min=1)
     right_B = feedback.reward_B >= right
-    odd_B = (steps_B <= 1) | (steps_B >= most_steps)
+    extreme_B = (steps_B <= 1) | (steps_B >= most_steps)
     # of an odd number, one fewer is kept of the right ones and of the wrong ones, of which the worst are kept
-    score_B = score_B - penalty * odd_B * (2 * right_B.double() - 1)
+    score_B = score_B - penalty * extreme_B * (2 * right_B.double() - 1)
     keep_B = torch.zeros_like(feedback.valid_B)
     for rows in members(feedback):
         good, bad = rows[right_B[rows]], rows[~right_B[rows]]

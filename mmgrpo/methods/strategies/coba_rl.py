@@ -12,7 +12,7 @@ from statistics import pvariance
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import column_of
-from mmgrpo.maths.pass_rate import largest_gains, rates_seen, sized
+from mmgrpo.maths.pass_rate import largest_gains, pass_rates, sized
 from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, strategy
 from mmgrpo.memory import Memory
 
@@ -50,10 +50,10 @@ def by_capability(
     """
     if rounds:
         return ()
-    known_rates, budget = rates_seen(setting), setting.group_size * setting.num_prompts
-    if not known_rates or budget < least * setting.num_prompts:
+    earlier_rates, budget = pass_rates(setting), setting.group_size * setting.num_prompts
+    if not earlier_rates or budget < least * setting.num_prompts:
         return setting.groups(0, setting.num_prompts)
-    rates = dict.fromkeys(range(setting.num_prompts), 0.5) | known_rates
+    rates = dict.fromkeys(range(setting.num_prompts), 0.5) | earlier_rates
     alpha = beta_of(_failures(setting.memory), total)
     return sized(explored(rates, budget, least=least, most=most, alpha=alpha, beta=total - alpha))
 

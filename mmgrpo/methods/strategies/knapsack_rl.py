@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import column_of
-from mmgrpo.maths.pass_rate import largest_gains, rates_seen, sized
+from mmgrpo.maths.pass_rate import largest_gains, pass_rates, sized
 from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, strategy
 
 
@@ -42,11 +42,9 @@ def by_learning_value(
     """
     if rounds:
         return ()
-    known_rates = rates_seen(setting)
+    rates = pass_rates(setting)
     sizes = dict.fromkeys(range(setting.num_prompts), setting.group_size)
-    sizes |= shared_out(
-        known_rates, setting.group_size * len(known_rates), least=least, most=most, confidence=confidence
-    )
+    sizes |= shared_out(rates, setting.group_size * len(rates), least=least, most=most, confidence=confidence)
     return sized(sizes)
 
 

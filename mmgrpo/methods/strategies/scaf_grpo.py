@@ -39,7 +39,7 @@ def _check_scaffold(prompt_templates: Sequence[str], start: int) -> None:
 
 
 @STRATEGIES.register
-@second_round(kept=_with_least_hinted, start=lambda start: start, check=_check_scaffold)
+@second_round(keep=_with_least_hinted, start=lambda start: start, check=_check_scaffold)
 def scaffold(
     first: Round,
     setting: Setting,

@@ -40,7 +40,7 @@ def with_drafts(
         members = tuple(range(setting.group_size))
         if drafts:
             drafted = members[: len(drafts)]
-            requests.append(Request(prompt=prompt, members=drafted, given=drafts, lenience=lenience))
+            requests.append(Request(prompt=prompt, members=drafted, off_policy_rows=drafts, lenience=lenience))
         if rest := members[len(drafts) :]:
             requests.append(Request(prompt=prompt, members=rest))
     return requests

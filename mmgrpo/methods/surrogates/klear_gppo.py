@@ -28,10 +28,10 @@ def gppo(
     """
     del logprob_BT
     floor, ceiling = bound_like(1 - low, ratio_BT), bound_like(1 + high, ratio_BT)
-    held_BT = clamped_ratio(ratio_BT, floor, ceiling).detach()
-    inside_BT = held_BT == ratio_BT
-    kept_BT = ratio_BT.where(inside_BT, held_BT * (ratio_BT / ratio_BT.detach()))
-    loss_BT = torch.maximum(-advantage_BT * ratio_BT, -advantage_BT * kept_BT)
+    clamped_BT = clamped_ratio(ratio_BT, floor, ceiling).detach()
+    inside_BT = clamped_BT == ratio_BT
+    gradient_ratio_BT = ratio_BT.where(inside_BT, clamped_BT * (ratio_BT / ratio_BT.detach()))
+    loss_BT = torch.maximum(-advantage_BT * ratio_BT, -advantage_BT * gradient_ratio_BT)
     low_BT, high_BT = (ratio_BT < floor) & (advantage_BT < 0), (ratio_BT > ceiling) & (advantage_BT > 0)
     if bound is None:
         return Surrogate(loss_BT, low_BT, high_BT)

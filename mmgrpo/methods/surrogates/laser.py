@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @ESTIMATORS.register
 @estimator(values=lambda token: (end_logprob(token),), start=lambda start: start)
-def self_judged(
+def self_rewarded(
     feedback: Feedback,
     advantage_BT: Tensor,
     *,
@@ -52,8 +52,10 @@ def self_judged(
     for rows in members(feedback):
         std = score_B[rows].std() if len(rows) > 1 else score_B.new_zeros(())
         if std > least:
-            own_G1 = ((score_B[rows] - score_B[rows].mean()) / std)[:, None].to(advantage_BT)
-            mixed_BT[rows] = ((1 - share) * advantage_BT[rows] + share * own_G1).where(feedback.mask_BT[rows], 0.0)
+            self_advantage_G1 = ((score_B[rows] - score_B[rows].mean()) / std)[:, None].to(advantage_BT)
+            mixed_BT[rows] = ((1 - share) * advantage_BT[rows] + share * self_advantage_G1).where(
+                feedback.mask_BT[rows], 0.0
+            )
     return mixed_BT
 
 

@@ -33,5 +33,5 @@ def excess_likelihood(feedback: Feedback, advantage_BT: Tensor, *, view: str, we
         token, in the reward.
     """
     excess_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).clamp(min=0)
-    mean_B = row_mean(excess_BT, feedback.seen(view))
+    mean_B = row_mean(excess_BT, feedback.view_mask(view))
     return advantage_BT - weight * mean_B[:, None].to(advantage_BT)

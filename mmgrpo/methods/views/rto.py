@@ -45,7 +45,7 @@ def returns_in_view(
     Source: RTO, arXiv:2404.18922, and its code (zkshan2002/RTO, ``experience_maker.py``, ``compute_reward``), with
         gamma 1. Deviation: the group's mean in place of a learned value.
     """
-    view_BT = feedback.seen(view) if base is None else feedback.seen(view) & feedback.seen(base)
+    view_BT = feedback.view_mask(view) if base is None else feedback.view_mask(view) & feedback.view_mask(base)
     base_BT = feedback.old_logprob_BT if base is None else feedback[of_view(base)]
     worth_BT = (weight * (feedback[of_view(view)] - base_BT)).where(view_BT, 0.0)
     worth_BT = worth_BT if limit is None else worth_BT.clamp(-limit, limit)

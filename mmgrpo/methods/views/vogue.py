@@ -52,7 +52,7 @@ def bounded_uncertainty(
     Raises: ConfigError for bounds that are not above 0, or weights below 0.
     Source: VOGUE, arXiv:2510.01444, with divergences of the full distributions.
     """
-    log_ratio_BT = (feedback[of_view(view)] - feedback.old_logprob_BT).where(feedback.seen(view), 0.0)
+    log_ratio_BT = (feedback[of_view(view)] - feedback.old_logprob_BT).where(feedback.view_mask(view), 0.0)
     apart_BT = (0.5 * (ratio_of(log_ratio_BT) - 1) * log_ratio_BT).to(advantage_BT)
     size_BT, unsure_BT = advantage_BT.abs(), feedback[ENTROPY].to(advantage_BT)
     bonus_BT = torch.minimum(size_BT / bound, weight * apart_BT)

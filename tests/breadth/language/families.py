@@ -146,7 +146,7 @@ def _text_maker(
             values["decoder_start_token_id"] = tokenizer.bos_token_id
         elif hasattr(config, "is_decoder"):
             values["is_decoder"] = True
-        return _drawn(getattr(transformers, architecture), shrunk(config, **merged(values, given))), tokenizer
+        return _random_mask(getattr(transformers, architecture), shrunk(config, **merged(values, given))), tokenizer
 
     return make
 
@@ -154,7 +154,7 @@ def _text_maker(
 def _seeing_maker(given: Mapping[str, Any]) -> Callable[[], tuple[PreTrainedModel, Any]]:
     def make() -> tuple[PreTrainedModel, Any]:
         tokenizer = _tokenizer(given)
-        processor = _made(given["processor"], tokenizer)
+        processor = _construct(given["processor"], tokenizer)
         processor.chat_template = tokenizer.chat_template
         kind = getattr(transformers, given["model"])
         values, ids = small(kind.config_class().to_dict()), _ids(tokenizer)
@@ -162,8 +162,8 @@ def _seeing_maker(given: Mapping[str, Any]) -> Callable[[], tuple[PreTrainedMode
         values = merged(values, ids if part is None else {part: ids} | {k: v for k, v in ids.items() if k in values})
         marks = given.get("ids", {"image_token_id": "<image>"})
         values |= {name: tokenizer.convert_tokens_to_ids(token) for name, token in marks.items()}
-        config = kind.config_class(**merged(values, _made(given.get("config", {}), tokenizer)))
-        return _drawn(kind, config), processor
+        config = kind.config_class(**merged(values, _construct(given.get("config", {}), tokenizer)))
+        return _random_mask(kind, config), processor
 
     return make
 
@@ -178,17 +178,17 @@ def _tokenizer(given: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _made(given: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
+def _construct(given: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
     """What a value of the tables stands for."""
     if given == "TOKENIZER":
         return tokenizer
     if isinstance(given, list):
-        return [_made(value, tokenizer) for value in given]
+        return [_construct(value, tokenizer) for value in given]
     if not isinstance(given, Mapping):
         return given
     if set(given) == {"token"}:
         return tokenizer.convert_tokens_to_ids(given["token"])
-    values = {name: _made(value, tokenizer) for name, value in given.items()}
+    values = {name: _construct(value, tokenizer) for name, value in given.items()}
     if "of" not in values:
         return values
     kind = getattr(transformers, values.pop("of"))
@@ -205,7 +205,7 @@ def _ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     }
 
 
-def _drawn(kind: Any, config: Any) -> PreTrainedModel:
+def _random_mask(kind: Any, config: Any) -> PreTrainedModel:
     """A model in float32 and eval mode. Raises ValueError if its configuration is not small."""
     with torch.device("meta"):
         sizes = {name: parameter.numel() for name, parameter in kind(config).named_parameters()}

@@ -11,7 +11,7 @@ from mmgrpo.policies.sampling import semantic_entropy
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Branch, Setting
 from mmgrpo.maths.strategies.branch_points import Row, height, meanings_part
-from mmgrpo.methods.credit.rose import branch_one_by_one, shorter_branches
+from mmgrpo.methods.credit.rose import branch_sequentially, shorter_branches
 from tests.configs.method_steps import Step, assert_credit
 from tests.maths.test_strategies import answered
 
@@ -46,7 +46,7 @@ def test_next_branch_starts_at_the_highest_entropy_of_all_rows() -> None:
     places = meanings_part()(row)
     assert (places, height(row, places), height(row, [])) == ([2, 3, 1], -0.5, float("-inf"))
     three = replace(FOUR, num_prompts=1, group_size=3)
-    strategy, rounds = branch_one_by_one(from_root=0.0), []
+    strategy, rounds = branch_sequentially(from_root=0.0), []
     for found, high in (((2, 1), -0.5), ((3,), -0.5)):
         (request,) = strategy.ask(rounds, three)
         assert request.members == (len(rounds),)
@@ -55,10 +55,10 @@ def test_next_branch_starts_at_the_highest_entropy_of_all_rows() -> None:
     assert (rounds[1].requests[0].continues, last.continues) == (Branch(0, 2), Branch(0, 2))
     higher = replace(rounds[1], heights_B=[-0.4])
     assert strategy.ask([rounds[0], higher], three)[0].continues == Branch(1, 3)
-    assert branch_one_by_one(from_root=1.0).ask(rounds, three)[0].continues is None
+    assert branch_sequentially(from_root=1.0).ask(rounds, three)[0].continues is None
     assert strategy.ask([replace(rounds[0], places_B=[()])], three)[0].continues is None
     assert strategy.ask([*rounds, rounds[1]], three) == ()
     with pytest.raises(ConfigError, match="with a probability"):
-        branch_one_by_one(from_root=2.0)
+        branch_sequentially(from_root=2.0)
     with pytest.raises(ConfigError, match="a power above 0"):
         shorter_branches(power=0.0)

@@ -48,7 +48,7 @@ def test_most_certain_right_row_is_replayed() -> None:
     memory = Memory().with_replay(rows, per_prompt=8, total=8)
     setting = Setting(step=1, num_prompts=1, group_size=7, memory=memory, key_of=lambda n: "a")
     *_, request = strategy_of("exgrpo").ask((), setting)
-    assert (request.members, request.given) == ((7,), (rows[1],))
+    assert (request.members, request.off_policy_rows) == ((7,), (rows[1],))
 
 
 def test_numbers_of_successes_share_the_draws_by_a_normal_curve() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.methods.off_policy.meml_grpo import systems, weakest_system
-from mmgrpo.values import of_view, seen_in
+from mmgrpo.values import mask_of_view, of_view
 from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO, UP
 from tests.configs.method_steps import Step, assert_loss
 
@@ -18,7 +18,7 @@ LOSS = (
         log_ratio=((0.0,), (0.0,), (0.0,), (0.0,), (UP,), (0.0,)),
         values={
             of_view("weakest"): [[-1.5], [-3.0], [0.0], [0.0], [0.0], [0.0]],
-            seen_in("weakest"): [[1.0], [1.0], [0.0], [0.0], [0.0], [0.0]],
+            mask_of_view("weakest"): [[1.0], [1.0], [0.0], [0.0], [0.0], [0.0]],
         },
     ),
     (2.5 - 0.2 * A_TWO_6) / 6,

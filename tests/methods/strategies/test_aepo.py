@@ -45,7 +45,7 @@ def test_positives_replace_the_first_rows(
     assert (again.train_without_template, again.as_on_policy) == (True, True)
     rounds = [first, answered([again], rewards)]
     assert strategy.ask(rounds, FOUR) == ()
-    kept = [keep_B.int().tolist() for keep_B in strategy.kept(rounds, FOUR)]
+    kept = [keep_B.int().tolist() for keep_B in strategy.keep(rounds, FOUR)]
     assert kept == [[0] * room + [1] * (8 - room), placed]
 
 
@@ -53,12 +53,12 @@ def test_few_positives_and_all_prompts() -> None:
     strategy = with_tempered(share=1.0, most=2, temperature=1.2)
     first = answered(strategy.ask((), FOUR), [0] * 8)
     second = answered(strategy.ask([first], FOUR), [0, 1] * 4)
-    assert [keep_B.int().tolist() for keep_B in strategy.kept([first, second], FOUR)] == [
+    assert [keep_B.int().tolist() for keep_B in strategy.keep([first, second], FOUR)] == [
         [0, 0, 1, 1, 1, 1, 1, 1],
         [0, 1, 0, 1, 0, 0, 0, 0],
     ]
     cold = with_tempered(share=1.0, most=4, temperature=0.8)
-    assert [int(keep_B.sum()) for keep_B in cold.kept([first, second], FOUR)] == [6, 2]
+    assert [int(keep_B.sum()) for keep_B in cold.keep([first, second], FOUR)] == [6, 2]
     with pytest.raises(ConfigError, match="with_tempered needs"):
         with_tempered(share=0.0)
 

@@ -31,5 +31,5 @@ def test_right_answer_of_an_earlier_step_joins_an_unsolved_group() -> None:
     for _ in range(4):
         rounds.append(answered(strategy.ask(rounds, setting), [0, 0]))
     (request,) = strategy.ask(rounds, setting)
-    assert (request.members, request.given) == ((8,), [rows[0]])
+    assert (request.members, request.off_policy_rows) == ((8,), [rows[0]])
     assert strategy.ask([*rounds, answered([request], [1])], setting) == ()

@@ -7,7 +7,7 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.methods.surrogates.laser import self_judged, self_reward
+from mmgrpo.methods.surrogates.laser import self_reward, self_rewarded
 from mmgrpo.values import end_logprob
 from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit, assert_loss
@@ -55,7 +55,7 @@ def test_a_text_that_was_cut_off_rewards_itself_with_nothing() -> None:
     feedback = feedback_of(
         [1.0, 0.0], [0, 0], old_logprob=[[0.0, 0.0]] * 2, values={SAID: torch.tensor([[0.0, -14.0], [0.0, 0.0]])}
     )
-    advantage_BT = self_judged(token=151652).assign(feedback, torch.zeros(2, 2))
+    advantage_BT = self_rewarded(token=151652).assign(feedback, torch.zeros(2, 2))
     assert advantage_BT[:, 0].tolist() == pytest.approx([0.0707107, -0.0707107])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmgrpo.values import of_view, seen_in
+from mmgrpo.values import mask_of_view, of_view
 from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
 
@@ -11,7 +11,7 @@ LOSS = (
     Step(
         reward=ONE_OF_TWO,
         lengths=[1, 1],
-        values={of_view("peer"): [[0.0], [-0.5]], seen_in("peer"): [[0.0], [1.0]]},
+        values={of_view("peer"): [[0.0], [-0.5]], mask_of_view("peer"): [[0.0], [1.0]]},
     ),
     0.5,
 )

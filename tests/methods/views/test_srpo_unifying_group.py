@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import log
 
-from mmgrpo.values import of_view, seen_in
+from mmgrpo.values import mask_of_view, of_view
 from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
 
@@ -14,7 +14,7 @@ LOSS = (
         reward=ONE_OF_TWO,
         lengths=[1, 1],
         log_ratio=((log(1.4),), (0.0,)),
-        values={of_view("peer"): [[0.0], [-0.5]], seen_in("peer"): [[0.0], [1.0]]},
+        values={of_view("peer"): [[0.0], [-0.5]], mask_of_view("peer"): [[0.0], [1.0]]},
     ),
     (-0.64 + 0.5) / 2,
 )
