@@ -100,12 +100,12 @@ def main() -> None:
         output = options.output or Path(temporary)
         warm = warmed_up(output)
         for name in RUNS:
-            found = run(name, warm, output, reward=options.reward, seed=options.seed)
-            print(f"{name}: {found.status}")
-            for step, accuracy in found.held_out.items():
-                print(f"  step {step:>3}  {options.reward} {found.trained.get(step, float('nan')):.3f}"
+            result = run(name, warm, output, reward=options.reward, seed=options.seed)
+            print(f"{name}: {result.status}")
+            for step, accuracy in result.held_out.items():
+                print(f"  step {step:>3}  {options.reward} {result.trained.get(step, float('nan')):.3f}"
                       f"  held-out accuracy {accuracy:.3f}")  # fmt: skip
-            for alarm in found.alarms:
+            for alarm in result.alarms:
                 print(f"  step {alarm['step']}: {alarm['kind']}: {alarm['measured']}; {alarm['cure']}")
 
 

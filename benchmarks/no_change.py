@@ -76,15 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     overrides = [*SHORTENED, f"steps={options.steps}", *options.set]
     print(f"this tree against {options.base}: {' '.join(overrides)}\n{HEADER}")
-    found = []
+    result = []
     with checked_out(options.base) as base:
         for config in options.configs:
             shared = for_tasks(config, overrides)
             comparison = compare(train(ROOT, config, shared), train(base, config, [*shared, *options.set_base]))
             print(_shown(config, comparison), flush=True)
-            found.append(comparison)
+            result.append(comparison)
     print(LEGEND)
-    return 0 if all(comparison.same for comparison in found) else 1
+    return 0 if all(comparison.same for comparison in result) else 1
 
 
 def for_tasks(config: str, overrides: Sequence[str]) -> list[str]:
@@ -186,12 +186,12 @@ def checked_out(commit: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def _shown(config: str, found: Comparison) -> str:
-    weights = "same" if found.weights else "DIFFERENT"
-    lines = [f"{config:28} {weights:>9} {found.num_lines:6} {found.num_numbers:8} {len(found.differing):7}"]
-    lines += [f"    {each}" for each in found.differing[:10]]
-    if found.added:
-        lines.append(f"    logged here alone: {', '.join(found.added)}")
+def _shown(config: str, result: Comparison) -> str:
+    weights = "same" if result.weights else "DIFFERENT"
+    lines = [f"{config:28} {weights:>9} {result.num_lines:6} {result.num_numbers:8} {len(result.differing):7}"]
+    lines += [f"    {each}" for each in result.differing[:10]]
+    if result.added:
+        lines.append(f"    logged here alone: {', '.join(result.added)}")
     return "\n".join(lines)
 
 

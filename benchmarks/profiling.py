@@ -20,7 +20,7 @@ from benchmarks.timing import timed
 from mmgrpo.types import Rollout
 
 Code = tuple[str, int, str]  # file, line, function: how pstats names what it timed
-Found = Mapping[Code, tuple[int, int, float, float, Mapping[Code, tuple[int, int, float, float]]]]
+Statistics = Mapping[Code, tuple[int, int, float, float, Mapping[Code, tuple[int, int, float, float]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,9 @@ def profiles(setting: Setting) -> list[Profile]:
 def _profile(part: str, work: Callable[[], Any], calls: int, setting: Setting) -> Profile:
     runs = [timed(setting.device, work).spent for _ in range(RUNS)]
     ms = 1000 * median(run.cpu_s if setting.device == "cpu" else run.wall_s for run in runs) / calls
-    found = shares(lambda: [work() for _ in range(RUNS)])
-    needed = sum(found.get(group, 0.0) for group in NEEDED)
-    overhead = {group: share / (1 - needed) for group, share in found.items() if group not in NEEDED}
+    result = shares(lambda: [work() for _ in range(RUNS)])
+    needed = sum(result.get(group, 0.0) for group in NEEDED)
+    overhead = {group: share / (1 - needed) for group, share in result.items() if group not in NEEDED}
     return Profile(part, ms * (1 - needed), overhead)
 
 
@@ -113,13 +113,13 @@ def shares(work: Callable[[], Any]) -> dict[str, float]:
     """Each group's share of the time of ``work``; they add up to 1."""
     profile = cProfile.Profile()
     profile.runcall(work)
-    found: Found = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
+    result: Statistics = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
     owners: dict[Code, Mapping[str, float]] = {}
     seconds: dict[str, float] = {}
-    for code, (_, _, own_s, _, callers) in found.items():
-        parts = [(timing[2], _owners(caller, found, owners)) for caller, timing in callers.items()]
+    for code, (_, _, own_s, _, callers) in result.items():
+        parts = [(timing[2], _owners(caller, result, owners)) for caller, timing in callers.items()]
         if group_of(code) is not None or not parts:
-            parts = [(own_s, _owners(code, found, owners))]
+            parts = [(own_s, _owners(code, result, owners))]
         for spent_s, charged in parts:
             for group, fraction in charged.items():
                 seconds[group] = seconds.get(group, 0.0) + spent_s * fraction
@@ -136,20 +136,20 @@ def group_of(code: Code) -> str | None:
     return None
 
 
-def _owners(code: Code, found: Found, known: dict[Code, Mapping[str, float]]) -> Mapping[str, float]:
+def _owners(code: Code, result: Statistics, known: dict[Code, Mapping[str, float]]) -> Mapping[str, float]:
     """Who pays for a function: its group, or the groups of its callers by the time they spent in it."""
     if code in known:
         return known[code]
     own = group_of(code)
     known[code] = {OTHER: 1.0} if own is None else {own: 1.0}  # also the answer to a cycle
-    callers = found[code][4] if code in found else {}
+    callers = result[code][4] if code in result else {}
     weights = {caller: timing[3] for caller, timing in callers.items() if caller != code}
     total = sum(weights.values())
     if own is not None or total == 0:
         return known[code]
     charged: dict[str, float] = {}
     for caller, weight in weights.items():
-        for group, fraction in _owners(caller, found, known).items():
+        for group, fraction in _owners(caller, result, known).items():
             charged[group] = charged.get(group, 0.0) + fraction * weight / total
     known[code] = charged
     return charged

@@ -116,8 +116,8 @@ def measured(reward: str, form: Any, load: Load, repeat: int) -> tuple[Rate, Rat
     """One by one and batched, by turns, each on a server process of its own."""
     rounds = [(under_load(reward, form, load, 1), under_load(reward, form, load, BATCH)) for _ in range(repeat)]
     alone, together = (
-        Rate(median(rate.samples_per_s for rate in found), median(rate.samples_per_call for rate in found))
-        for found in zip(*rounds, strict=True)
+        Rate(median(rate.samples_per_s for rate in result), median(rate.samples_per_call for rate in result))
+        for result in zip(*rounds, strict=True)
     )
     return alone, together
 
@@ -167,8 +167,8 @@ def _counted(port: int) -> tuple[float, float]:
     with closing(HTTPConnection("127.0.0.1", port)) as connection:
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
-    found = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
-    return found["mmgrpo_samples_total"], found["mmgrpo_batch_samples_count"]
+    result = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+    return result["mmgrpo_samples_total"], result["mmgrpo_batch_samples_count"]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -55,8 +55,8 @@ def main(names: Sequence[str]) -> None:
             _iteration(policy, prompts, seed=0)
         seconds: list[list[float]] = [[], []]
         for turn in range(1, TURNS + 1):
-            for found, policy in zip(seconds, (alone, batched), strict=True):
-                found.append(timed("cpu", partial(_iteration, policy, prompts, turn)).spent.cpu_s)
+            for result, policy in zip(seconds, (alone, batched), strict=True):
+                result.append(timed("cpu", partial(_iteration, policy, prompts, turn)).spent.cpu_s)
         ratios = [a / b for a, b in zip(*seconds, strict=True)]
         form = next(choice for choice in batched.resolved_settings if "rows show" in choice).rpartition(" as ")[2]
         turns = ", ".join(f"{ratio:.1f}" for ratio in ratios)

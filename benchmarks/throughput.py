@@ -60,8 +60,8 @@ def main() -> None:
     """Prints a row per case and part."""
     print("| case | | one process, s | two, s | ratio |\n| --- | --- | --- | --- | --- |")
     for name, settings in CASES.items():
-        found = [seconds(num, settings) for num in (1, 2, 1, 2)]
-        for part, times in zip(("rollout", "updates", "a supervised step"), zip(*found, strict=True), strict=True):
+        result = [seconds(num, settings) for num in (1, 2, 1, 2)]
+        for part, times in zip(("rollout", "updates", "a supervised step"), zip(*result, strict=True), strict=True):
             one, two = times[::2], times[1::2]
             told = [", ".join(f"{time:.3g}" for time in each) for each in (one, two)]
             print(f"| {name} | {part} | {told[0]} | {told[1]} | {sum(one) / sum(two):.2f} |", flush=True)

@@ -57,15 +57,15 @@ Outcome = tuple[Tensor, list[dict[str, Any]]]
 
 def started(way: Way, into: Path, names: Sequence[str]) -> Path:
     """Runs the scenarios in processes of their own, unless that was done; gives the file of what came of it."""
-    found = into / f"{way.name}.pt"
-    if not found.exists():
+    result = into / f"{way.name}.pt"
+    if not result.exists():
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={way.processes}", "--standalone"]
         command += ["-m", "benchmarks.world_sizes", "--way", way.name, "--into", str(into), "--only", *names]
         own = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "MMGRPO_TIMES": "3", "FSDP_VERSION": "2"}
         own |= {"ACCELERATE_USE_FSDP": str(way.sharded).lower()}
         with (into / f"{way.name}.log").open("w") as log:
             subprocess.run(command, env={**os.environ, **own}, stdout=log, stderr=log, check=True)
-    return found
+    return result
 
 
 def run(way: Way, into: Path, names: Sequence[str]) -> None:
@@ -74,13 +74,13 @@ def run(way: Way, into: Path, names: Sequence[str]) -> None:
 
     if way.trains == "adapters":
         test_sharding.with_adapters()
-    found: dict[str, Outcome] = {}
+    result: dict[str, Outcome] = {}
     for name in names or test_world_sizes.SCENARIOS:
         torch.manual_seed(0)
         trainer = test_world_sizes.SCENARIOS[name](into / "runs" / way.name / name)
-        found[name] = test_world_sizes.outcome(trainer)
+        result[name] = test_world_sizes.outcome(trainer)
     if os.environ["RANK"] == "0":
-        torch.save(found, into / f"{way.name}.pt")
+        torch.save(result, into / f"{way.name}.pt")
 
 
 def apart(one: Outcome, other: Outcome) -> tuple[float, float]:
@@ -90,15 +90,15 @@ def apart(one: Outcome, other: Outcome) -> tuple[float, float]:
     return distance, max((abs(a - b) for a, b in zip(*rewards, strict=True)), default=0.0)
 
 
-def table(found: Mapping[str, Mapping[str, Outcome]]) -> Iterator[str]:
+def table(result: Mapping[str, Mapping[str, Outcome]]) -> Iterator[str]:
     """A row per scenario, a column per way but for those that the others are compared with."""
     others = [way for way in WAYS if way.processes > 1]
     yield "| scenario | " + " | ".join(way.name for way in others) + " |"
     yield "| --- |" + " --- |" * len(others)
-    for name in found["all-1"]:
+    for name in result["all-1"]:
         cells = []
         for way in others:
-            distance, reward = apart(found[f"{way.trains}-1"][name], found[way.name][name])
+            distance, reward = apart(result[f"{way.trains}-1"][name], result[way.name][name])
             cells.append(f"{distance:.0e}" + (f" (rewards {reward:.0e})" if reward > 1e-6 else ""))
         yield f"| {name} | " + " | ".join(cells) + " |"
 
@@ -114,8 +114,8 @@ def main() -> None:
         run(next(way for way in WAYS if way.name == asked.way), asked.into, asked.only)
         return
     asked.into.mkdir(parents=True, exist_ok=True)
-    found = {way.name: torch.load(started(way, asked.into, asked.only), weights_only=False) for way in WAYS}
-    print("\n".join(table(found)))
+    result = {way.name: torch.load(started(way, asked.into, asked.only), weights_only=False) for way in WAYS}
+    print("\n".join(table(result)))
 
 
 if __name__ == "__main__":

@@ -80,10 +80,10 @@ def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Rando
         tuple[str, str]: first how the disturbed sitting ended; then what was done, and what is wrong for it.
     """
     goes_on = sit if kind in FAULTS else partial(sit_both, in_parts=kind == IN_PARTS)
-    found = (FAULTS | OF_TWO)[kind](case, place, whole, draw)
-    yield "", _named(found.sitting.code, run_status(place.run))
-    if not found.sitting.is_clear:
-        yield found.what, f"ended with {found.sitting.code}: {found.sitting.said}"
+    result = (FAULTS | OF_TWO)[kind](case, place, whole, draw)
+    yield "", _named(result.sitting.code, run_status(place.run))
+    if not result.sitting.is_clear:
+        yield result.what, f"ended with {result.sitting.code}: {result.sitting.said}"
     if not (place.run / "config.yaml").is_file():  # before there was a run
         shutil.rmtree(place.run, ignore_errors=True)
     last = goes_on(case, place)
@@ -91,10 +91,10 @@ def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Rando
         shutil.rmtree(place.run)
         last = goes_on(case, place)
     if last.code != DONE:
-        yield found.what, f"went on to {last.code}: {last.said}"
+        yield result.what, f"went on to {last.code}: {last.said}"
         return
     for said in islice(differing(left_behind(place.run), whole.left), 3):
-        yield found.what, said
+        yield result.what, said
 
 
 def _named(code: int, status: str) -> str:
@@ -155,13 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             draw = random.Random(f"{asked.seed} {number}")
             try:
                 undisturbed = of_two[name, kind] if kind in OF_TWO else whole[name]
-                (_, end), *found = wrongs(CASES[name], kind, place, undisturbed, draw)
+                (_, end), *result = wrongs(CASES[name], kind, place, undisturbed, draw)
             finally:
                 settled(place)
             tried[name, kind] += 1
-            wrong[name, kind] += bool(found)
+            wrong[name, kind] += bool(result)
             ends[kind, end] += 1
-            for what, said in found:
+            for what, said in result:
                 print(f"trial {number}, {name}, {kind} ({what}): {said}", flush=True)
             shutil.rmtree(place.root)
     print(table(tried, wrong, ends))

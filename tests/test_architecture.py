@@ -138,7 +138,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 def imported_modules(tree: ast.AST) -> set[str]:
     """The modules of ours that a module imports, whether named themselves or by something in them."""
-    return {found for name in imported(tree) if (found := nearest_module(name)) is not None}
+    return {result for name in imported(tree) if (result := nearest_module(name)) is not None}
 
 
 def nearest_module(name: str) -> str | None:
@@ -265,13 +265,13 @@ def classes() -> dict[str, ast.ClassDef]:
 @cache
 def names_in(module: str) -> dict[str, str]:
     """What the imported names of a module stand for, by the name they have there."""
-    found = {}
+    result = {}
     for node in ast.walk(modules()[module]):
         if isinstance(node, ast.Import):
-            found |= {alias.asname: alias.name for alias in node.names if alias.asname}
+            result |= {alias.asname: alias.name for alias in node.names if alias.asname}
         if isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            result |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return result
 
 
 def our_bases(module: str, node: ast.ClassDef) -> Iterator[str]:
@@ -279,9 +279,9 @@ def our_bases(module: str, node: ast.ClassDef) -> Iterator[str]:
     for base in node.bases:
         head, dot, rest = ast.unparse(base).partition("[")[0].partition(".")
         written = names_in(module).get(head, head if dot else f"{module}.{head}") + dot + rest
-        found = defined_at(written)
-        if found is not None:
-            yield found
+        result = defined_at(written)
+        if result is not None:
+            yield result
 
 
 def defined_at(name: str) -> str | None:
@@ -332,8 +332,8 @@ def test_bases_are_found_where_they_are_defined() -> None:
 def test_abstract_classes_are_small_and_purely_abstract() -> None:
     abstract = {name: methods(node) for name, node in classes().items() if is_abstract(node)}
     assert "mmgrpo.policy.Policy" in abstract
-    assert not {name: len(found) for name, found in abstract.items() if len(found) > MAX_ABSTRACT_METHODS}
-    concrete = [f"{name}.{m.name}" for name, found in abstract.items() for m in found if not is_declaration(m)]
+    assert not {name: len(result) for name, result in abstract.items() if len(result) > MAX_ABSTRACT_METHODS}
+    concrete = [f"{name}.{m.name}" for name, result in abstract.items() for m in result if not is_declaration(m)]
     assert not concrete
 
 

@@ -106,8 +106,8 @@ def test_prompts_in_any_of_their_forms(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     for given in (ROWS, Dataset.from_list(ROWS), file, str(file)):
-        found = prompts_of(given, RunConfig())
-        assert [(one.text, one.columns["answer"]) for one in found] == [(row["prompt"], row["answer"]) for row in ROWS]
+        result = prompts_of(given, RunConfig())
+        assert [(one.text, one.columns["answer"]) for one in result] == [(row["prompt"], row["answer"]) for row in ROWS]
     mixed = prompts_of(["a cat", Prompt("a dog"), ROWS[0]], RunConfig())
     assert [one.text for one in mixed] == ["a cat", "a dog", "what number is this"]
 
@@ -119,10 +119,10 @@ def test_the_section_applies_to_live_rows(in_file: bool, tmp_path: Path) -> None
     file.write_text(json.dumps(rows[0]))
     reading = {"source": "elsewhere.jsonl", "text_column": "question"}
     given = file if in_file else rows
-    (found,) = prompts_of(given, validated({"prompts": reading | {"allow_fetch": True}}))
-    assert found.text == "what is shown"
+    (result,) = prompts_of(given, validated({"prompts": reading | {"allow_fetch": True}}))
+    assert result.text == "what is shown"
     with pytest.raises(DataError, match=r"http://127.0.0.1:9/a.png cannot be fetched"):
-        list(found.images)
+        list(result.images)
     with pytest.raises(DataError, match="allow_fetch"):
         prompts_of(given, validated({"prompts": reading}))
 

@@ -183,5 +183,5 @@ def test_in_a_mixed_run_each_task_keeps_its_best_and_a_complete_step(tmp_path: P
         prompts={"a": digit_prompts(), "b": digit_prompts()},
     )
     trainer.train()
-    found = {name: [one.name for one in list_checkpoints(task.folder.path)] for name, task in trainer.tasks.items()}
-    assert found == {"a": ["step-000003", "step-000004"], "b": ["step-000004"]}
+    result = {name: [one.name for one in list_checkpoints(task.folder.path)] for name, task in trainer.tasks.items()}
+    assert result == {"a": ["step-000003", "step-000004"], "b": ["step-000004"]}

@@ -67,9 +67,9 @@ def test_a_second_run_does_not_touch_the_first(run: Path) -> None:
 def test_evaluate_scores_the_checkpoint_like_the_run(run: Path) -> None:
     result = call("evaluate", DIGITS, *SMALL, "--checkpoint", str(run), "--json")
     last = json.loads((run / "evaluation.jsonl").read_text().splitlines()[-1])
-    found = json.loads(result.output.splitlines()[-1])
-    assert found["eval/spread/mean"] == pytest.approx(last["eval/spread/mean"], rel=1e-6)
-    assert found["eval/held_out_accuracy/mean"] == last["eval/held_out_accuracy/mean"]
+    actual = json.loads(result.output.splitlines()[-1])
+    assert actual["eval/spread/mean"] == pytest.approx(last["eval/spread/mean"], rel=1e-6)
+    assert actual["eval/held_out_accuracy/mean"] == last["eval/held_out_accuracy/mean"]
     table = call("evaluate", str(run)).output  # the run's own configuration and newest checkpoint
     rows = {line.split()[0]: line.split()[1:] for line in table.splitlines()[1:] if line.strip()}
     assert rows["held_out_accuracy"][0] == f"{last['eval/held_out_accuracy/mean']:.4g}"

@@ -67,13 +67,13 @@ def trained(output: Path, name: str, *, context_parallel: int = 1, lora: bool = 
 
 def runs(folder: Path, names: Sequence[str]) -> dict[str, tuple[Tensor, list[dict[str, Any]], int]]:
     """Pairs of processes that share sequences: the weights and the log, and how often this one asked the rewards."""
-    found = {}
+    result = {}
     for name in names:
         asked.clear()
         pipeline, _, trains = name.partition(" ")
         trainer = trained(folder / name, pipeline, context_parallel=2, lora=trains != "all")
-        found[name] = *outcome(trainer), sum(trainer.job.gather_processes(sum(asked)))
-    return found
+        result[name] = *outcome(trainer), sum(trainer.job.gather_processes(sum(asked)))
+    return result
 
 
 def ended(folder: Path, names: Sequence[str]) -> str:
@@ -92,14 +92,14 @@ def ended(folder: Path, names: Sequence[str]) -> str:
     return trainer.status
 
 
-def _same(name: str, found: tuple[Tensor, list[dict[str, Any]], int], output: Path) -> None:
+def _same(name: str, result: tuple[Tensor, list[dict[str, Any]], int], output: Path) -> None:
     asked.clear()
     pipeline, _, trains = name.partition(" ")
     weights, lines = outcome(trained(output, pipeline, lora=trains != "all"))
-    assert float((found[0] - weights).norm() / weights.norm()) < RELATIVE, name
-    assert found[2] == sum(asked), name  # no reward was asked twice
-    assert len(lines) == len(found[1]) == 4
-    for one, other in zip(lines, found[1], strict=True):
+    assert float((result[0] - weights).norm() / weights.norm()) < RELATIVE, name
+    assert result[2] == sum(asked), name  # no reward was asked twice
+    assert len(lines) == len(result[1]) == 4
+    for one, other in zip(lines, result[1], strict=True):
         numbers = {key: value for key, value in untimed(one).items() if isinstance(value, float)}
         assert {key: other[key] for key in numbers} == pytest.approx(numbers, rel=1e-3, abs=ROUNDED), name
 
@@ -110,18 +110,18 @@ EVERYDAY = ("wan",)
 
 @pytest.mark.parametrize("names", [EVERYDAY, pytest.param(("flux all",), marks=pytest.mark.nightly)], ids=" ".join)
 def test_two_that_share_a_sequence_make_the_updates_of_one(names: Sequence[str], tmp_path: Path) -> None:
-    found = on_processes(tmp_path, names, function="runs", module=MODULE)
+    result = on_processes(tmp_path, names, function="runs", module=MODULE)
     for name in names:
-        _same(name, found[name], tmp_path / "alone" / name)
+        _same(name, result[name], tmp_path / "alone" / name)
 
 
 @pytest.mark.nightly
 def test_pairs_that_share_sequences_make_the_updates_of_one(tmp_path: Path) -> None:
     """Four processes: each pair draws and trains its own groups."""
     names = (*PIPELINES, "wan all")
-    found = on_processes(tmp_path, names, function="runs", module=MODULE, processes=4)
+    result = on_processes(tmp_path, names, function="runs", module=MODULE, processes=4)
     for name in names:
-        _same(name, found[name], tmp_path / "alone" / name)
+        _same(name, result[name], tmp_path / "alone" / name)
 
 
 @pytest.mark.nightly

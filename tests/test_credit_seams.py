@@ -104,6 +104,6 @@ def test_mechanisms_without_effect_keep_the_weights_bitwise(seam: str, plain: Te
 
 @pytest.mark.parametrize("seam", TELLING)
 def test_mechanisms_with_an_effect_change_the_weights(seam: str, plain: Tensor, tmp_path: Path) -> None:
-    found = trained(tmp_path, **TELLING[seam])
-    assert found.isfinite().all()
-    assert not torch.equal(found, plain)
+    result = trained(tmp_path, **TELLING[seam])
+    assert result.isfinite().all()
+    assert not torch.equal(result, plain)

@@ -18,9 +18,9 @@ def averaged(config: EmaConfig, num_updates: int) -> float:
         weight.data.fill_(n)
         average.update()
     with average.applied():
-        found = float(weight.detach())
+        result = float(weight.detach())
     assert float(weight.detach()) == num_updates
-    return found
+    return result
 
 
 def test_share_is_the_ramp_of_the_optimizer_updates() -> None:

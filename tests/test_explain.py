@@ -47,13 +47,13 @@ def numbers(counted: SampleForwards, num_steps: int) -> list[float]:
 
 def rows(config: RunConfig) -> dict[str, str]:
     """The explanation by its labels, continuation lines joined."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     label = ""
     for line in explanation(config).splitlines():
         label = line[:14].strip() or label
         if line:
-            found[label] = f"{found.get(label, '')} {line[14:].strip()}".strip()
-    return found
+            result[label] = f"{result.get(label, '')} {line[14:].strip()}".strip()
+    return result
 
 
 def test_lines_are_as_wide_as_they_may_be() -> None:
@@ -323,24 +323,24 @@ def test_scheduled_values_are_listed() -> None:
 
 def test_off_policy_rows_and_auxiliary_losses() -> None:
     gold = {"name": "negative_logprob", "sources": ["demonstration"], "weight": 0.1}
-    found = rows(
+    result = rows(
         load_config(
             "methods/luffy", {"policy": None, "advantage.off_policy_baseline": "separate", "objective.terms": [gold]}
         )
     )
     formula = "shaped_probability: l = -A p / (p + gamma), p = exp(logprob), gamma = 0.1"
-    assert found["off-policy l"] == f"{formula}; r of the decision, times 1"
-    assert found["term"] == "0.1 times negative_logprob: L = sum v (-logprob); only rows of source demonstration"
-    assert found["advantage A"].endswith("Rows that are read are compared among themselves")
-    found = rows(load_config("methods/mm-helix", {"policy": None}))
-    assert found["it sets"].startswith(
+    assert result["off-policy l"] == f"{formula}; r of the decision, times 1"
+    assert result["term"] == "0.1 times negative_logprob: L = sum v (-logprob); only rows of source demonstration"
+    assert result["advantage A"].endswith("Rows that are read are compared among themselves")
+    result = rows(load_config("methods/mm-helix", {"policy": None}))
+    assert result["it sets"].startswith(
         "objective.auxiliary = [label expert, examples None, batch_size None, column solution"
     )
     taught = "expert: in every update 1 times the supervised loss of its groups' answers (solution)"
-    assert found["auxiliary"] == f"{taught}, weighted by below of the group's success"
-    found = rows(load_config("methods/meml-grpo", {"policy": None}))
-    assert found["auxiliary"].endswith("weighted by below of the part's success")
-    assert found["coupled values"].startswith("a pass before every update: gradients go through the view weakest")
+    assert result["auxiliary"] == f"{taught}, weighted by below of the group's success"
+    result = rows(load_config("methods/meml-grpo", {"policy": None}))
+    assert result["auxiliary"].endswith("weighted by below of the part's success")
+    assert result["coupled values"].startswith("a pass before every update: gradients go through the view weakest")
 
 
 def no_planner() -> int:

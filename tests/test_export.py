@@ -171,10 +171,10 @@ def test_a_complete_pipeline_loads_by_the_code_of_its_card(tmp_path: Path) -> No
         r"```python\n(import torch\nfrom diffusers .*?)```", (tmp_path / "x/README.md").read_text(), re.DOTALL
     )
     assert "text_encoder_3=None" in code
-    found: dict[str, Any] = {}
-    exec(code.replace("THIS_FOLDER_OR_REPOSITORY", str(tmp_path / "x")), found)
+    result: dict[str, Any] = {}
+    exec(code.replace("THIS_FOLDER_OR_REPOSITORY", str(tmp_path / "x")), result)
     trained = load_file(run / "checkpoints/step-000001/average/transformer/diffusion_pytorch_model.safetensors")
-    loaded = found["model"].transformer.state_dict()
+    loaded = result["model"].transformer.state_dict()
     assert all(torch.equal(loaded[key], value) for key, value in trained.items())
 
 

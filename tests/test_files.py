@@ -22,9 +22,9 @@ from mmgrpo.system.files import append_line, read_lines, remove_folder, replace_
 def test_torn_blank_and_foreign_lines_are_dropped_and_counted(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"step": 1}\n\n[2]\n{"step": 2, "x": "\xff"}\n{"step": 3, "rew')
-    found = read_lines(file)
-    assert [row["step"] for row in found.rows] == [1, 2]
-    assert found.num_dropped == 3
+    result = read_lines(file)
+    assert [row["step"] for row in result.rows] == [1, 2]
+    assert result.num_dropped == 3
     assert read_lines(tmp_path / "none.jsonl").rows == ()
 
 

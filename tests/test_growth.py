@@ -33,19 +33,19 @@ def names_in(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and not re.search(r"\s", node.value):
             yield node.value
         for attribute in ("id", "attr", "name", "arg"):
-            if isinstance(found := getattr(node, attribute, None), str):
-                yield found
+            if isinstance(name := getattr(node, attribute, None), str):
+                yield name
 
 
 def modules() -> list[Path]:
-    """Those of the engine."""
-    found = [path for path in ENGINE.rglob("*.py") if path.relative_to(ENGINE).parts[0] not in LINKED]
-    assert len(found) > 100
-    return sorted(found)
+    """The modules of the engine."""
+    paths = [path for path in ENGINE.rglob("*.py") if path.relative_to(ENGINE).parts[0] not in LINKED]
+    assert len(paths) > 100
+    return sorted(paths)
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, str]:
+def names_of_modules() -> dict[str, str]:
     """For each module its names, one a line: their words, with a space before and after each."""
     return {
         path.relative_to(ENGINE).as_posix(): "\n".join(f" {' '.join(words(name))} " for name in {*names_in(path)})
@@ -53,14 +53,14 @@ def found() -> dict[str, str]:
     }
 
 
-def test_methods_are_named_in_their_modules_and_in_maths_alone(found: dict[str, str]) -> None:
+def test_methods_are_named_in_their_modules_and_in_maths_alone(names_of_modules: dict[str, str]) -> None:
     """No ``train_dapo``, ``is_gspo`` or ``use_nft`` in the rest of the engine; the package's own name is one word."""
     homes = ("maths/", "methods/")
     wrong = [
         f"{path} names {name}"
         for name in NAMES
         if name not in WORDS
-        for path, names in found.items()
+        for path, names in names_of_modules.items()
         if not path.startswith(homes) and f" {' '.join(words(name))} " in names
     ]
     assert not wrong
@@ -99,9 +99,9 @@ def test_functions_do_not_bind_their_numbers_to_another_function() -> None:
         "@TERMS.register\ndef a(*, x: float): return Term(partial(_a, x=x))\ndef _a(decisions, *, x: float): return x"
     )
     assert list(repeated_numbers(ast.parse(pair))) == ["a binds x to _a"]
-    found = {
+    repeated = {
         path.relative_to(ENGINE).as_posix(): pairs
         for path in modules()
         if (pairs := list(repeated_numbers(ast.parse(path.read_text()))))
     }
-    assert not found
+    assert not repeated

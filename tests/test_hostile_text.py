@@ -154,9 +154,9 @@ class TestCommands:
         said = call("train", path, code=2)
         assert "error: reward 'acc[/easy]' failed on 4 of 4 samples" in said
         assert f"it raised RuntimeError: {SAID}" in said
-        found = call("doctor", path, code=1)
-        assert "reward acc[/easy]" in found
-        assert "failed on 4 of 4 samples" in found
+        result = call("doctor", path, code=1)
+        assert "reward acc[/easy]" in result
+        assert "failed on 4 of 4 samples" in result
 
     def test_sample(self, tmp_path: Path) -> None:
         said = call("sample", config(tmp_path), HOSTILE, "--out", str(tmp_path / "out[/x]"))

@@ -82,11 +82,11 @@ def full_graph(
 ) -> tuple[float, Tensor]:
     """The objective on the whole matrix at once, every decision's graph alive together."""
     totals = count(rollout.mask_BT)
-    found: dict[Value | None, dict[tuple[int, int], Tensor]] = {}
+    result: dict[Value | None, dict[tuple[int, int], Tensor]] = {}
     for evaluation in policy.evaluate(rollout, values=objective.values):
         assert evaluation.rows is not None
         for name, value in {None: evaluation.logprob_BT, **evaluation.values}.items():
-            cells = found.setdefault(name, {})
+            cells = result.setdefault(name, {})
             for i, row in enumerate(evaluation.rows.tolist()):
                 for j, column in enumerate(evaluation.columns):
                     cells[row, column] = value[i, j]
@@ -94,7 +94,7 @@ def full_graph(
     zero = torch.zeros(())
     whole = {
         name: torch.stack([torch.stack([cells.get((b, t), zero) for t in range(T)]) for b in range(B)])
-        for name, cells in found.items()
+        for name, cells in result.items()
     }
     loss = objective(
         Decisions(
@@ -126,13 +126,13 @@ def streamed(
     totals, value = count(rollout.mask_BT), 0.0
     advantage_BT = advantage_B[:, None].expand(rollout.shape)
     for rows in parts:
-        found = accumulate_gradient(policy, rollout, advantage_BT, objective, rows=rows, totals=totals)
-        value += found.diagnostics.as_metrics()["policy/loss"]
+        result = accumulate_gradient(policy, rollout, advantage_BT, objective, rows=rows, totals=totals)
+        value += result.diagnostics.as_metrics()["policy/loss"]
     return value, gradient(policy)
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
+def relative(result: Tensor, expected: Tensor) -> float:
+    return float((result - expected).norm() / expected.norm())
 
 
 NIGHTLY = ("dual", "two-sided", "cispo", "sapo", "k3", "tempflow", "gspo")
@@ -150,9 +150,9 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
     disturb(policy)
     expected, full = full_graph(policy, rollout, objective)
     assert full.norm() > 0
-    value, found = streamed(policy, rollout.aged(), objective, parts=[[0, 1, 2, 3]])
+    value, result = streamed(policy, rollout.aged(), objective, parts=[[0, 1, 2, 3]])
     assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert relative(found, full) < 1e-5
+    assert relative(result, full) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["clipped", "gspo", "gspo of norms"])
@@ -160,8 +160,8 @@ def test_on_policy_values_are_the_rollouts_own(name: str) -> None:
     policy, objective = make_policy(), OBJECTIVES[name]
     rollout = draw(policy)
     _, full = full_graph(policy, rollout, objective)
-    _, found = streamed(policy, rollout, objective, parts=[[0, 1, 2, 3]])
-    assert relative(found, full) < 1e-5
+    _, result = streamed(policy, rollout, objective, parts=[[0, 1, 2, 3]])
+    assert relative(result, full) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["clipped", "gspo", "guard"])
@@ -206,12 +206,12 @@ def test_a_process_without_rows_adds_no_gradient() -> None:
     policy = make_policy()
     rollout = draw(policy)
     for name in ("clipped", "gspo"):
-        found = accumulate_gradient(
+        result = accumulate_gradient(
             policy, rollout, ADVANTAGE_B[:, None].expand(rollout.shape), OBJECTIVES[name], rows=[],
             totals=Totals(num_samples=4, num_decisions=12),
         )  # fmt: skip
-        assert found.num_forwards == 0
-        assert float(found.diagnostics.num_decisions) == 0
+        assert result.num_forwards == 0
+        assert float(result.diagnostics.num_decisions) == 0
     assert float(gradient(policy).norm()) == 0
 
 

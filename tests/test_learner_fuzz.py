@@ -73,8 +73,8 @@ def test_the_streamed_gradient_is_that_of_the_formulas(seed: int) -> None:
     expected = torch.autograd.grad(expected_loss, policy.trainable, allow_unused=True, materialize_grads=True)
     assert sum(float(gradient.norm()) for gradient in expected) > 0, loss
     parts = of.choice([[list(range(B))], [[0, 1, 2], [3, 4, 5]], [[5, 0], [3], [1, 4, 2]]])
-    value, found = _streamed(policy, rollout, _objective(loss), advantage_BT, parts)
-    assert relative_difference(found, expected) < 1e-4, (loss, parts)
+    value, result = _streamed(policy, rollout, _objective(loss), advantage_BT, parts)
+    assert relative_difference(result, expected) < 1e-4, (loss, parts)
     assert value == pytest.approx(expected_loss.item(), rel=1e-4, abs=2e-6), (loss, parts)
 
 
@@ -219,8 +219,8 @@ def _streamed(
     given: list[list[Tensor]] = []
 
     def update(rows: Sequence[int], gather: Any) -> float:
-        found = accumulate_gradient(policy, rollout, advantage_BT, objective, rows=rows, totals=totals, gather=gather)
-        return found.diagnostics.as_metrics()["policy/loss"]
+        result = accumulate_gradient(policy, rollout, advantage_BT, objective, rows=rows, totals=totals, gather=gather)
+        return result.diagnostics.as_metrics()["policy/loss"]
 
     def giving(tensor: Tensor) -> list[Tensor]:
         given[-1].append(tensor)
@@ -238,10 +238,10 @@ def _streamed(
 
 
 def _gradient(policy: Policy) -> list[Tensor]:
-    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.trainable]
+    result = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.trainable]
     for parameter in policy.trainable:
         parameter.grad = None
-    return found
+    return result
 
 
 def _plain(policy: Policy, rollout: Rollout) -> tuple[list[list[Tensor]], list[list[Tensor]] | None]:

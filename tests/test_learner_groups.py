@@ -33,11 +33,11 @@ def streamed(policy: DenoisingPolicy, rollout: Rollout, objective: Objective, pa
     totals, value, forwards = count(rollout.mask_BT, group_B=rollout.prompt_index_B), 0.0, 0
     assert totals.num_groups == 2
     for rows in parts:
-        found = accumulate_gradient(
+        result = accumulate_gradient(
             policy, rollout, torch.zeros(rollout.shape), objective, rows=rows, totals=totals, reward_B=REWARD_B
         )
-        value += found.diagnostics.as_metrics()["policy/loss"]
-        forwards += found.num_forwards
+        value += result.diagnostics.as_metrics()["policy/loss"]
+        forwards += result.num_forwards
     return value, gradient(policy), forwards
 
 
@@ -74,13 +74,13 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
     disturb(policy)
     expected, full = full_graph(policy, rollout, objective)
     assert full.norm() > 0
-    value, found, _ = streamed(policy, rollout.aged(), objective, [[0, 1, 2, 3]])
+    value, result, _ = streamed(policy, rollout.aged(), objective, [[0, 1, 2, 3]])
     assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert relative(found, full) < 1e-5
+    assert relative(result, full) < 1e-5
     # a minibatch holds whole groups, and the groups add up
-    value, found, _ = streamed(policy, rollout.aged(), objective, [[0, 1], [2, 3]])
+    value, result, _ = streamed(policy, rollout.aged(), objective, [[0, 1], [2, 3]])
     assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert relative(found, full) < 1e-5
+    assert relative(result, full) < 1e-5
 
 
 def test_the_first_update_takes_no_values_first() -> None:

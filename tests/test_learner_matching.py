@@ -40,8 +40,8 @@ def gradient(policy: DenoisingPolicy, rollout: Rollout, objective: Objective, pa
     return torch.cat(flat)
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
+def relative(result: Tensor, expected: Tensor) -> float:
+    return float((result - expected).norm() / expected.norm())
 
 
 def objective_of(term: Term) -> Objective:
@@ -56,13 +56,13 @@ def test_better_samples_are_predicted_better_after_a_step(name: str, term: Term)
         pass
     rollout, objective = read(policy, term), objective_of(term)
     before_BT = value_of(policy, rollout, ERROR)
-    found = gradient(policy, rollout, objective, [[0, 1, 2, 3]])
-    assert found.norm() > 0
-    assert relative(gradient(policy, rollout, objective, [[2, 3], [0, 1]]), found) < 1e-4
-    offset, size = 0, 1e-3 / float(found.norm())
+    result = gradient(policy, rollout, objective, [[0, 1, 2, 3]])
+    assert result.norm() > 0
+    assert relative(gradient(policy, rollout, objective, [[2, 3], [0, 1]]), result) < 1e-4
+    offset, size = 0, 1e-3 / float(result.norm())
     with torch.no_grad():
         for parameter in policy.trainable:
-            parameter -= size * found[offset : offset + parameter.numel()].reshape(parameter.shape)
+            parameter -= size * result[offset : offset + parameter.numel()].reshape(parameter.shape)
             offset += parameter.numel()
     change_BT = value_of(policy, rollout, ERROR) - before_BT
     assert float((ADVANTAGE_B[:, None] * change_BT).sum()) < 0

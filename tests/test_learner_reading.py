@@ -55,11 +55,11 @@ def test_streamed_gradient_is_the_full_graphs(name: str, update_batch: int) -> N
     disturb(policy)
     expected, full = full_graph(policy, rollout, objective)
     assert full.norm() > 0
-    value, found = streamed(policy, rollout.aged(), objective, parts=[ALL])
+    value, result = streamed(policy, rollout.aged(), objective, parts=[ALL])
     assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert relative(found, full) < 3e-5
-    value, found = streamed(policy, rollout.aged(), objective, parts=[[0, 1], [2, 3]])
-    assert relative(found, full) < 3e-5
+    assert relative(result, full) < 3e-5
+    value, result = streamed(policy, rollout.aged(), objective, parts=[[0, 1], [2, 3]])
+    assert relative(result, full) < 3e-5
 
 
 @pytest.mark.parametrize("name", ["awm", "diffusion nft", "dgpo"])
@@ -90,8 +90,8 @@ def test_good_samples_are_predicted_better_and_bad_ones_worse(name: str) -> None
 @torch.no_grad()
 def errors(policy: DenoisingPolicy, rollout: Rollout) -> Tensor:
     """Mean error of each sample."""
-    found_BT = torch.zeros(rollout.shape)
+    result_BT = torch.zeros(rollout.shape)
     for part in policy.evaluate(rollout, values=[Value("error")]):
         assert part.rows is not None
-        found_BT[part.rows[:, None], torch.tensor(list(part.columns))[None]] = part.values[Value("error")]
-    return found_BT.mean(1)
+        result_BT[part.rows[:, None], torch.tensor(list(part.columns))[None]] = part.values[Value("error")]
+    return result_BT.mean(1)

@@ -51,9 +51,9 @@ def test_the_streamed_gradient_is_the_full_graphs(name: str) -> None:
     disturb(policy)
     expected, full = full_graph(policy, rollout, objective)
     assert full.norm() > 0
-    value, found = streamed(policy, rollout.aged(), objective, parts=[ALL])
+    value, result = streamed(policy, rollout.aged(), objective, parts=[ALL])
     assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert relative(found, full) < 1e-5
+    assert relative(result, full) < 1e-5
 
 
 def test_each_row_takes_the_surrogate_of_its_source() -> None:
@@ -77,8 +77,8 @@ def test_on_policy_rows_keep_updates_bitwise() -> None:
     disturb(policy)
     value, plain = streamed(policy, rollout.aged(), OWN, parts=[ALL])
     for objective in (OBJECTIVES["separable"], OBJECTIVES["a term of given rows"]):
-        found, other = streamed(policy, rollout.aged(), objective, parts=[ALL])
-        assert found == value
+        result, other = streamed(policy, rollout.aged(), objective, parts=[ALL])
+        assert result == value
         assert torch.equal(other, plain)
 
 
@@ -98,10 +98,10 @@ def test_a_term_of_demonstrations_computes_only_their_rows() -> None:
     policy = make_policy(update_batch=1)
     rollout = mixed(draw(policy)).aged()
     objective = replace(OWN, further=(GIVEN_ALONE,))
-    found = accumulate_gradient(
+    result = accumulate_gradient(
         policy, rollout, torch.zeros(rollout.shape), objective, rows=ALL, totals=count(rollout.mask_BT)
     )
-    assert found.num_forwards == 3  # the three decisions of the one given row
+    assert result.num_forwards == 3  # the three decisions of the one given row
     assert gradient(policy).norm() > 0
 
 

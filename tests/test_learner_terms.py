@@ -66,10 +66,10 @@ def test_a_term_trains_where_no_sample_has_an_advantage(level: str | None) -> No
     rollout = draw(policy)
     disturb(policy)
     expected, full = full_graph(policy, rollout, objective, ZERO_B)
-    value, found = streamed(policy, rollout.aged(), objective, parts=[ALL], advantage_B=ZERO_B)
+    value, result = streamed(policy, rollout.aged(), objective, parts=[ALL], advantage_B=ZERO_B)
     assert full.norm() > 0
     assert value == pytest.approx(expected, rel=1e-4)
-    assert relative(found, full) < 1e-5
+    assert relative(result, full) < 1e-5
     _, nothing = streamed(policy, rollout.aged(), OBJECTIVES["clipped"], parts=[ALL], advantage_B=ZERO_B)
     assert nothing.norm() == 0
 
@@ -98,12 +98,12 @@ def test_a_loss_of_groups_streams_the_full_graphs_gradient_at_weights_that_moved
     assert not objective.separable
     expected, full = full_graph(policy, rollout, objective)
     assert full.norm() > 0
-    value, found = streamed(policy, rollout.aged(), objective, parts=[ALL])
+    value, result = streamed(policy, rollout.aged(), objective, parts=[ALL])
     assert value == pytest.approx(expected, rel=1e-4)
-    assert relative(found, full) < 1e-5
-    value, found = streamed(policy, rollout.aged(), objective, parts=[[0, 1], [2, 3]])  # each group whole
+    assert relative(result, full) < 1e-5
+    value, result = streamed(policy, rollout.aged(), objective, parts=[[0, 1], [2, 3]])  # each group whole
     assert value == pytest.approx(expected, rel=1e-4)
-    assert relative(found, full) < 1e-5
+    assert relative(result, full) < 1e-5
 
 
 def test_a_loss_of_groups_is_not_that_of_its_rows() -> None:
@@ -158,10 +158,10 @@ def test_advantages_are_those_of_the_decisions() -> None:
         )
     # the last trained step alone teaches: 4 forwards, and the gradient of a mask that keeps only it
     only_BT = (torch.arange(4) == 2).expand(rollout.shape)
-    found = accumulate_gradient(
+    result = accumulate_gradient(
         policy, rollout, ADVANTAGE_B[:, None] * only_BT, OBJECTIVES["clipped"], rows=ALL, totals=count(rollout.mask_BT)
     )
-    assert found.num_forwards == 4
+    assert result.num_forwards == 4
     one = gradient(policy)
     assert one.norm() > 0
     # a sample's mean is over its 3 trained decisions there, over 1 here

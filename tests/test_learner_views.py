@@ -90,12 +90,12 @@ def streamed(policy: Built, rollout: Rollout, objective: Objective, views: Any) 
 
 def matrix(policy: Built, rollout: Rollout) -> Tensor:
     """(B, T) log-probabilities with one graph."""
-    found_BT = torch.zeros(rollout.shape)
+    result_BT = torch.zeros(rollout.shape)
     for part in policy.evaluate(rollout):
         assert part.rows is not None
         index = part.rows[:, None], torch.tensor(list(part.columns))[None]
-        found_BT = found_BT.index_put(index, part.logprob_BT.float().cpu())
-    return found_BT
+        result_BT = result_BT.index_put(index, part.logprob_BT.float().cpu())
+    return result_BT
 
 
 def full_graph(
@@ -132,11 +132,11 @@ def test_the_gradient_through_a_view_is_the_full_graphs(
         weighted(distillation(view="other"), 0.5),
     )
     assert not objective.separable
-    found = streamed(policy, rollout, objective, views)
+    result = streamed(policy, rollout, objective, views)
     expected = full_graph(policy, rollout, views["other"], perception=-0.3, entropy=0.2, taught=0.5)
-    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4 * float(expected.abs().max()))
+    torch.testing.assert_close(result, expected, rtol=2e-4, atol=2e-4 * float(expected.abs().max()))
     without = full_graph(policy, rollout, views["other"], perception=0.0, entropy=0.0, taught=0.0)
-    assert (found - without).norm() > 0.01 * without.norm()
+    assert (result - without).norm() > 0.01 * without.norm()
 
 
 @pytest.mark.parametrize("build", [tokens, steps])
@@ -147,7 +147,7 @@ def test_without_grad_the_view_is_a_constant_and_slices_stay_separable(build: Ca
     views = sights(policy, rollout, other=OTHER)
     objective = objective_of(weighted(divergence(form="k3", view="other"), -0.3))
     assert objective.separable
-    found = streamed(policy, rollout, objective, views)
+    result = streamed(policy, rollout, objective, views)
     with torch.no_grad():
         other_BT = matrix(policy, views["other"].rollout)
     now_BT, mask_BT = matrix(policy, rollout), rollout.mask_BT
@@ -157,7 +157,7 @@ def test_without_grad_the_view_is_a_constant_and_slices_stay_separable(build: Ca
     loss_BT = loss_BT - 0.3 * (torch.exp(other_BT - now_BT) - (other_BT - now_BT) - 1)
     loss_BT[mask_BT].sum().div(mask_BT.sum()).backward()
     expected = gradient_of(policy)
-    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4 * float(expected.abs().max()))
+    torch.testing.assert_close(result, expected, rtol=2e-4, atol=2e-4 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("build", [tokens, steps])
@@ -171,17 +171,17 @@ def test_the_same_weights_and_prompt_give_equal_log_probabilities(build: Callabl
         gap_BT = (measured.values[of_view(name)] - rollout.old_logprob_BT)[rollout.mask_BT]
         assert float(gap_BT.abs().max()) < 1e-5
         assert measured.values[mask_of_view(name)].eq(1).all()
-        found = streamed(policy, rollout, objective_of(divergence(form="k3", view=name)), views)
+        result = streamed(policy, rollout, objective_of(divergence(form="k3", view=name)), views)
         plain = streamed(policy, rollout, objective_of(), {})
-        torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5 * float(plain.abs().max()))
+        torch.testing.assert_close(result, plain, rtol=1e-4, atol=1e-5 * float(plain.abs().max()))
 
 
 def test_at_weight_0_a_view_changes_no_bit_and_is_not_looked_at() -> None:
     policy, rollout = drawn(tokens)
     never = replace(OTHER, prompt_template=lambda prompt, member, history: pytest.fail("looked at"))
     objective = objective_of(weighted(divergence(form="k3", view="other", grad=True), 0.0))
-    found = streamed(policy, rollout, objective, sights(policy, rollout, other=never))
-    assert torch.equal(found, streamed(policy, rollout, objective_of(), {}))
+    result = streamed(policy, rollout, objective, sights(policy, rollout, other=never))
+    assert torch.equal(result, streamed(policy, rollout, objective_of(), {}))
 
 
 def test_another_policy_is_a_teacher() -> None:
@@ -213,9 +213,9 @@ def test_a_view_that_does_not_move_is_known_once_and_one_that_does_is_looked_at_
         told = {"rows": ALL, "totals": total, "views": views}
         advantage_BT = ADVANTAGE_B[:, None].expand(rollout.shape)
         objective = objective_of(divergence(form="k3", view=view))
-        found = accumulate_gradient(policy, rollout, advantage_BT, objective, **told)
+        result = accumulate_gradient(policy, rollout, advantage_BT, objective, **told)
         gradient_of(policy)
-        return found.num_forwards
+        return result.num_forwards
 
     assert [forwards(name, measured) for name in ("other", "frozen")] == [6, 6]
     assert [forwards(name, measured.aged()) for name in ("other", "frozen")] == [12, 6]

@@ -64,10 +64,10 @@ def test_index_lists_the_functions_of_a_method() -> None:
 
 
 def test_methods_are_listed_by_kind() -> None:
-    found = by_kind(method_index())
-    assert list(found) == [heading for heading in KINDS.values() if heading in found]
-    assert {"methods/bnpo", "methods/nsr"} <= {row.include for row in found[KINDS["advantages"]]}
-    assert "methods/gspo" in {row.include for row in found[KINDS["ratios"]]}
+    result = by_kind(method_index())
+    assert list(result) == [heading for heading in KINDS.values() if heading in result]
+    assert {"methods/bnpo", "methods/nsr"} <= {row.include for row in result[KINDS["advantages"]]}
+    assert "methods/gspo" in {row.include for row in result[KINDS["ratios"]]}
     assert set(KINDS) == set(get_args(MethodKind))
 
 

@@ -57,9 +57,9 @@ def test_a_gradient_from_before_is_no_part_of_an_update(tmp_path: Path) -> None:
     policy = make_policy()
     for parameter in policy.trainable:
         parameter.grad = torch.ones_like(parameter)
-    found = trainer_of(tmp_path / "b", policy, steps=1)
-    found.train()
-    assert torch.equal(weights(found), weights(expected))
+    result = trainer_of(tmp_path / "b", policy, steps=1)
+    result.train()
+    assert torch.equal(weights(result), weights(expected))
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_counted_and_named(tmp_path: Path) -> None:

@@ -51,18 +51,18 @@ def test_a_rollout_is_on_policy_as_long_as_the_weights_that_drew_it_stay() -> No
 def test_on_policy_follows_from_sources_and_ages(
     source: list[Source] | None, age: list[int] | None, on_policy: bool
 ) -> None:
-    found = replace(
+    result = replace(
         rollout_of(),
         source_B=None if source is None else torch.tensor(source),
         age_B=None if age is None else torch.tensor(age),
     )
-    assert found.on_policy is on_policy
+    assert result.on_policy is on_policy
 
 
 def test_rows_keep_their_own_ages() -> None:
-    found = replace(rollout_of(), age_B=torch.tensor([0, 4, 1])).aged()
-    assert found.age_B is not None
-    assert found.age_B.tolist() == [1, 5, 2]
+    result = replace(rollout_of(), age_B=torch.tensor([0, 4, 1])).aged()
+    assert result.age_B is not None
+    assert result.age_B.tolist() == [1, 5, 2]
 
 
 def test_sources_ages_and_values_of_another_shape_raise() -> None:

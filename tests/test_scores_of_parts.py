@@ -28,7 +28,7 @@ def texts(*some: str) -> list[Sample]:
 
 def words(samples: Sequence[Sample]) -> list[Score | None]:
     """The length of each word; nothing of texts without any, a failure of digits."""
-    found: list[Score | None] = []
+    result: list[Score | None] = []
     for sample in samples:
         at, scopes = 0, []
         for word in (sample.text or "").split(" "):
@@ -36,8 +36,8 @@ def words(samples: Sequence[Sample]) -> list[Score | None]:
                 value = math.nan if word.isdigit() else None if word == "-" else float(len(word))
                 scopes.append(Scope(at, at + len(word), value))
             at += len(word) + 1
-        found.append(Score(float(len(scopes)), scopes=scopes) if sample.text else None)
-    return found
+        result.append(Score(float(len(scopes)), scopes=scopes) if sample.text else None)
+    return result
 
 
 def test_parts_are_ordered_and_not_empty() -> None:

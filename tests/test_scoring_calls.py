@@ -341,13 +341,13 @@ class TestKnownResults:
             replace(base, prompt=Prompt("q", columns={"answer": np.array([1.0])})),
             replace(base, prompt=Prompt("q", columns={"answer": torch.tensor([2.0])})),
         ]
-        found = fingerprints(different)
-        assert None not in found
-        assert len(set(found)) == len(different)
+        result = fingerprints(different)
+        assert None not in result
+        assert len(set(result)) == len(different)
         elsewhere = replace(base, group=3, member=5, prompt=replace(base.prompt, columns={"answer": [1, "a"]}))
-        assert fingerprints([elsewhere]) == [found[0]]
+        assert fingerprints([elsewhere]) == [result[0]]
         other.resize((9, 9)).save(file)
-        assert fingerprints([base]) != [found[0]]  # the file is another one now
+        assert fingerprints([base]) != [result[0]]  # the file is another one now
         assert fingerprints([replace(base, prompt=Prompt("q", columns={"answer": object()}))]) == [None]
 
     def test_samples_without_a_fingerprint_are_always_scored(self):

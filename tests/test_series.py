@@ -61,9 +61,9 @@ def test_each_run_begins_where_the_one_before_ended(tmp_path: Path) -> None:
     changed = ["rollout.group_size=8", "objective.surrogate=policy_gradient", "steps=1", "warmup=null"]
     train(str(written(tmp_path)), *single, *changed, "name=second", f"policy.adapter={alone / 'first'}")
     for name, run in (("first", "1-easy"), ("second", "2-hard")):
-        expected, found = weights(alone / name), weights(series / run)
-        assert len(found) > 4
-        assert all(torch.equal(found[key], expected[key]) for key in expected)
+        expected, result = weights(alone / name), weights(series / run)
+        assert len(result) > 4
+        assert all(torch.equal(result[key], expected[key]) for key in expected)
 
 
 def test_a_series_resumes(tmp_path: Path) -> None:

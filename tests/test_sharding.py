@@ -117,7 +117,7 @@ def ask(*, in_parts: bool) -> None:
 def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outcome]:
     """The scenarios, on however many processes there are."""
     ask(in_parts=in_parts)
-    found = {}
+    result = {}
     for name in names:
         torch.manual_seed(0)
         trainer = SCENARIOS[name](folder / str(in_parts) / name)
@@ -126,8 +126,8 @@ def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outc
         frozen = [p for module in modules.values() for p in module.parameters() if layout_of(p) is not None]
         whole = sum(layout.shape.numel() for layout in map(layout_of, frozen) if layout is not None)
         sharded_frac = sum(local_part(p).numel() for p in frozen) / max(whole, 1)
-        found[name] = Outcome(weights, lines, sharded_frac)
-    return found
+        result[name] = Outcome(weights, lines, sharded_frac)
+    return result
 
 
 def run_both(folder: Path, names: Sequence[str]) -> list[dict[str, Outcome]]:
@@ -145,7 +145,7 @@ def gradients_apart(folder: Path, names: Sequence[str], **lora: Any) -> dict[str
     """How far a pipeline in parts has its gradients from a whole one's, of their norm; their decisions are the same."""
     lora = lora or {"lora": {"rank": 2}}
     ask(in_parts=True)
-    job, found = Job(Accelerator()), {}
+    job, result = Job(Accelerator()), {}
     assert job.sharding is not None
     for name in names:
         torch.manual_seed(0)
@@ -158,9 +158,9 @@ def gradients_apart(folder: Path, names: Sequence[str], **lora: Any) -> dict[str
         job.barrier()
         ours, theirs = gradients(whole, rollouts[0]), gradients(parts, rollouts[1])
         theirs = [both(one, part, job) for one, part in zip(theirs, local_shards(parts.trainable), strict=True)]
-        found[name] = max(float((x - y).norm() / x.norm().clamp(min=1e-12)) for x, y in zip(ours, theirs, strict=True))
+        result[name] = max(float((x - y).norm() / x.norm().clamp(min=1e-12)) for x, y in zip(ours, theirs, strict=True))
         job.barrier()
-    return found
+    return result
 
 
 def both(gradient: Any, part: Tensor, job: Job) -> Tensor:
@@ -225,20 +225,20 @@ def drawn_alone(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Ten
     def held() -> int:
         return sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in policy.trainable)
 
-    found = [held()]
+    result = [held()]
     with job.gathered_for_rollout(RuntimeConfig()):
-        found.append(held())
+        result.append(held())
         if job.is_main:  # the other makes no call meanwhile, not even an empty one
             policy.rollout(prompts_of("llama"), group_size=2, seed=0)
-            found.append(held())
+            result.append(held())
         job.barrier()
         said: list[Tensor] = []
         for one in (whole, policy):
             with one.weights.using("reference"):
                 said.append(one.rollout(prompts_of("llama"), group_size=2, seed=1).old_logprob_BT)
         job.barrier()
-    found.append(held())
-    return found, said
+    result.append(held())
+    return result, said
 
 
 def tried_alone(folder: Path, names: Sequence[str]) -> list[Tensor]:

@@ -131,16 +131,16 @@ def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
         "loaded": loaded,
         "full": without_room,
     }
-    found: list[dict[str, Any]] = list(run_full(folder, [name for name in names if name not in made]))
+    result: list[dict[str, Any]] = list(run_full(folder, [name for name in names if name not in made]))
     for number, parts in enumerate((False, True)):
         ask(in_parts=parts)
         for name in (name for name in names if name in made and (parts or name != "full")):
             trainer = made[name](folder / str(parts) / name)
             if name in ("kept", "texts", "loaded"):
                 trainer.train()
-            found[number][name] = str(trainer.folder.path), scenarios.outcome(trainer)[0]
+            result[number][name] = str(trainer.folder.path), scenarios.outcome(trainer)[0]
         assert trainer.job.is_sharded == parts
-    return found
+    return result
 
 
 def lines(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -167,11 +167,11 @@ ZERO = [pytest.param(engine, marks=(needs_deepspeed, pytest.mark.nightly)) for e
 
 def by_deepspeed(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Outcome]]:
     """The scenarios of weights that are whole, and in parts; ZeRO-3 puts its linear layer in torch's place, so last."""
-    found = {}
+    result = {}
     for engine in ("zero2", "whole", "zero3"):
         os.environ["TEST_ENGINE"] = engine
-        found[engine] = run(folder / engine, names, in_parts=engine != "whole")
-    return found
+        result[engine] = run(folder / engine, names, in_parts=engine != "whole")
+    return result
 
 
 @needs_deepspeed

@@ -34,12 +34,14 @@ def tensors() -> dict[str, Tensor]:
 def written(folder: Path, num_processes: int) -> dict[str, Tensor]:
     """What is written as FSDP2 lays it on so many processes."""
     folder.mkdir(exist_ok=True)
-    found = tensors()
+    result = tensors()
     for process in range(num_processes):
-        laid = {name: rows_of(tuple(one.shape), process, num_processes) for name, one in found.items()}
-        pieces = {name: Piece(local_slice(one, laid[name]), laid[name].start, one.shape) for name, one in found.items()}
+        laid = {name: rows_of(tuple(one.shape), process, num_processes) for name, one in result.items()}
+        pieces = {
+            name: Piece(local_slice(one, laid[name]), laid[name].start, one.shape) for name, one in result.items()
+        }
         write_shard(folder, pieces, process=process, num_processes=num_processes)
-    return found
+    return result
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8])

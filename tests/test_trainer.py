@@ -118,8 +118,8 @@ def test_resumed_lora_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
 def test_batches_do_not_change_the_run(tmp_path: Path, whole: Trainer) -> None:
     expected = weights(whole)
     for number, settings in enumerate(({"rollout_batch": 3}, {"update_batch": 3}, {"update_batch": 1})):
-        found = weights(run(tmp_path / str(number), make_policy(**settings)))
-        assert float((found - expected).abs().max()) < 2e-5, settings
+        result = weights(run(tmp_path / str(number), make_policy(**settings)))
+        assert float((result - expected).abs().max()) < 2e-5, settings
 
 
 def test_update_of_the_complete_rollout_at_once_or_in_epochs(tmp_path: Path) -> None:

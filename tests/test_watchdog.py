@@ -199,7 +199,7 @@ def test_invalid_settings_raise() -> None:
 def held_out_of(rewards: list[dict[str, Any]], judges: list[dict[str, Any]], **limits: Any) -> tuple[str, ...]:
     evaluation = {"prompts": {"source": "x.txt"}, "rewards": judges, "watchdog": limits}
     config = validated({"rewards": rewards, "evaluation": evaluation})
-    names = [[reward.logged_name for reward in found] for found in (config.rewards, judges_of(config))]
+    names = [[reward.logged_name for reward in result] for result in (config.rewards, judges_of(config))]
     subject = watchdog_inputs(config, *names)
     assert subject is not None
     return subject.held_out
@@ -249,7 +249,7 @@ class TestWhatIsTrainedOn:
     )
     def test_shipped_runs(self, name: str, held_out: tuple[str, ...]):
         config = load_config(name)
-        names = [[reward.logged_name for reward in found] for found in (config.rewards, judges_of(config))]
+        names = [[reward.logged_name for reward in result] for result in (config.rewards, judges_of(config))]
         subject = watchdog_inputs(config, *names)
         assert subject is not None
         assert subject.held_out == held_out

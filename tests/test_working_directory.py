@@ -104,7 +104,7 @@ def test_modules_of_the_working_directory_do_not_run(start: str, folder: Path) -
 )
 def test_python_targets_are_found_there_after_installed_packages(start: str, folder: Path) -> None:
     assert "python:my_policy:Policy" in run(starts(folder)[start], folder, "explain", "own.yaml")
-    is_last, found = (folder / "seen.txt").read_text().split(maxsplit=1)
+    is_last, result = (folder / "seen.txt").read_text().split(maxsplit=1)
     assert is_last == "True"
-    assert "site-packages" in found
+    assert "site-packages" in result
     assert not (folder / "ran.txt").exists()

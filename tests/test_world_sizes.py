@@ -373,11 +373,11 @@ def test_two_processes_make_the_updates_of_one(names: Sequence[str], tmp_path: P
         _is_the_run_of_one(name, weights, lines, tmp_path / "alone" / name)
 
 
-def _is_the_run_of_one(name: str, found: Tensor, lines_of_two: list[dict[str, Any]], output: Path) -> None:
+def _is_the_run_of_one(name: str, result: Tensor, lines_of_two: list[dict[str, Any]], output: Path) -> None:
     expected, lines = outcome(SCENARIOS[name](output))
     start = torch.cat([parameter.detach().flatten() for parameter in _untrained(name)])
     assert float((expected - start).norm() / start.norm()) > 1e-4, name  # it moved, by far more than what may differ
-    assert float((found - expected).norm() / expected.norm()) < RELATIVE, name
+    assert float((result - expected).norm() / expected.norm()) < RELATIVE, name
     assert len(lines) == len(lines_of_two) > 0, name
     assert (name in REFILLED) == any(line.get("rollout/rounds", 1) > 1 for line in lines), name
     for one, two in zip(lines, lines_of_two, strict=True):

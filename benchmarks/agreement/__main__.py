@@ -20,11 +20,11 @@ CASES: Sequence[Case] = (
 BOUND = 1e-6
 
 
-def table(found: Sequence[Agreement]) -> Iterator[str]:
+def table(result: Sequence[Agreement]) -> Iterator[str]:
     """The lines of the table."""
     yield "| method | function of the authors | difference |"
     yield "| --- | --- | --- |"
-    for one in found:
+    for one in result:
         source = one.case.source
         called = f"{source.repo}@{one.commit or '-'}, `{source.names[0]}`"
         said = f": {one.case.said}" if one.case.said else ""
@@ -48,9 +48,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--draws", type=int, default=DRAWS)
     chosen = parser.parse_args(words)
     cases = [case for case in CASES if not chosen.only or case.method in chosen.only]
-    found = [agreement(chosen.folder, case, chosen.draws) for case in cases]
-    print("\n".join(table(found)))
-    apart = [one.case.method for one in found if not agrees(one)]
+    result = [agreement(chosen.folder, case, chosen.draws) for case in cases]
+    print("\n".join(table(result)))
+    apart = [one.case.method for one in result if not agrees(one)]
     print(f"\nbeyond {BOUND:g}: {', '.join(apart) or 'none'}")
     return 1 if apart else 0
 

@@ -105,14 +105,14 @@ def _perplexity(theirs: SimpleNamespace, rows: Rows) -> Tensor:
 
 def _noisy(theirs: SimpleNamespace, rows: Rows) -> Tensor:
     run = SimpleNamespace(args=SimpleNamespace(num_samples=G, critic_type="drgrpo", drgrpo_p=0.1))
-    found = theirs.compute_monte_carlo_advantages(run, rows.spread(rows.right_B))
-    return found[:, None].expand(rows.mask_BT.shape)
+    result = theirs.compute_monte_carlo_advantages(run, rows.spread(rows.right_B))
+    return result[:, None].expand(rows.mask_BT.shape)
 
 
 def _centered(theirs: SimpleNamespace, rows: Rows) -> Tensor:
     run = SimpleNamespace(args=SimpleNamespace(num_samples=G, critic_type="drgrpo"))
-    found = theirs.compute_monte_carlo_advantages(run, rows.spread(rows.reward_B), None)
-    return found[:, None].expand(rows.mask_BT.shape)
+    result = theirs.compute_monte_carlo_advantages(run, rows.spread(rows.reward_B), None)
+    return result[:, None].expand(rows.mask_BT.shape)
 
 
 def _choose(n: int, k: int) -> int:
@@ -136,8 +136,8 @@ def _budgeted(theirs: SimpleNamespace, rows: Rows) -> Tensor:
 
 def _tracker(theirs: SimpleNamespace, rows: Rows, *, over_all: bool) -> Tensor:
     tracker = theirs.PerPromptStatTracker(over_all)
-    found = torch.tensor(tracker.update(rows.group_B.tolist(), rows.reward_B.tolist()))
-    return found.clamp(-5, 5)[:, None].expand(rows.mask_BT.shape)
+    result = torch.tensor(tracker.update(rows.group_B.tolist(), rows.reward_B.tolist()))
+    return result.clamp(-5, 5)[:, None].expand(rows.mask_BT.shape)
 
 
 def _tracked(method: str, repo: str, *, over_all: bool) -> Case:

@@ -93,11 +93,11 @@ def taken(folder: Path, source: Source) -> SimpleNamespace:
     git = _git_of(folder, source.repo)
     if git is None:
         raise ConfigError(f"no clone of {source.repo} in {folder}: clone it to {folder}/{_folder_of(source.repo)}/repo")
-    found = dict(_definitions(ast.parse(_asked(git, "show", f"HEAD:{source.path}"))))
-    missing = [name for name in source.names if name not in found]
+    result = dict(_definitions(ast.parse(_asked(git, "show", f"HEAD:{source.path}"))))
+    missing = [name for name in source.names if name not in result]
     if missing:
         raise ConfigError(f"{source.repo}, {source.path} has no {', '.join(missing)}: correct the names of the case")
-    body = [_bare(found[name]) for name in source.names]
+    body = [_bare(result[name]) for name in source.names]
     code = compile(ast.Module(body=body, type_ignores=[]), source.path, "exec", flags=future.annotations.compiler_flag)
     surroundings = {**SURROUNDINGS, **source.needs, "__name__": __name__}
     exec(code, surroundings)
@@ -105,15 +105,15 @@ def taken(folder: Path, source: Source) -> SimpleNamespace:
 
 
 def _definitions(tree: ast.Module) -> list[tuple[str, ast.stmt]]:
-    found: list[tuple[str, ast.stmt]] = []
+    result: list[tuple[str, ast.stmt]] = []
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            found += [(f"{node.name}.{one.name}", one) for one in node.body if isinstance(one, ast.FunctionDef)]
+            result += [(f"{node.name}.{one.name}", one) for one in node.body if isinstance(one, ast.FunctionDef)]
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.append((node.name, node))
+            result.append((node.name, node))
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found.append((node.targets[0].id, node))
-    return found
+            result.append((node.targets[0].id, node))
+    return result
 
 
 def _bare(node: ast.stmt) -> ast.stmt:
@@ -128,8 +128,8 @@ def _folder_of(repo: str) -> str:
 
 def _git_of(folder: Path, repo: str) -> Path | None:
     clone = folder / _folder_of(repo) / "repo"
-    found = [git for git in (clone / ".git", clone) if (git / "HEAD").is_file()]
-    return found[0] if found else None
+    result = [git for git in (clone / ".git", clone) if (git / "HEAD").is_file()]
+    return result[0] if result else None
 
 
 def _asked(git: Path, *words: str) -> str:

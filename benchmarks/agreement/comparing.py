@@ -167,8 +167,8 @@ def loss(
     config = config_of(method, over)
 
     def ours(rows: Rows) -> Numbers:
-        found = learnt(config, step(rows))
-        return _chosen({"value": found.value, "gradient": found.gradient_BT}, only)
+        result = learnt(config, step(rows))
+        return _chosen({"value": result.value, "gradient": result.gradient_BT}, only)
 
     def of_theirs(functions: SimpleNamespace, rows: Rows) -> Numbers:
         given = _given(config, rows, step(rows))
@@ -212,9 +212,9 @@ class Agreement:
 
 def agreement(folder: Path, case: Case, draws: int = DRAWS) -> Agreement:
     """The case on its draws, seeds 0 and up."""
-    found = Agreement(case=case, commit=commit_of(folder, case.source.repo))
-    if found.commit is None:
-        return found
+    result = Agreement(case=case, commit=commit_of(folder, case.source.repo))
+    if result.commit is None:
+        return result
     functions = taken(folder, case.source)
     difference: dict[str, float] = {}
     size: dict[str, float] = {}
@@ -223,7 +223,7 @@ def agreement(folder: Path, case: Case, draws: int = DRAWS) -> Agreement:
             distance = (ours - theirs).abs().max()
             difference[name] = float(torch.maximum(distance, torch.tensor(difference.get(name, 0.0))))
             size[name] = max(size.get(name, 0.0), float(ours.abs().max()))
-    return replace(found, difference=difference, size=size)
+    return replace(result, difference=difference, size=size)
 
 
 def _beside(ours: Numbers, theirs: Numbers) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -83,11 +83,11 @@ def _pacs(theirs: SimpleNamespace, given: Given) -> Tensor:
 def _balance(theirs: SimpleNamespace, given: Given) -> Tensor:
     score_PG = (given.logprob_BT * given.mask_BT).sum(1).view(P, G)
     wanted_PG = _positive(given.rows).view(P, G).log()
-    found = [
+    result = [
         theirs.tb_loss(score_G, wanted_G, None, logpartition=True)
         for score_G, wanted_G in zip(score_PG, wanted_PG, strict=True)
     ]
-    return torch.stack(found).mean()
+    return torch.stack(result).mean()
 
 
 def _positive(rows: Rows) -> Tensor:
@@ -96,14 +96,14 @@ def _positive(rows: Rows) -> Tensor:
 
 def _pairs(theirs: SimpleNamespace, given: Given) -> Tensor:
     # theirs is asked group by group, since ours is a mean over a group's pairs and then over groups
-    rows, found = given.rows, []
+    rows, result = given.rows, []
     for group in range(P):
         row_G = rows.group_B == group
         level_G = 2 - rows.right_B[row_G].long()
         if len(level_G.unique()) > 1:
             of_group = (given.logprob_BT[row_G], _reference(rows)[row_G], None, given.mask_BT[row_G], 0.1, level_G)
-            found.append(theirs.compute_pairwise_policy_loss(*of_group, 2.5, id_tensor=torch.zeros(G))[0])
-    return torch.stack(found).sum() / P
+            result.append(theirs.compute_pairwise_policy_loss(*of_group, 2.5, id_tensor=torch.zeros(G))[0])
+    return torch.stack(result).sum() / P
 
 
 def _reference(rows: Rows) -> Tensor:
@@ -131,11 +131,11 @@ def _mixed(**settings: Any) -> Theirs:
 
     def called(theirs: SimpleNamespace, given: Given) -> Tensor:
         prefix_BT = _is_off_policy(given.rows)[:, None].expand(given.mask_BT.shape)
-        found = theirs.compute_token_on_off_policy_loss(
+        result = theirs.compute_token_on_off_policy_loss(
             given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, 1.2, prefix_BT,
             loss_remove_token_mean=True, loss_remove_clip=True, **settings,
         )  # fmt: skip
-        return found["pg_loss"] / len(prefix_BT)
+        return result["pg_loss"] / len(prefix_BT)
 
     return called
 
@@ -147,10 +147,10 @@ def _several_teachers(theirs: SimpleNamespace, given: Given) -> Tensor:
         loss_remove_token_mean=True, loss_remove_clip=False,
     )  # fmt: skip
     prefix_BT = _is_off_policy(given.rows)[:, None].expand(given.mask_BT.shape)
-    found = theirs.compute_token_on_off_policy_loss(
+    result = theirs.compute_token_on_off_policy_loss(
         given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, prefix_BT, config=settings
     )
-    return found["pg_loss"] / len(prefix_BT)
+    return result["pg_loss"] / len(prefix_BT)
 
 
 def _diagnosed(**settings: Any) -> Tensor:

@@ -40,10 +40,10 @@ def _policy_loss(name: str, settings: Settings, mode: str, **further: Any) -> Th
     """verl's policy losses of version 0.4 and later."""
 
     def called(theirs: SimpleNamespace, given: Given) -> Tensor:
-        found = getattr(theirs, name)(
+        result = getattr(theirs, name)(
             given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, mode, settings, **further
         )
-        return found[0]
+        return result[0]
 
     return called
 
@@ -66,17 +66,17 @@ def _preserving(theirs: SimpleNamespace, given: Given) -> Tensor:
 
 
 def _clipped(theirs: SimpleNamespace, given: Given) -> Tensor:
-    found: Tensor = theirs.compute_policy_loss(
+    result: Tensor = theirs.compute_policy_loss(
         given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, given.mask_BT, None, 0.16, 0.24
     )[0]
-    return found
+    return result
 
 
 def _dual(theirs: SimpleNamespace, given: Given) -> Tensor:
-    found: Tensor = theirs.compute_policy_loss(
+    result: Tensor = theirs.compute_policy_loss(
         given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, 0.3, 3.0, "token"
     )[0]
-    return found
+    return result
 
 
 def _inputs(given: Given, **further: Tensor) -> dict[str, Tensor]:

@@ -50,29 +50,29 @@ def _referred(rows: Rows) -> Step:
 
 def _dgpo(theirs: SimpleNamespace, given: Given) -> Tensor:
     # an error of e is that of predicting sqrt(e) where 0 is right
-    rows, found = given.rows, []
+    rows, result = given.rows, []
     group = {"local_group_indices": rows.group_B, "num_groups": P}
     for level in range(T):
         error_B, reference_B1 = -given.logprob_BT[:, level], _errors(rows)[:, level, None].sqrt()
         right_B1, advantage_B = torch.zeros_like(reference_B1), given.advantage_BT[:, level]
-        found.append(
+        result.append(
             theirs.compute_group_dgpo_loss_allreduce(
                 right_B1, reference_B1, right_B1, advantage_B, group, None, 100.0, G, error_B
             )
         )
-    return torch.stack(found).mean()
+    return torch.stack(result).mean()
 
 
 def _crd(theirs: SimpleNamespace, given: Given) -> Tensor:
     settings = SimpleNamespace(weight_temp=-1, crd_beta=1.0, crd_loss_type="mse")
     score_B = (given.logprob_BT - given.old_BT).mean(1)
     share_B = given.advantage_BT[:, 0].clamp(-LIMIT, LIMIT) / LIMIT / 2 + 0.5
-    found = []
+    result = []
     for group in range(P):
         row_G = given.rows.group_B == group
         score_G, share_G = score_B[row_G], share_B[row_G]
-        found.append(LIMIT * theirs._compute_crd_loss(settings, share_G, share_G, score_G.detach(), score_G))
-    return torch.stack(found).mean()
+        result.append(LIMIT * theirs._compute_crd_loss(settings, share_G, share_G, score_G.detach(), score_G))
+    return torch.stack(result).mean()
 
 
 def _drift(rows: Rows) -> Tensor:
@@ -98,7 +98,7 @@ def _gaussian(mean: Tensor, old_mean: Tensor, std: Tensor) -> Tensor:
 def _held(theirs: SimpleNamespace, given: Given) -> Tensor:
     std_T, drift_BT = _std(given.rows), _drift(given.rows)
     mean_BT1 = ((2 * drift_BT).sqrt() * std_T)[:, :, None]
-    found, _ = theirs._flowdppo_kl_adv_loss(
+    result, _ = theirs._flowdppo_kl_adv_loss(
         new_logp=given.logprob_BT,
         old_logp=given.old_BT,
         new_means=mean_BT1,
@@ -107,15 +107,15 @@ def _held(theirs: SimpleNamespace, given: Given) -> Tensor:
         sigma_t=std_T[:, None],
         kl_mask_threshold=1e-5,
     )
-    return found.mean()
+    return result.mean()
 
 
 def _guarded(theirs: SimpleNamespace, given: Given) -> Tensor:
     # a step of length 1, since the weight of its length is left out
-    settings, found = Settings(diffusion_loss=Settings(adv_clip_max=LIMIT, clip_ratio=2e-6)), []
+    settings, result = Settings(diffusion_loss=Settings(adv_clip_max=LIMIT, clip_ratio=2e-6)), []
     for step, std in enumerate(_std(given.rows)):
         mean_B = (2 * _drift(given.rows)[:, step]).sqrt() * std
-        found.append(
+        result.append(
             theirs.compute_loss(
                 None,
                 old_log_prob=given.old_BT[:, step],
@@ -128,7 +128,7 @@ def _guarded(theirs: SimpleNamespace, given: Given) -> Tensor:
                 sqrt_dt=torch.ones(()),
             )[0]
         )
-    return torch.stack(found).mean()
+    return torch.stack(result).mean()
 
 
 def _predictions(rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -35,7 +35,7 @@ def test_passes_with_shared_noise() -> None:
 @pytest.mark.nightly
 def test_overhead_spends_the_floors_rows() -> None:
     setting = Setting(steps=2, group=2)
-    found = {
+    result = {
         same_initial_noise: [
             (line.part, line.calls, line.rows, line.floor_rows)
             for line in lines_of(setting.sharing(same_initial_noise), turns)
@@ -43,7 +43,7 @@ def test_overhead_spends_the_floors_rows() -> None:
         for same_initial_noise, turns in measure(setting, repeat=1).items()
     }
     # 2 samples x 2 steps drawn, 2 x 1 trained; shared, the first step is one row in both
-    assert found == {
+    assert result == {
         False: [("rollout", 1, 4, 4), ("update", 1, 2, 2), ("iteration", 2, 6, 6)],
         True: [("rollout", 2, 3, 3), ("update", 1, 1, 1), ("iteration", 3, 4, 4)],
     }
@@ -68,9 +68,9 @@ def test_time_is_charged_to_the_first_owner() -> None:
     assert group_of(("/site/torch/_tensor.py", 1, "backward")) is None
     # the memo's hashing and the sine are charged to the memo, what calls the memo to nobody
     memo, x = EncoderCache(1024), torch.ones(4)
-    found = shares(lambda: [memo(None, torch.sin, (x,), {}) for _ in range(10)])
-    assert set(found) == {"memo", "other"}
-    assert sum(found.values()) == pytest.approx(1.0)
+    result = shares(lambda: [memo(None, torch.sin, (x,), {}) for _ in range(10)])
+    assert set(result) == {"memo", "other"}
+    assert sum(result.values()) == pytest.approx(1.0)
 
 
 def test_rules_name_code_of_this_checkout() -> None:

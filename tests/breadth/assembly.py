@@ -40,17 +40,17 @@ def _configurations() -> dict[str, Any]:
 def pipeline_classes() -> dict[str, type | None]:
     """Every pipeline that the installed diffusers exports; None where a package it needs is missing."""
     names = {name for name in dir(diffusers) if not name.startswith("_")}
-    found: dict[str, type | None] = {}
+    result: dict[str, type | None] = {}
     for name in sorted(names):
         exported = getattr(diffusers, name, None)
         if not inspect.isclass(exported):
             continue
         if "_backends" in vars(exported):
             if "Pipeline" in name:
-                found[name] = None
+                result[name] = None
         elif issubclass(exported, DiffusionPipeline) and exported is not DiffusionPipeline:
-            found[name] = exported
-    return found
+            result[name] = exported
+    return result
 
 
 def build(name: str) -> Any:
@@ -108,7 +108,7 @@ def _class(name: str, pipeline: type) -> Any:
     """A class by its name; some belong to one pipeline and are found only in its package."""
     package = pipeline.__module__.rpartition(".")[0]
     own = [module for path, module in list(sys.modules.items()) if path.startswith(package)]
-    return next(found for home in (diffusers, transformers, *own) if (found := getattr(home, name, None)) is not None)
+    return next(result for home in (diffusers, transformers, *own) if (result := getattr(home, name, None)) is not None)
 
 
 def _with_vocabulary(config: dict[str, Any], config_class: Any) -> dict[str, Any]:

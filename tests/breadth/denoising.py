@@ -73,12 +73,12 @@ def modular_classes() -> list[str]:
 
 def read_page() -> dict[str, Outcome]:
     """The rows of the page as it is."""
-    found = {}
+    result = {}
     for line in PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else ():
         if match := ROW.match(line):
             options = tuple(match["options"].split("; ")) if match["options"] else ()
-            found[match["name"]] = Outcome(match["verdict"], options, match["reason"])
-    return found
+            result[match["name"]] = Outcome(match["verdict"], options, match["reason"])
+    return result
 
 
 def _line(name: str, outcome: Outcome) -> str:

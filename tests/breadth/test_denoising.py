@@ -50,8 +50,8 @@ def test_row(name: str) -> None:
 
 
 def _check(name: str) -> None:
-    written, found = read_page()[name], try_class(name)
-    assert (found.verdict, found.options) == (written.verdict, written.options), found.reason
+    written, result = read_page()[name], try_class(name)
+    assert (result.verdict, result.options) == (written.verdict, written.options), result.reason
 
 
 def test_a_row_is_read_as_it_was_written() -> None:

@@ -215,8 +215,8 @@ def _measured(policy: DenoisingPolicy, rollout: Rollout) -> float:
         own[row] = rollout.mask_BT[row]
         values_BT = contract.values(policy, rollout, [row])
         gaps.append(contract.largest_difference(values_BT, rollout.old_logprob_BT, own))
-    found = contract.gradients(policy, rollout, [0])
-    if not all(torch.isfinite(gradient).all() for gradient in found) or not any(g.any() for g in found):
+    result = contract.gradients(policy, rollout, [0])
+    if not all(torch.isfinite(gradient).all() for gradient in result) or not any(g.any() for g in result):
         raise AssertionError("gradients are zero or not finite")
     return max(gaps) if all(gap == gap for gap in gaps) else float("nan")
 

@@ -119,13 +119,13 @@ def settings(name: str) -> set[str]:
     """What a method's file sets: each key, with a choice that is no name of a function; of functions the keys alone."""
     values = read_layers(find_config(name))
     sections = {section: value for section, value in values.items() if section != "method"}
-    return {found for section, value in sections.items() for found in _set(section, value)}
+    return {result for section, value in sections.items() for result in _set(section, value)}
 
 
 def functions(name: str) -> set[tuple[str, str]]:
     """The functions that a method's file names, each with its place."""
     values = read_layers(find_config(name))
-    return {found for section in PLACES for found in _named(section, values.get(section, {}))}
+    return {result for section in PLACES for result in _named(section, values.get(section, {}))}
 
 
 def applies_to(name: str) -> str:
@@ -136,11 +136,11 @@ def applies_to(name: str) -> str:
 def untrained(kind: str, trained: list[str]) -> set[tuple[str, str]]:
     """What the methods of a kind name, and none of those that are trained does."""
     known = {
-        found
+        result
         for name in [*trained, *VIEWS, *CHAINS, *CRITICS, *IMITATION, *INTERNALS, *TURNS]
-        for found in functions(f"methods/{name}")
+        for result in functions(f"methods/{name}")
     }
-    named = {found for name in shipped("methods") if applies_to(name) == kind for found in functions(name)}
+    named = {result for name in shipped("methods") if applies_to(name) == kind for result in functions(name)}
     return named - known
 
 

@@ -102,7 +102,7 @@ def sampled_prompts(name: str, rates: Mapping[str, float], num: int) -> list[int
 
 
 def template_text(name: str, prompt_template: str, history: History, member: int = 0, **columns: Any) -> str:
-    """The text of a member's prompt in a context of a method; the question is 2 + 2."""
+    """The text of a member's prompt under a prompt template of a method; the question is 2 + 2."""
     prompt = Prompt("2 + 2?", columns={"answer": "4", "solution": "abcdefgh", **columns})
     result = Algorithm.of(config_of(name)).prompt_templates[prompt_template](prompt, member, history)
     assert result is not None

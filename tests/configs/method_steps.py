@@ -107,8 +107,8 @@ class Step:
     @property
     def known(self) -> dict[Value, Tensor]:
         """The values that the decisions have."""
-        found = {} if self.entropy is None else {ENTROPY: self.matrix(self.entropy, 0.0)}
-        return found | {value: self.matrix(rows, 0.0) for value, rows in self.values.items()}
+        result = {} if self.entropy is None else {ENTROPY: self.matrix(self.entropy, 0.0)}
+        return result | {value: self.matrix(rows, 0.0) for value, rows in self.values.items()}
 
     @property
     def scoped(self) -> dict[str, Scoped]:

@@ -22,10 +22,10 @@ PER_COMMIT = ("gspo", "clip-cov")
     ],
 )
 def test_taking_a_mechanism_away_changes_the_weights(name: str) -> None:
-    found = list(ablations(name, run_of(name)))
-    same = {ablation.key for ablation in found if ablation.outcome == "same"}
-    assert same == set(INERT.get(name, {})), found
-    assert any(ablation.outcome in ("changes", "error") for ablation in found), found
+    result = list(ablations(name, run_of(name)))
+    same = {ablation.key for ablation in result if ablation.outcome == "same"}
+    assert same == set(INERT.get(name, {})), result
+    assert any(ablation.outcome in ("changes", "error") for ablation in result), result
 
 
 def test_reasons_are_of_existing_mechanisms() -> None:

@@ -280,9 +280,9 @@ def test_care_gives_likely_answers_more() -> None:
         scoped={"answer": answer},
     )
     right = SampleColumn(value_B=torch.tensor([1.0, 1.0, 1.0, 0.0]).double(), valid_B=feedback.valid_B)
-    found_BT = estimator.assign(replace(feedback, rewards={"accuracy": right}), torch.zeros(4, 2))
+    result_BT = estimator.assign(replace(feedback, rewards={"accuracy": right}), torch.zeros(4, 2))
     std = 1.1902381 + 1e-4
-    assert found_BT[:, 0].tolist() == pytest.approx([0.75 / std, 0.25 / std, 0.75 / std, -1.75 / std], abs=1e-6)
+    assert result_BT[:, 0].tolist() == pytest.approx([0.75 / std, 0.25 / std, 0.75 / std, -1.75 / std], abs=1e-6)
 
 
 def test_texts_between_tags_are_marked() -> None:

@@ -75,7 +75,7 @@ def test_right_answers_are_viewed_with_the_prompt_of_the_weakest_part() -> None:
     ] * 2
     assert show(Prompt("q"), 0, replace(history, rewards=[1, 0, 0, 1, 1, 0])) is None
     assert show(Prompt("q"), 0, History()) is None
-    with pytest.raises(ConfigError, match="2 texts, but the group was sampled in 3 contexts"):
+    with pytest.raises(ConfigError, match="2 texts, but the group was sampled in 3 prompt templates"):
         weakest_system(texts=told[:2])(Prompt("q"), 0, history)
 
 

@@ -36,7 +36,7 @@ def test_messages_are_scored_and_compared_by_position() -> None:
         value_BS[row, : len(values)], valid_BS[row, : len(values)] = torch.tensor(values).float(), True
     scoped = Scoped(scope_BT=torch.arange(4).expand(3, 4), value_BS=value_BS, valid_BS=valid_BS)
     feedback = feedback_of([0.0] * 3, [0] * 3, mask=[[1] * 4] * 3, scoped={"attempts": scoped})
-    found_BT = estimator.assign(replace(feedback, valid_B=torch.zeros(3).bool()), torch.zeros(3, 4))
+    result_BT = estimator.assign(replace(feedback, valid_B=torch.zeros(3).bool()), torch.zeros(3, 4))
     high, low = 2 / 3 / 0.5774503, 1 / 3 / 0.5774503
     expected = [[-low, low, 0, 0], [high, low, 0, 0], [-low, -high, 0, 0]]
-    torch.testing.assert_close(found_BT, torch.tensor(expected), rtol=0, atol=1e-5)
+    torch.testing.assert_close(result_BT, torch.tensor(expected), rtol=0, atol=1e-5)

@@ -280,9 +280,9 @@ def test_stated_rewards_do_not_make_a_method_plain_grpo(name: str, tmp_path: Pat
         )
         for member, text in enumerate(texts)
     ]
-    found_B = advantages(config, samples)
+    result_B = advantages(config, samples)
     plain_B = advantages(config.model_copy(update={"rewards": (RewardConfig.model_validate(mine),)}), samples)
-    assert float((found_B - plain_B).abs().max()) > 0.04
+    assert float((result_B - plain_B).abs().max()) > 0.04
 
 
 def advantages(config: RunConfig, samples: Sequence[Sample]) -> torch.Tensor:

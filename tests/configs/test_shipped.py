@@ -117,23 +117,23 @@ def test_windows_of_all_steps(tmp_path: Path) -> None:
 
 
 def test_window_of_flow_grpo_fast(tmp_path: Path) -> None:
-    found = windows("methods/flow-grpo-fast", tmp_path, range(100))
-    assert set(found) == {(0, 1, 2), (1, 2, 3), (2, 3, 4)}
+    result = windows("methods/flow-grpo-fast", tmp_path, range(100))
+    assert set(result) == {(0, 1, 2), (1, 2, 3), (2, 3, 4)}
 
 
 def test_window_of_dance_grpo(tmp_path: Path) -> None:
-    found = windows("methods/dance-grpo", tmp_path, range(200))
-    assert {len(window or ()) for window in found} == {6}  # int(0.6 * 11)
-    assert {step for window in found for step in window or ()} == set(range(11))
+    result = windows("methods/dance-grpo", tmp_path, range(200))
+    assert {len(window or ()) for window in result} == {6}  # int(0.6 * 11)
+    assert {step for window in result for step in window or ()} == set(range(11))
 
 
 def test_window_of_mix_grpo(tmp_path: Path) -> None:
-    found = windows("methods/mix-grpo", tmp_path, range(501))
-    assert found[0] == found[24] == (0, 1, 2, 3)
-    assert found[25] == (1, 2, 3, 4)
-    assert found[299] == (11, 12, 13, 14)  # the last of the published 300 iterations
-    assert found[499] == (19, 20, 21, 22)  # the reference code never trains step 23
-    assert found[500] == (0, 1, 2, 3)
+    result = windows("methods/mix-grpo", tmp_path, range(501))
+    assert result[0] == result[24] == (0, 1, 2, 3)
+    assert result[25] == (1, 2, 3, 4)
+    assert result[299] == (11, 12, 13, 14)  # the last of the published 300 iterations
+    assert result[499] == (19, 20, 21, 22)  # the reference code never trains step 23
+    assert result[500] == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("name", DRAWING_MODELS)

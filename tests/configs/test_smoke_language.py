@@ -79,12 +79,12 @@ PARTLY = ("gfpo", "d3s", "prof", "earl")
 
 def halves(samples: Sequence[Sample]) -> list[Score]:
     """The two halves of a text, each worth the number of its member."""
-    found = []
+    result = []
     for sample in samples:
         length = len(sample.text or "")
         parts = [Scope(0, length // 2, sample.member), Scope(length // 2, length, sample.member)]
-        found.append(Score(0.0, scopes=parts))
-    return found
+        result.append(Score(0.0, scopes=parts))
+    return result
 
 
 def even(samples: Sequence[Sample]) -> list[float]:
@@ -181,8 +181,8 @@ def test_every_function_that_a_method_of_tokens_names_is_trained() -> None:
 
 def test_daily_configurations_set_every_key() -> None:
     assert set(EVERYDAY["tokens"]) < set(TOKENS)
-    everyday = {found for name in EVERYDAY["tokens"] for found in settings(f"methods/{name}")}
-    assert {found for name in TOKENS for found in settings(f"methods/{name}")} - everyday == set()
+    everyday = {result for name in EVERYDAY["tokens"] for result in settings(f"methods/{name}")}
+    assert {result for name in TOKENS for result in settings(f"methods/{name}")} - everyday == set()
 
 
 def test_groups_of_equal_rewards_train_by_entropy(tmp_path: Path) -> None:

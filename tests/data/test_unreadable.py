@@ -107,11 +107,11 @@ def test_another_prompt_takes_its_place(tmp_path: Path) -> None:
     asked = [[plain.at_step(step).prompt(n).text for n in range(2)] for step in range(3)]
     skipping = PromptStream(prompts(tmp_path, cut=1), skipping=[None], **given)
     for step in range(3):
-        found = skipping.at_step(step)
-        texts = [found.prompt(n).text for n in range(2)]
+        result = skipping.at_step(step)
+        texts = [result.prompt(n).text for n in range(2)]
         bad = "what is 1" in asked[step]
-        assert found.num_replaced == bad
-        assert "what is 1" not in [found.prompt(n).text for n in range(7)]
+        assert result.num_replaced == bad
+        assert "what is 1" not in [result.prompt(n).text for n in range(7)]
         assert len(set(texts)) == 2
         kept = [text for text in texts if text in asked[step]]
         assert kept == [text for text in asked[step] if text != "what is 1"]

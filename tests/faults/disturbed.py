@@ -192,16 +192,16 @@ def bereaved(case: Case, place: Place, whole: Whole, draw: random.Random, *, in_
         time.sleep(after_s)
         os.kill(pids[victim], signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     fell = time.monotonic()
-    found = ended(pids[1 - victim], place, log=f"said-{1 - victim}.log")
+    result = ended(pids[1 - victim], place, log=f"said-{1 - victim}.log")
     took_s = time.monotonic() - fell
     os.kill(pids[victim], signal.SIGKILL)
     left = ended(pids[victim], place, log=f"said-{victim}.log")
     what = f"process {victim} {how} after {after_s} s, at forward {at}: the other ended {took_s:.1f} s later"
-    if found.code != CLEAR and found.code == left.code == DONE:
-        return Disturbed(what=what, sitting=found)  # it had ended before
-    if found.code == CLEAR and "process" in found.said and took_s > 60:
-        found = Sitting(UNCLEAR, f"too late: {found.said}")
-    return Disturbed(what=what, sitting=found)
+    if result.code != CLEAR and result.code == left.code == DONE:
+        return Disturbed(what=what, sitting=result)  # it had ended before
+    if result.code == CLEAR and "process" in result.said and took_s > 60:
+        result = Sitting(UNCLEAR, f"too late: {result.said}")
+    return Disturbed(what=what, sitting=result)
 
 
 FAULTS: dict[str, Fault] = {

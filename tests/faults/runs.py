@@ -109,11 +109,11 @@ def left_behind(folder: Path) -> dict[str, Any]:
         "lines": {
             name: [
                 {k: v for k, v in row.items() if not any(part.startswith("time") for part in k.split("/"))}
-                for row in found.rows
+                for row in result.rows
             ]
-            for name, found in rows.items()
+            for name, result in rows.items()
         },
-        "unreadable": sum(found.num_dropped for found in rows.values()),
+        "unreadable": sum(result.num_dropped for result in rows.values()),
         "checkpoints": {one.name: _held(one) for one in list_checkpoints(folder)},
         "files": sorted(
             str(path.relative_to(folder))

@@ -165,21 +165,21 @@ def begin_both(
 def sit_both(case: Case, place: Place, *, in_parts: bool = False) -> Sitting:
     """A sitting of two processes that nobody disturbs: how the first ended, or the second if that went wrong."""
     pids = begin_both(case, place, in_parts=in_parts)
-    found = [ended(pid, place, log=f"said-{rank}.log") for rank, pid in enumerate(pids)]
-    return found[0] if found[1].code == DONE else found[1]
+    result = [ended(pid, place, log=f"said-{rank}.log") for rank, pid in enumerate(pids)]
+    return result[0] if result[1].code == DONE else result[1]
 
 
 def ended(pid: int, place: Place, *, log: str = "said.log", limit_s: float = LIMIT_S) -> Sitting:
     """Waits for a process; one that does not end is killed, which is code 1."""
     until = time.monotonic() + limit_s
-    while (found := os.wait4(pid, os.WNOHANG))[0] == 0 and time.monotonic() < until:
+    while (result := os.wait4(pid, os.WNOHANG))[0] == 0 and time.monotonic() < until:
         time.sleep(0.005)
-    if found[0] == 0:
+    if result[0] == 0:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         return Sitting(UNCLEAR, f"it did not end within {limit_s:g} s: {_said(place, log)}")
-    worked = found[2].ru_utime + found[2].ru_stime
-    return Sitting(os.waitstatus_to_exitcode(found[1]), _said(place, log), worked)
+    worked = result[2].ru_utime + result[2].ru_stime
+    return Sitting(os.waitstatus_to_exitcode(result[1]), _said(place, log), worked)
 
 
 def worked_s(pid: int) -> float | None:

@@ -15,8 +15,8 @@ from mmgrpo.methods.strategies.coba_rl import beta_of, by_capability, explored, 
 
 def test_the_curve_moves_with_the_share_of_wrong_samples():
     # above a half 1 + 9 f; up to it f is bent: 1 / (1 + e) = 0.268941
-    found = [beta_of(failures, 11.0) for failures in (1.0, 0.6, 0.5, 0.4)]
-    assert found == pytest.approx([10.0, 6.4, 5.5, 3.420473], abs=1e-6)
+    result = [beta_of(failures, 11.0) for failures in (1.0, 0.6, 0.5, 0.4)]
+    assert result == pytest.approx([10.0, 6.4, 5.5, 3.420473], abs=1e-6)
 
 
 def test_values_by_hand():
@@ -35,9 +35,9 @@ def test_most_goes_where_one_more_gains_most():
         way: sum(training_value(n, p, tau=tau, alpha=6.0, beta=5.0) for n, p in zip(way, (0.5, 0.2), strict=True))
         for way in ways
     }
-    found = explored(rates, 32, least=2, most=30, alpha=6.0, beta=5.0)
-    assert (found[0], found[3]) == max(worth, key=lambda way: worth[way])
-    assert (found[1], found[2]) == (7, 2)  # the 5 that are left go to what nobody solves
+    result = explored(rates, 32, least=2, most=30, alpha=6.0, beta=5.0)
+    assert (result[0], result[3]) == max(worth, key=lambda way: worth[way])
+    assert (result[1], result[2]) == (7, 2)  # the 5 that are left go to what nobody solves
     # 9 more each are all that 11 allows; 6 are left
     assert explored(rates, 32, least=2, most=11, alpha=6.0, beta=5.0) == {0: 11, 1: 8, 2: 2, 3: 11}
 

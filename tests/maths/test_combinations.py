@@ -47,8 +47,8 @@ def test_min_is_over_those_that_apply_and_take_part() -> None:
 def test_geometric_mean_needs_all_rewards() -> None:
     reward_RPG = torch.tensor([[[4.0, 4.0, 9.0, -1.0]], [[9.0, 0.0, 5.0, 4.0]]])
     valid_RPG = torch.tensor([[[True, True, True, True]], [[True, True, False, True]]])
-    found_PG = geometric_mean(reward_RPG, torch.tensor([1.0, 1.0]), valid_RPG)
-    assert found_PG.tolist() == [pytest.approx([6.0, 0.0, 9.0, 0.0])]  # 6 = sqrt(4 * 9)
+    result_PG = geometric_mean(reward_RPG, torch.tensor([1.0, 1.0]), valid_RPG)
+    assert result_PG.tolist() == [pytest.approx([6.0, 0.0, 9.0, 0.0])]  # 6 = sqrt(4 * 9)
     assert geometric_mean(reward_RPG[..., :1], torch.tensor([0.25, 1.0]), valid_RPG[..., :1]).item() == pytest.approx(
         3.0
     )

@@ -17,8 +17,8 @@ def test_generalized_advantages_skip_masked_decisions() -> None:
     # 0.3, 0.03 + 0.45 * 0.3 = 0.165, 0.04 + 0.45 * 0.165 = 0.11425
     value_BT = torch.tensor([[0.5, 0.6, 9.0, 0.7]], dtype=torch.float64)
     mask_BT = torch.tensor([[True, True, False, True]])
-    found_BT = generalized_advantage(value_BT, torch.tensor([1.0]), mask_BT, gamma=0.9, decay=0.5)
-    torch.testing.assert_close(found_BT, torch.tensor([[0.11425, 0.165, 0.0, 0.3]], dtype=torch.float64))
+    result_BT = generalized_advantage(value_BT, torch.tensor([1.0]), mask_BT, gamma=0.9, decay=0.5)
+    torch.testing.assert_close(result_BT, torch.tensor([[0.11425, 0.165, 0.0, 0.3]], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -33,10 +33,10 @@ def test_generalized_advantages_skip_masked_decisions() -> None:
 def test_value_loss(value: float, clip: float | None, loss: float, slope: float) -> None:
     """At the rollout 0 was expected, and 1 is right."""
     value_BT = torch.tensor([[value]], dtype=torch.float64, requires_grad=True)
-    found_BT = value_loss(value_BT, torch.zeros_like(value_BT), torch.ones_like(value_BT), clip=clip)
-    found_BT.sum().backward()
+    result_BT = value_loss(value_BT, torch.zeros_like(value_BT), torch.ones_like(value_BT), clip=clip)
+    result_BT.sum().backward()
     assert value_BT.grad is not None
-    assert (float(found_BT.detach()), float(value_BT.grad)) == pytest.approx((loss, slope))
+    assert (float(result_BT.detach()), float(value_BT.grad)) == pytest.approx((loss, slope))
 
 
 def test_advantages_are_standardized_over_the_job() -> None:
@@ -45,8 +45,8 @@ def test_advantages_are_standardized_over_the_job() -> None:
     feedback = feedback_of([1.0, 1.0], [0, 1], mask=[[1, 1, 0], [1, 0, 0]], valid=[True, False])
     job = replace(feedback, summed=lambda mine: mine + next(elsewhere))
     advantage_BT = torch.tensor([[1.0, 2.0, 7.0], [7.0, 7.0, 7.0]], dtype=torch.float64)
-    found_BT = whitened().assign(job, advantage_BT)
+    result_BT = whitened().assign(job, advantage_BT)
     expected = torch.tensor([[-0.9258201, -0.4629100, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    torch.testing.assert_close(found_BT, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(result_BT, expected, rtol=0, atol=1e-6)
     alone = feedback_of([1.0], [0], mask=[[0, 1, 0]])
     assert whitened().assign(alone, advantage_BT[:1]).tolist() == [[0.0, 0.0, 0.0]]

@@ -19,8 +19,8 @@ def test_surer_samples_count_more():
     entropy_BT = torch.tensor([[0.25, 0.75, torch.nan], [1.0, 1.5, 2.0]])
     feedback = feedback_of([1, 0], [0, 0], mask=[[1, 1, 0], [1, 1, 1]], values={ENTROPY: entropy_BT})
     advantage_BT = torch.tensor([[3.0], [-3.0]]).expand(2, 3)
-    found_BT = inverse_entropy().assign(feedback, advantage_BT)
-    torch.testing.assert_close(found_BT, torch.tensor([[6.0] * 3, [-2.0] * 3]))
+    result_BT = inverse_entropy().assign(feedback, advantage_BT)
+    torch.testing.assert_close(result_BT, torch.tensor([[6.0] * 3, [-2.0] * 3]))
 
 
 def test_equal_entropies_keep_advantages_bitwise():
@@ -45,8 +45,8 @@ def test_equal_rewards_train_by_entropy():
 def test_a_member_without_a_reward_keeps_its_advantage():
     entropy_BT = torch.ones(3, 3)
     feedback = feedback_of([1, 1, float("nan")], [0, 0, 0], valid=[True, True, False], values={ENTROPY: entropy_BT})
-    found_BT = zero_variance_entropy(alpha=0.1).assign(feedback, torch.zeros(3, 3))
-    torch.testing.assert_close(found_BT, torch.tensor([[0.1] * 3, [0.1] * 3, [0.0] * 3]))
+    result_BT = zero_variance_entropy(alpha=0.1).assign(feedback, torch.zeros(3, 3))
+    torch.testing.assert_close(result_BT, torch.tensor([[0.1] * 3, [0.1] * 3, [0.0] * 3]))
 
 
 def test_decisions_of_high_advantage_and_entropy_count_more():
@@ -54,8 +54,8 @@ def test_decisions_of_high_advantage_and_entropy_count_more():
     entropy_BT = torch.tensor([[0.5, 9.0], [1.5, torch.nan]])
     feedback = feedback_of([1, 0], [0, 0], mask=[[1, 1], [1, 0]], values={ENTROPY: entropy_BT})
     advantage_BT = torch.tensor([[1.0], [-1.0]]).expand(2, 2)
-    found_BT = entropy_weights(alpha=1.0, temperature=1.0).assign(feedback, advantage_BT)
-    torch.testing.assert_close(found_BT, torch.tensor([[1.462117, 1.0], [-0.537883, 0.0]]))
+    result_BT = entropy_weights(alpha=1.0, temperature=1.0).assign(feedback, advantage_BT)
+    torch.testing.assert_close(result_BT, torch.tensor([[1.462117, 1.0], [-0.537883, 0.0]]))
     with pytest.raises(ConfigError, match="temperature > 0"):
         entropy_weights(alpha=1.0, temperature=0.0)
 
@@ -63,8 +63,8 @@ def test_decisions_of_high_advantage_and_entropy_count_more():
 def test_groups_weigh_for_themselves():
     entropy_BT = torch.tensor([[0.5], [3.0], [0.5]])
     feedback = feedback_of([1, 1, 1], [0, 1, 0], mask=[[1], [1], [1]], values={ENTROPY: entropy_BT})
-    found_BT = entropy_weights(alpha=1.0, temperature=1.0).assign(feedback, torch.ones(3, 1))
-    torch.testing.assert_close(found_BT, torch.ones(3, 1))
+    result_BT = entropy_weights(alpha=1.0, temperature=1.0).assign(feedback, torch.ones(3, 1))
+    torch.testing.assert_close(result_BT, torch.ones(3, 1))
 
 
 def test_right_decisions_earn_by_entropy_and_wrong_ones_pay_by_sureness():
@@ -73,11 +73,11 @@ def test_right_decisions_earn_by_entropy_and_wrong_ones_pay_by_sureness():
     entropy_BT = torch.tensor([[3.0, 1.0, 9.0], [1.0, 3.0, 9.0], [4.0, 1.0, 2.0], [1.0, 4.0, 9.0]])
     mask = [[1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0]]
     feedback = feedback_of([1, 1, 0, 0], [0] * 4, mask=mask, values={ENTROPY: entropy_BT})
-    found_BT = entropy_rewards().assign(feedback, torch.ones(4, 3))
+    result_BT = entropy_rewards().assign(feedback, torch.ones(4, 3))
     expected = [[1.15, 1.05, 0.0], [1.05, 1.15, 0.0], [-1.04, -1.16, -1.1], [-1.16, -1.04, 0.0]]
-    torch.testing.assert_close(found_BT, torch.tensor(expected), atol=1e-4, rtol=0)
+    torch.testing.assert_close(result_BT, torch.tensor(expected), atol=1e-4, rtol=0)
     # of the right ones the mean is 1.1, of deviation 0.05 sqrt(4 / 3)
-    whitened_BT = whitened_by_sign().assign(feedback, found_BT)
+    whitened_BT = whitened_by_sign().assign(feedback, result_BT)
     torch.testing.assert_close(whitened_BT[0], torch.tensor([0.866025, -0.866025, 0.0]), atol=1e-4, rtol=0)
     assert abs(float(whitened_BT[2:].sum())) < 1e-5
 
@@ -93,5 +93,5 @@ def test_each_sign_is_standardized_separately():
     # 1, 1.2, 0.8 of deviation 0.2 and the same below 0; a 0 and a masked decision stay out
     feedback = feedback_of([1, 0], [0, 0], mask=[[1, 1, 1, 1], [1, 1, 1, 0]])
     advantage_BT = torch.tensor([[1.0, 1.2, 0.8, 0.0], [-1.0, -1.2, -0.8, -7.0]])
-    found_BT = whitened_by_sign().assign(feedback, advantage_BT)
-    torch.testing.assert_close(found_BT, torch.tensor([[0.0, 1.0, -1.0, 0.0], [0.0, -1.0, 1.0, 0.0]]))
+    result_BT = whitened_by_sign().assign(feedback, advantage_BT)
+    torch.testing.assert_close(result_BT, torch.tensor([[0.0, 1.0, -1.0, 0.0], [0.0, -1.0, 1.0, 0.0]]))

@@ -89,8 +89,8 @@ def test_the_shortest_are_compared_among_themselves():
     # rewards 1, 1, 0, 0, lengths 10, 20, 5, 30: rows 2 and 0, A = -+0.707107 (GFPO)
     feedback = feedback_of([1, 1, 0, 0], [0] * 4, mask=LENGTHS)
     assert most_efficient(count=2).keep(feedback, torch.zeros(4, 30)).tolist() == [True, False, True, False]
-    found_BT = among_most_efficient(count=2, eps=0.0).assign(feedback, torch.zeros(4, 30))
-    torch.testing.assert_close(found_BT[:, 0], torch.tensor([0.5**0.5, 0.0, -(0.5**0.5), 0.0]))
+    result_BT = among_most_efficient(count=2, eps=0.0).assign(feedback, torch.zeros(4, 30))
+    torch.testing.assert_close(result_BT[:, 0], torch.tensor([0.5**0.5, 0.0, -(0.5**0.5), 0.0]))
     # per decision: 0.1, 0.05, 0, 0: rows 0 and 1, whose rewards are equal
     per_BT = among_most_efficient(count=2, by="reward_per_decision").assign(feedback, torch.zeros(4, 30))
     assert not per_BT.any()

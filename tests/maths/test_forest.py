@@ -36,31 +36,31 @@ def test_nodes_of_a_tree():
 
 def test_depths_are_standardized_separately():
     # depth 1: 0.5, 0 -> +-0.707107; depth 2: (1 - 0.25) / 0.5 = 1.5, -0.5 x 3 (BranchGRPO)
-    found_BT = by_depth().assign(feedback_of(REWARDS, [0] * 4, states=STATES), torch.zeros(4, 2))
+    result_BT = by_depth().assign(feedback_of(REWARDS, [0] * 4, states=STATES), torch.zeros(4, 2))
     expected = [[ROOT_HALF, 1.5], [ROOT_HALF, -0.5], [-ROOT_HALF, -0.5], [-ROOT_HALF, -0.5]]
-    torch.testing.assert_close(found_BT, torch.tensor(expected))
+    torch.testing.assert_close(result_BT, torch.tensor(expected))
 
 
 def test_siblings_are_compared_with_each_other():
     # below node 1: 1, 0 -> +-0.707107; below node 2 all equal; TreeRPO's 1, 0.5 -> +-0.707107 too
-    found_BT = siblings().assign(feedback_of(REWARDS, [0] * 4, states=STATES), torch.zeros(4, 2))
+    result_BT = siblings().assign(feedback_of(REWARDS, [0] * 4, states=STATES), torch.zeros(4, 2))
     expected = [[ROOT_HALF, ROOT_HALF], [ROOT_HALF, -ROOT_HALF], [-ROOT_HALF, 0.0], [-ROOT_HALF, 0.0]]
-    torch.testing.assert_close(found_BT, torch.tensor(expected))
+    torch.testing.assert_close(result_BT, torch.tensor(expected))
 
 
 def test_differences_sum_to_leaf_minus_root():
-    found_BT = temporal_difference().assign(feedback_of(REWARDS, [0] * 4, states=STATES), torch.zeros(4, 2))
-    torch.testing.assert_close(found_BT, torch.tensor([[0.25, 0.5], [0.25, -0.5], [-0.25, 0.0], [-0.25, 0.0]]))
-    torch.testing.assert_close(found_BT.sum(1), torch.tensor(REWARDS) - 0.25)
+    result_BT = temporal_difference().assign(feedback_of(REWARDS, [0] * 4, states=STATES), torch.zeros(4, 2))
+    torch.testing.assert_close(result_BT, torch.tensor([[0.25, 0.5], [0.25, -0.5], [-0.25, 0.0], [-0.25, 0.0]]))
+    torch.testing.assert_close(result_BT.sum(1), torch.tensor(REWARDS) - 0.25)
 
 
 def test_groups_without_branches_are_chains_from_the_prompt():
     # own noise each: the first decision takes r - mean, the rest nothing; by depth it is the group's advantage
     states, rewards = torch.arange(12).reshape(4, 3).tolist(), [3.0, 1.0, 0.5, 0.0]
     feedback = feedback_of(rewards, [0, 0, 1, 1], states=states)
-    found_BT = temporal_difference().assign(feedback, torch.zeros(4, 3))
-    torch.testing.assert_close(found_BT[:, 0], torch.tensor([1.0, -1.0, 0.25, -0.25]))
-    assert not found_BT[:, 1:].any()
+    result_BT = temporal_difference().assign(feedback, torch.zeros(4, 3))
+    torch.testing.assert_close(result_BT[:, 0], torch.tensor([1.0, -1.0, 0.25, -0.25]))
+    assert not result_BT[:, 1:].any()
     deep_BT = by_depth().assign(feedback, torch.zeros(4, 3))
     expected_PG = group_advantage(torch.tensor(rewards).reshape(2, 2), eps=1e-8)
     torch.testing.assert_close(deep_BT, expected_PG.reshape(4, 1).expand(4, 3))
@@ -69,8 +69,8 @@ def test_groups_without_branches_are_chains_from_the_prompt():
 def test_members_without_a_reward_are_in_no_value():
     feedback = feedback_of([1.0, math.nan, 0.0, 0.0], [0] * 4, states=STATES, valid=[True, False, True, True])
     # V: root 1/3, nodes 1 and 0
-    found_BT = temporal_difference().assign(feedback, torch.zeros(4, 2))
-    torch.testing.assert_close(found_BT, torch.tensor([[2 / 3, 0.0], [2 / 3, 0.0], [-1 / 3, 0.0], [-1 / 3, 0.0]]))
+    result_BT = temporal_difference().assign(feedback, torch.zeros(4, 2))
+    torch.testing.assert_close(result_BT, torch.tensor([[2 / 3, 0.0], [2 / 3, 0.0], [-1 / 3, 0.0], [-1 / 3, 0.0]]))
     assert siblings().assign(feedback, torch.zeros(4, 2))[:2, 1].tolist() == [0.0, 0.0]
 
 
@@ -80,19 +80,19 @@ def test_earlier_right_exits_are_better():
     states = [[0, 3, 9], [0, 1, 4], [0, 1, 2]]
     mask = [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
     feedback = feedback_of([0.0, 1.0, 1.0], [0] * 3, states=states, mask=mask)
-    found_BT = trunk_and_exits().assign(feedback, torch.zeros(3, 3))
-    torch.testing.assert_close(found_BT, torch.tensor([[-0.5, -0.5, 0.0], [0.25, 0.5, 0.5], [0.25, 0.0, 0.0]]))
+    result_BT = trunk_and_exits().assign(feedback, torch.zeros(3, 3))
+    torch.testing.assert_close(result_BT, torch.tensor([[-0.5, -0.5, 0.0], [0.25, 0.5, 0.5], [0.25, 0.0, 0.0]]))
 
 
 def test_the_mean_on_the_trunk_leaves_the_sum_over_the_samples():
     # all right: r' = 1, 1/2, 1/4 by how long they stay; A sums to 0 at every depth that all pass
     states = [[0, 1, 2], [0, 1, 3], [0, 4, 5]]
-    found_BT = trunk_and_exits().assign(feedback_of([1.0, 1.0, 1.0], [0] * 3, states=states), torch.zeros(3, 3))
+    result_BT = trunk_and_exits().assign(feedback_of([1.0, 1.0, 1.0], [0] * 3, states=states), torch.zeros(3, 3))
     # row 2 leaves first: 1; rows 0 and 1 tie and go by member: 1/2, 1/4; mean 7/12
     a, b, c = 0.5 - 7 / 12, 0.25 - 7 / 12, 1 - 7 / 12
     half = (a + b) / 2
-    torch.testing.assert_close(found_BT, torch.tensor([[half, a, a], [half, b, b], [c, c, c]]))
-    torch.testing.assert_close(found_BT.sum(0), torch.zeros(3), atol=1e-6, rtol=0)
+    torch.testing.assert_close(result_BT, torch.tensor([[half, a, a], [half, b, b], [c, c, c]]))
+    torch.testing.assert_close(result_BT.sum(0), torch.zeros(3), atol=1e-6, rtol=0)
 
 
 # row 1 took over two decisions of row 0, row 2 nothing: a branch of two leaves and one of one leaf
@@ -107,8 +107,8 @@ def test_a_branch_may_weigh_as_one_however_many_leaves_it_has():
         upper, lower = [0.5 - root, 0.0], [0.0 - root, 0.0, 0.0, 0.0]
         torch.testing.assert_close(advantage_BT, torch.tensor([[*upper, 0.5, 0], [*upper, -0.5, 0], lower]))
         upper, lower = [0.5 - root] * 2, [-root] * 4
-        found_BT = along_segments().assign(feedback, advantage_BT)
-        torch.testing.assert_close(found_BT, torch.tensor([[*upper, 0.5, 0.5], [*upper, -0.5, -0.5], lower]))
+        result_BT = along_segments().assign(feedback, advantage_BT)
+        torch.testing.assert_close(result_BT, torch.tensor([[*upper, 0.5, 0.5], [*upper, -0.5, -0.5], lower]))
     with pytest.raises(ConfigError, match="leaves or its children, not of 'rows'"):
         siblings(mean_of="rows")
 
@@ -118,20 +118,20 @@ def test_segments_of_one_parent_are_compared():
     drawn_by = [[0, 0, 0], [0, 0, 1], [2, 2, 2], [2, 2, 3]]
     feedback = feedback_of([1.0, 1.0, 1.0, 0.0], [0] * 4, drawn_by=drawn_by)
     advantage_BT = siblings(mean_of="children").assign(feedback, torch.zeros(4, 3))
-    found_BT = along_segments().assign(feedback, advantage_BT)
+    result_BT = along_segments().assign(feedback, advantage_BT)
     upper, lower = [ROOT_HALF] * 2, [-ROOT_HALF] * 2
     torch.testing.assert_close(
-        found_BT, torch.tensor([[*upper, 0], [*upper, 0], [*lower, ROOT_HALF], [*lower, -ROOT_HALF]])
+        result_BT, torch.tensor([[*upper, 0], [*upper, 0], [*lower, ROOT_HALF], [*lower, -ROOT_HALF]])
     )
 
 
 def test_separately_sampled_equal_decisions_are_separate_nodes():
     # the same states for both rows, as of equal tokens: found, they part nowhere; drawn, at the prompt
     states, rewards = [[0, 1], [0, 1]], [1.0, 0.0]
-    found = feedback_of(rewards, [0, 0], states=states)
+    result = feedback_of(rewards, [0, 0], states=states)
     drawn = feedback_of(rewards, [0, 0], states=states, drawn_by=[[0, 0], [1, 1]])
-    found_BT, drawn_BT = (temporal_difference().assign(one, torch.zeros(2, 2)) for one in (found, drawn))
-    assert found_BT.tolist() == [[0.0, 0.5], [0.0, -0.5]]
+    result_BT, drawn_BT = (temporal_difference().assign(one, torch.zeros(2, 2)) for one in (result, drawn))
+    assert result_BT.tolist() == [[0.0, 0.5], [0.0, -0.5]]
     assert drawn_BT.tolist() == [[0.5, 0.0], [-0.5, 0.0]]
     assert sampled_states(torch.tensor([[0, 0], [0, 1]])).tolist() == [[0, 1], [2, 1]]
 
@@ -151,8 +151,8 @@ def test_without_branches_a_segment_is_the_complete_sample():
 
 def test_a_shared_decision_counts_once():
     feedback = feedback_of(REWARDS, [0] * 4, states=STATES)
-    found_BT = shared_once().assign(feedback, torch.full((4, 2), 3.0))
-    assert found_BT.tolist() == [[1.5, 3.0]] * 4
+    result_BT = shared_once().assign(feedback, torch.full((4, 2), 3.0))
+    assert result_BT.tolist() == [[1.5, 3.0]] * 4
     chains = feedback_of(REWARDS, [0] * 4, states=torch.arange(8).reshape(4, 2).tolist())
     advantage_BT = torch.randn(4, 2)
     assert torch.equal(shared_once().assign(chains, advantage_BT), advantage_BT)
@@ -177,17 +177,17 @@ def test_row_order_and_empty_columns_do_not_change_values(estimator, order):
     states = [*STATES, [5, 6], [5, 7]]
     rewards, groups = [1.0, 0.0, 0.5, 0.25, 1.0, 0.0], [0, 0, 0, 0, 1, 1]
 
-    def found(order: list[int], padded: bool) -> torch.Tensor:
+    def result(order: list[int], padded: bool) -> torch.Tensor:
         states_of = [[99, a, 98, b, 97] if padded else [a, b] for a, b in (states[row] for row in order)]
         mask = [[0, 1, 0, 1, 0] if padded else [1, 1]] * 6
         feedback = feedback_of(
             [rewards[row] for row in order], [groups[row] for row in order], states=states_of, mask=mask
         )
-        found_BT = estimator.assign(feedback, torch.ones(feedback.mask_BT.shape))
-        return found_BT[:, [1, 3]] if padded else found_BT
+        result_BT = estimator.assign(feedback, torch.ones(feedback.mask_BT.shape))
+        return result_BT[:, [1, 3]] if padded else result_BT
 
-    torch.testing.assert_close(found(order, True), found(list(range(6)), True)[order])
-    torch.testing.assert_close(found(list(range(6)), True), found(list(range(6)), False))
+    torch.testing.assert_close(result(order, True), result(list(range(6)), True)[order])
+    torch.testing.assert_close(result(list(range(6)), True), result(list(range(6)), False))
 
 
 def test_no_kept_decision_is_no_forest():

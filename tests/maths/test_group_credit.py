@@ -27,13 +27,13 @@ def given(estimator: Estimator, feedback: Feedback, advantage: float = 1.0) -> T
     return estimator.assign(feedback, torch.full(feedback.mask_BT.shape, advantage, dtype=torch.float64))
 
 
-def check(found_BT: Tensor, expected: list[list[float]]) -> None:
-    torch.testing.assert_close(found_BT, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-6)
+def check(result_BT: Tensor, expected: list[list[float]]) -> None:
+    torch.testing.assert_close(result_BT, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 def test_samples_as_likely_as_each_other_keep_their_advantage() -> None:
-    found_BT = given(perplexity_weight(strength=1.0), feedback_of([1.0, 0.0], [0, 0], old_logprob=[[-2.0], [-2.0]]))
-    check(found_BT, [[1.0], [1.0]])
+    result_BT = given(perplexity_weight(strength=1.0), feedback_of([1.0, 0.0], [0, 0], old_logprob=[[-2.0], [-2.0]]))
+    check(result_BT, [[1.0], [1.0]])
 
 
 def test_likelier_samples_count_more_by_their_kept_decisions() -> None:
@@ -46,8 +46,8 @@ def test_likelier_samples_count_more_by_their_kept_decisions() -> None:
 def test_late_decisions_count_more_in_some_steps(step: int, is_on: bool) -> None:
     # two kept decisions, at 0 and 1 / 2: sigmoid(-7.5) and a half, held at half of 0.08
     feedback = feedback_of([1.0], [0], mask=[[1, 1, 0]], step=step)
-    found_BT = given(late_decisions(strength=0.1, start=2, end=4), feedback, -0.08)[:, :2]
-    check(found_BT, [[-0.0800553, -0.12]] if is_on else [[-0.08, -0.08]])
+    result_BT = given(late_decisions(strength=0.1, start=2, end=4), feedback, -0.08)[:, :2]
+    check(result_BT, [[-0.0800553, -0.12]] if is_on else [[-0.08, -0.08]])
 
 
 def test_a_group_that_is_all_right_has_made_no_mistakes() -> None:
@@ -91,9 +91,9 @@ def stepped(scores: list[list[float]]) -> Scoped:
 def test_members_with_consistent_steps_train(rewards: list[float], count: int, kept: list[int]) -> None:
     steps = stepped([[0.9] if place == (1 if rewards[0] == 0 else 0) else [0.5, 0.1 * place] for place in range(4)])
     feedback = feedback_of(rewards, [0] * 4, mask=[[1, 1]] * 4, scoped={"steps": steps})
-    found_BT = given(consistent_members(reward="steps", count=count, eps=0.0), feedback)
-    assert found_BT[:, 0].nonzero()[:, 0].tolist() == kept
-    assert float(found_BT.sum()) == pytest.approx(0.0, abs=1e-6)
+    result_BT = given(consistent_members(reward="steps", count=count, eps=0.0), feedback)
+    assert result_BT[:, 0].nonzero()[:, 0].tolist() == kept
+    assert float(result_BT.sum()) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_filter_keeps_at_least_one_member() -> None:
@@ -104,8 +104,8 @@ def test_a_filter_keeps_at_least_one_member() -> None:
 def test_longer_failures_are_pushed_harder() -> None:
     # right: 1; wrong: 1 and 3, so 2 - 0.5^2; a group without a right one stays
     mask = [[1, 0, 0], [1, 0, 0], [1, 1, 1], [1, 1, 1]]
-    found_BT = given(concise_failures(base=2.0), feedback_of([1.0, 0.0, 0.0, 0.0], [0, 0, 0, 1], mask=mask))
-    check(found_BT[:, :1], [[1.0], [1.0], [1.75], [1.0]])
+    result_BT = given(concise_failures(base=2.0), feedback_of([1.0, 0.0, 0.0, 0.0], [0, 0, 0, 1], mask=mask))
+    check(result_BT[:, :1], [[1.0], [1.0], [1.75], [1.0]])
 
 
 def test_of_passages_within_each_other_the_shortest_counts() -> None:

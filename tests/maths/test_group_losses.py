@@ -236,11 +236,11 @@ def test_groups_add_up_for_any_size_and_order(name: str):
         [GROUPS[row] for row in order] + [0],
         mask=[[0, *MASK[row]] for row in order] + [[0] * 4],
     )
-    found, found_BT = loss_and_gradient(term, mixed)
-    assert found == pytest.approx(value)
-    torch.testing.assert_close(found_BT[:6, 1:], grad_BT[order])
-    assert not found_BT[:, 0].any()
-    assert not found_BT[6].any()
+    result, result_BT = loss_and_gradient(term, mixed)
+    assert result == pytest.approx(value)
+    torch.testing.assert_close(result_BT[:6, 1:], grad_BT[order])
+    assert not result_BT[:, 0].any()
+    assert not result_BT[6].any()
 
 
 @pytest.mark.parametrize("name", BUILT)

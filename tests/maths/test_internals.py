@@ -104,9 +104,9 @@ def test_a_bonus_for_more_directions() -> None:
     feedback = feedback_of([1.0] * 3, [0] * 3, mask=[[1, 1], [1, 0], [1, 1]], values=values)
     advantage_BT = torch.tensor([[1.0, 1.0], [-1.0, -1.0], [-1.0, -1.0]])
     bonus = ESTIMATORS["rank_bonus"](rank=10.0, velocity=2.0, acceleration=-1.0)
-    found = bonus.assign(feedback, advantage_BT).tolist()
+    result = bonus.assign(feedback, advantage_BT).tolist()
     expected = [[1.0, 1.3807971], [-1.0 + 0.1191575, -1.0], [-1.0, -0.5]]
-    assert [pytest.approx(row, abs=1e-6) for row in expected] == found
+    assert [pytest.approx(row, abs=1e-6) for row in expected] == result
     begun = ESTIMATORS["rank_bonus"](rank=0.0, velocity=2.0, acceleration=-1.0)
     assert torch.equal(begun.assign(feedback, advantage_BT), advantage_BT)
     with pytest.raises(ConfigError, match="stride"):
@@ -141,8 +141,8 @@ def test_anchors_and_their_preplans() -> None:
     }
     feedback = feedback_of([1.0, 0.0], [0, 0], mask=[[1, 1, 1, 1, 1, 0]] * 2, values=values)
     advantage_BT = torch.tensor([[2.0] * 6, [-2.0] * 6])
-    found = ESTIMATORS["anchors"](reach=2, back=0.25).assign(feedback, advantage_BT)
-    assert found[0].tolist() == pytest.approx([3.0, 2.25, 2.0, 2.75, 2.0, 2.0])
-    assert torch.equal(found[1], advantage_BT[1])
+    result = ESTIMATORS["anchors"](reach=2, back=0.25).assign(feedback, advantage_BT)
+    assert result[0].tolist() == pytest.approx([3.0, 2.25, 2.0, 2.75, 2.0, 2.0])
+    assert torch.equal(result[1], advantage_BT[1])
     with pytest.raises(ConfigError, match="share"):
         ESTIMATORS["anchors"](share=1.0)

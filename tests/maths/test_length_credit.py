@@ -16,18 +16,18 @@ def test_length_costs_in_the_groups_that_are_right_most_often():
     mask = [[1, 0, 0], [1, 1, 0], [1, 1, 1], *[[1, 1, 1]] * 3]
     feedback = feedback_of([1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1], mask=mask)
     given_BT = torch.tensor([[0.0], [0.0], [0.0], [2.0], [-1.0], [-1.0]], dtype=torch.float64).expand(6, 3)
-    found_BT = short_where_solved(share=0.5, strength=0.5, eps=0.0).assign(feedback, given_BT)
+    result_BT = short_where_solved(share=0.5, strength=0.5, eps=0.0).assign(feedback, given_BT)
     expected = torch.tensor([[1.0], [0.0], [-1.0], [2.0], [-1.0], [-1.0]], dtype=torch.float64).expand(6, 3)
-    torch.testing.assert_close(found_BT, expected)
+    torch.testing.assert_close(result_BT, expected)
 
 
 def test_wrong_samples_keep_their_advantage():
     # right ones of 1 and 3 decisions: z = -+0.707107, losses 0.165118 and 0.334882 of 0.5
     feedback = feedback_of([1, 1, 0], [0, 0, 0], mask=[[1, 0, 0], [1, 1, 1], [1, 1, 1]])
-    found_BT = short_where_solved(share=1.0, strength=0.5, eps=0.0).assign(feedback, torch.zeros(3, 3))
+    result_BT = short_where_solved(share=1.0, strength=0.5, eps=0.0).assign(feedback, torch.zeros(3, 3))
     reward_B = torch.tensor([0.834882, 0.665118, 0.0])
     expected_B = (reward_B - reward_B.mean()) / reward_B.std()
-    torch.testing.assert_close(found_BT[:, 0], expected_B, atol=1e-5, rtol=0)
+    torch.testing.assert_close(result_BT[:, 0], expected_B, atol=1e-5, rtol=0)
 
 
 def test_a_share_of_zero_keeps_advantages():

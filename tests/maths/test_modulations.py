@@ -250,9 +250,9 @@ def test_rare_successes_have_a_smaller_divergence_weight():
     assert divergence_BT is not None
     torch.testing.assert_close(divergence_BT[:, 0], torch.tensor([rare] * 4 + [1.0] * 3))
     held = replace(decisions, advantage_BT=-decisions.advantage_BT)
-    found_BT = divergence_by_success().of(held, {}).divergence_BT
-    assert found_BT is not None
-    assert found_BT.tolist() == [[1.0]] * 7
+    result_BT = divergence_by_success().of(held, {}).divergence_BT
+    assert result_BT is not None
+    assert result_BT.tolist() == [[1.0]] * 7
     with pytest.raises(ConfigError, match="needs reward_BT and group_BT"):
         divergence_by_success().of(replace(decisions, reward_BT=None), {})
 

@@ -177,8 +177,8 @@ def test_junk_in_the_noise_of_masked_decisions_never_leaks():
     torch.testing.assert_close(weight_BT, torch.tensor([[1.0, 0.0, 2.0]]))
 
 
-def assert_close(found: Diagnostics, expected: Diagnostics) -> None:
-    left, right = found.as_numbers(), expected.as_numbers()
+def assert_close(result: Diagnostics, expected: Diagnostics) -> None:
+    left, right = result.as_numbers(), expected.as_numbers()
     assert left.loss_sums == pytest.approx(right.loss_sums)
     assert left.value_sums.keys() == right.value_sums.keys()
     for name, known in left.value_sums.items():

@@ -62,41 +62,41 @@ def test_success_from_further_on_is_expected() -> None:
 
 def test_missing_rewards_are_of_no_part() -> None:
     reward_PG = rewards([1, NAN, 0, 1])
-    found_PG = staged_advantage(reward_PG, ~reward_PG.isnan(), parts=2)
+    result_PG = staged_advantage(reward_PG, ~reward_PG.isnan(), parts=2)
     # V 2/3 and 1/2: 2/3, -1/4, 3/4 of mean 7/18
-    close(found_PG, [[2 / 3 - 7 / 18, 0.0, -1 / 4 - 7 / 18, 3 / 4 - 7 / 18]])
+    close(result_PG, [[2 / 3 - 7 / 18, 0.0, -1 / 4 - 7 / 18, 3 / 4 - 7 / 18]])
 
 
 def test_sheets_of_two_prompts() -> None:
     # sums 0, 1, 2, 3, quantiles 0.6 and 2.4: R = -3, -2.333333, -0.666667, 0; C = -3, 0, 0, 0; mixed, over 2.5:
     # -3, -0.933333, -0.266667, 0; std of the sheets 1.2909944, of the prompts 0.5773503 and 0.8164966
     reward_PG = rewards([0, 0, 1, 1], [0, 1, 1, 2])
-    found_PG = risk_advantage(reward_PG, bundle=2, low=0.2, high=0.8, tail=1.5, eps=0)
+    result_PG = risk_advantage(reward_PG, bundle=2, low=0.2, high=0.8, tail=1.5, eps=0)
     sheet = [-3 / 1.2909944, -0.9333333 / 1.2909944, -0.2666667 / 1.2909944, 0.0]
-    close(found_PG, [[worth / 0.5773503 for worth in sheet], [worth / 0.8164966 for worth in sheet]])
+    close(result_PG, [[worth / 0.5773503 for worth in sheet], [worth / 0.8164966 for worth in sheet]])
 
 
 def test_a_prompt_of_equal_rewards_is_not_divided() -> None:
     reward_PG = rewards([0, 0, 0, 0], [0, 1, 1, 2])
-    found_PG = risk_advantage(reward_PG, bundle=2, low=0.2, high=0.8, eps=0)
+    result_PG = risk_advantage(reward_PG, bundle=2, low=0.2, high=0.8, eps=0)
     # sums 0, 1, 1, 2, quantiles 0.6 and 1.4: R = (-0.8, -0.4, -0.4, 0) / 0.6, C = -3, 0, 0, 0; std 0.8164966
     mixed = [(1.5 * -3 - 0.8 / 0.6) / 2.5, -0.4 / 0.6 / 2.5, -0.4 / 0.6 / 2.5, 0.0]
-    close(found_PG[:1], [[worth / 0.8164966 for worth in mixed]])
+    close(result_PG[:1], [[worth / 0.8164966 for worth in mixed]])
 
 
 def test_bundles_follow_each_other_and_the_last_may_be_smaller() -> None:
     reward_PG = rewards([0, 0, 1, 1], [0, 1, 1, 2], [0, 1, 2, 3])
     risk = functools.partial(risk_advantage, low=0.2, high=0.8)
-    found_PG = risk(reward_PG, bundle=2)
-    torch.testing.assert_close(found_PG[:2], risk(reward_PG[:2], bundle=2))
-    torch.testing.assert_close(found_PG[2:], risk(reward_PG[2:], bundle=1))
+    result_PG = risk(reward_PG, bundle=2)
+    torch.testing.assert_close(result_PG[:2], risk(reward_PG[:2], bundle=2))
+    torch.testing.assert_close(result_PG[2:], risk(reward_PG[2:], bundle=1))
 
 
 def test_an_incomplete_sheet_has_no_value() -> None:
     reward_PG = rewards([0, NAN, 1, 1], [0, 1, 1, 2])
-    found_PG = risk_advantage(reward_PG, ~reward_PG.isnan(), bundle=2)
-    assert (found_PG[:, 1] == 0).all()
-    assert (found_PG[:, 0] < 0).all()
+    result_PG = risk_advantage(reward_PG, ~reward_PG.isnan(), bundle=2)
+    assert (result_PG[:, 1] == 0).all()
+    assert (result_PG[:, 0] < 0).all()
 
 
 @pytest.mark.parametrize(

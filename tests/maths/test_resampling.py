@@ -16,16 +16,16 @@ EDGE_S = 0.05  # a sine that begins and ends at once is not band-limited there
 @pytest.mark.parametrize(("rate", "new_rate"), [(8000, 16000), (8000, 44100), (8000, 6000), (44100, 48000)])
 def test_a_sine_is_the_same_sine_at_another_rate(rate: int, new_rate: int) -> None:
     before, after = tone(440, rate=rate), tone(440, rate=new_rate)
-    found = resampled(before.values, rate, new_rate)
+    result = resampled(before.values, rate, new_rate)
     edge = int(EDGE_S * new_rate)
-    assert found.shape == after.values.shape
-    torch.testing.assert_close(found[:, edge:-edge], after.values[:, edge:-edge], rtol=0, atol=5e-4)
+    assert result.shape == after.values.shape
+    torch.testing.assert_close(result[:, edge:-edge], after.values[:, edge:-edge], rtol=0, atol=5e-4)
 
 
 def test_frequencies_above_the_lower_rate_are_removed() -> None:
     high = tone(3600, rate=8000)
-    found = resampled(high.values, 8000, 6000)  # without a filter it would be a tone of 2400 Hz
-    assert float(found[:, 300:-300].abs().max()) < 2e-3
+    result = resampled(high.values, 8000, 6000)  # without a filter it would be a tone of 2400 Hz
+    assert float(result[:, 300:-300].abs().max()) < 2e-3
     assert float(high.values.abs().max()) > 0.49
 
 

@@ -44,9 +44,9 @@ def test_a_span_moves_its_own_columns_alone():
     # span 0 is 1, 0, 0, 0 over the group: 0.75 / 0.5 and -0.25 / 0.5; span 1 says the same of all
     scopes = [[0, 0, 1, -1], [0, 1, 1, 1], [0, 0, 0, -1], [1, 0, -1, -1]]
     feedback = said_of(scopes, [[1.0, 2.0], [0.0, 2.0], [0.0, 2.0], [0.0, 2.0]])
-    found_BT = scoped(reward="steps", eps=0.0).assign(feedback, torch.zeros(4, 4))
+    result_BT = scoped(reward="steps", eps=0.0).assign(feedback, torch.zeros(4, 4))
     expected = [[1.5, 1.5, 0, 0], [-0.5, 0, 0, 0], [-0.5, -0.5, -0.5, 0], [0, -0.5, 0, 0]]
-    torch.testing.assert_close(found_BT, torch.tensor(expected))
+    torch.testing.assert_close(result_BT, torch.tensor(expected))
     half_BT = scoped(reward="steps", eps=0.0, weight=0.5).assign(feedback, torch.ones(4, 4))
     torch.testing.assert_close(half_BT, 1 + 0.5 * torch.tensor(expected))
 
@@ -60,8 +60,8 @@ def test_one_scope_over_everything_is_the_plain_reward():
 
 def test_an_unscored_part_is_in_no_mean():
     feedback = said_of([[0, 1]] * 3, [[1.0, 1.0], [0.0, 0.0], [math.nan, 9.0]], valid=[[1, 1], [1, 1], [0, 1]])
-    found_BT = scoped(reward="steps", eps=0.0).assign(feedback, torch.zeros(3, 2))
-    torch.testing.assert_close(found_BT[:, 0], torch.tensor([0.5**0.5, -(0.5**0.5), 0.0]))
+    result_BT = scoped(reward="steps", eps=0.0).assign(feedback, torch.zeros(3, 2))
+    torch.testing.assert_close(result_BT[:, 0], torch.tensor([0.5**0.5, -(0.5**0.5), 0.0]))
 
 
 def test_a_group_of_one_gets_zeros_and_an_unknown_reward_is_named():
@@ -81,19 +81,19 @@ def test_process_supervision_standardizes_all_steps_together():
     # values 1, 0, 1 and 0: mean 0.5, sample std of four 0.577350: z = 0.866025 s; to the end: 1, 0, 1 | -1
     z = 0.5 / (1 / 3) ** 0.5
     feedback = said_of([[0, 1, 2], [0, 0, -1]], [[1.0, 0.0, 1.0], [0.0, 7.0, 7.0]], valid=[[1, 1, 1], [1, 0, 0]])
-    found_BT = process_supervision(reward="steps", eps=0.0).assign(feedback, torch.zeros(2, 3))
-    torch.testing.assert_close(found_BT, torch.tensor([[z, 0.0, z], [-z, -z, 0.0]]))
+    result_BT = process_supervision(reward="steps", eps=0.0).assign(feedback, torch.zeros(2, 3))
+    torch.testing.assert_close(result_BT, torch.tensor([[z, 0.0, z], [-z, -z, 0.0]]))
 
 
 def test_ranks_sum_discounted_later_hits():
     # hits 0, 1, 0, 1: 1/log2(3) + 1/log2(5) = 1.061606 twice, then 0.430677 twice; against no hit: +-0.707107
     feedback = said_of([[0, 1, 2, 3], [0, 1, 2, 3]], [[0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
-    found_BT = ranks(reward="steps", eps=0.0).assign(feedback, torch.zeros(2, 4))
-    torch.testing.assert_close(found_BT, torch.tensor([[0.5**0.5] * 4, [-(0.5**0.5)] * 4]))
+    result_BT = ranks(reward="steps", eps=0.0).assign(feedback, torch.zeros(2, 4))
+    torch.testing.assert_close(result_BT, torch.tensor([[0.5**0.5] * 4, [-(0.5**0.5)] * 4]))
     # their sizes: with eps the std of the group no longer drops out: v / (v / sqrt 2 + 1) / 2
     value = torch.tensor([1.061606, 1.061606, 0.430677, 0.430677])
-    found_BT = ranks(reward="steps", eps=1.0).assign(feedback, torch.zeros(2, 4))
-    torch.testing.assert_close(found_BT[0], value / 2 / (value * 0.5**0.5 + 1), atol=1e-6, rtol=0)
+    result_BT = ranks(reward="steps", eps=1.0).assign(feedback, torch.zeros(2, 4))
+    torch.testing.assert_close(result_BT[0], value / 2 / (value * 0.5**0.5 + 1), atol=1e-6, rtol=0)
     # rank by rank: hits of ranks 2 and 4 alone
     own_BT = ranks(reward="steps", discounted=False, eps=0.0).assign(feedback, torch.zeros(2, 4))
     torch.testing.assert_close(own_BT[0], torch.tensor([0.0, 0.5**0.5, 0.0, 0.5**0.5]))
@@ -102,10 +102,10 @@ def test_ranks_sum_discounted_later_hits():
 def test_differences_to_the_next_step():
     # 0.9, 0.4, 0.6: 0.5, -0.2, 0.6; clipped at 0.5: 0, -0.1, 0 -> 0.1, -0.1, 0
     feedback = said_of([[0, 1, 2]], [[0.9, 0.4, 0.6]])
-    found_BT = clipped_differences(reward="steps").assign(feedback, torch.zeros(1, 3))
-    torch.testing.assert_close(found_BT, torch.tensor([[0.5, -0.2, 0.6]]))
-    found_BT = clipped_differences(reward="steps", limit=0.5).assign(feedback, torch.zeros(1, 3))
-    torch.testing.assert_close(found_BT, torch.tensor([[0.1, -0.1, 0.0]]))
+    result_BT = clipped_differences(reward="steps").assign(feedback, torch.zeros(1, 3))
+    torch.testing.assert_close(result_BT, torch.tensor([[0.5, -0.2, 0.6]]))
+    result_BT = clipped_differences(reward="steps", limit=0.5).assign(feedback, torch.zeros(1, 3))
+    torch.testing.assert_close(result_BT, torch.tensor([[0.1, -0.1, 0.0]]))
 
 
 def test_segments_by_their_change_of_value():
@@ -114,11 +114,11 @@ def test_segments_by_their_change_of_value():
     feedback = said_of(
         [[0, 0, 1], [0, 0, 0]], [[0.5, 0.8], [0.25, 9.0]], rewards=[1.0, 0.0], valid=[[1, 1], [1, 0]], old_logprob=old
     )
-    found_BT = segment_differences(reward="steps").assign(feedback, torch.zeros(2, 3))
-    torch.testing.assert_close(found_BT, torch.tensor([[0.3, 0.3, 0.2], [-0.25, -0.25, -0.25]]))
+    result_BT = segment_differences(reward="steps").assign(feedback, torch.zeros(2, 3))
+    torch.testing.assert_close(result_BT, torch.tensor([[0.3, 0.3, 0.2], [-0.25, -0.25, -0.25]]))
     # likely decisions carry none of it
-    found_BT = segment_differences(reward="steps", below=0.9).assign(feedback, torch.zeros(2, 3))
-    torch.testing.assert_close(found_BT, torch.tensor([[0.3, 0.0, 0.2], [0.0, -0.25, -0.25]]))
+    result_BT = segment_differences(reward="steps", below=0.9).assign(feedback, torch.zeros(2, 3))
+    torch.testing.assert_close(result_BT, torch.tensor([[0.3, 0.0, 0.2], [0.0, -0.25, -0.25]]))
 
 
 def test_a_weight_of_zero_keeps_advantages_bitwise():

@@ -22,13 +22,13 @@ def test_step_ends_a_fortieth_lower_before_the_shift() -> None:
     # 2/3 and 3/4 are 0.4 and 0.5 shifted by 3; 0.375 and 0.475 are 1.125 / 1.75 and 1.425 / 1.95; what would be
     # below 1 / 1000 is that, 0.003 / 1.002
     level_N = torch.tensor([2 / 3, 3 / 4, shifted(torch.tensor(0.02), 3.0)], dtype=torch.float64)
-    found_N = level_after(level_N, num_steps=40, shift=3.0, least=1e-3)
-    assert found_N.tolist() == pytest.approx([1.125 / 1.75, 1.425 / 1.95, 0.003 / 1.002], rel=1e-6)
+    result_N = level_after(level_N, num_steps=40, shift=3.0, least=1e-3)
+    assert result_N.tolist() == pytest.approx([1.125 / 1.75, 1.425 / 1.95, 0.003 / 1.002], rel=1e-6)
 
 
 def test_true_velocity_stays_on_the_way() -> None:
     data, noise = column(0.5, 2.0), column(-1.0, 0.0)
-    found = off_path(
+    result = off_path(
         (data + noise) / 2,
         noise,
         data,
@@ -37,8 +37,8 @@ def test_true_velocity_stays_on_the_way() -> None:
         after=column(0.4, 0.3),
         share=column(0.5, 0),
     )
-    torch.testing.assert_close(found.state, column(0.3 * 0.5 - 0.7, 0.7 * 2.0))  # at 0.4 + 0.5 * 0.6 and at 0.3
-    torch.testing.assert_close(found.velocity, noise - data)
+    torch.testing.assert_close(result.state, column(0.3 * 0.5 - 0.7, 0.7 * 2.0))  # at 0.4 + 0.5 * 0.6 and at 0.3
+    torch.testing.assert_close(result.velocity, noise - data)
 
 
 def test_points_are_those_of_the_authors_code() -> None:
@@ -53,8 +53,8 @@ def test_points_are_those_of_the_authors_code() -> None:
     level, after = level_N[:, None], level_after(level_N, num_steps=40, shift=3.0, least=1e-3)[:, None]
     share = torch.tensor([[0.08847743], [0.13203049]])
     noisy = (1 - level) * data + level * noise
-    found = off_path(noisy, noise, data, velocity, level=level, after=after, share=share)
+    result = off_path(noisy, noise, data, velocity, level=level, after=after, share=share)
     state = torch.tensor([[-0.34849602, 0.69699204], [0.55401480, -0.25478202]])
     corrected = torch.tensor([[-1.25804460, 2.51608920], [-1.88693106, -0.65871274]])
-    torch.testing.assert_close(found.state, state, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found.velocity, corrected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(result.state, state, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(result.velocity, corrected, rtol=1e-5, atol=1e-6)

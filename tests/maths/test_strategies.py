@@ -114,7 +114,7 @@ def test_members_have_different_contexts() -> None:
         mixed_prompt_templates(prompt_templates=["a"] * 4),
         mixed_prompt_templates(prompt_templates=["a"], sizes=[5]),
     ):
-        with pytest.raises(ConfigError, match="multiple of the contexts"):
+        with pytest.raises(ConfigError, match="multiple of the prompt templates"):
             strategy.ask((), six)
 
 

@@ -43,10 +43,10 @@ def test_verdicts_do_not_look_at_the_group(right: float, wrong: float, expected:
 
 def test_groups_that_errors_may_explain_count_less():
     # q = 1/4, 1/2, 3/4 at f = 0.1: t = 0.1875, 0.5, 0.8125; w = 0.8 sqrt(0.15234375 / 0.1875) = 0.7211103 and 0.8
-    found_PG = noise_aware_advantage(rewards([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]), eps=0)
+    result_PG = noise_aware_advantage(rewards([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]), eps=0)
     outer, middle = 0.7211103, 0.8 * math.sqrt(3) / 2
     close(
-        found_PG,
+        result_PG,
         [
             [1.5 * outer] + [-0.5 * outer] * 3,
             [middle] * 2 + [-middle] * 2,
@@ -64,9 +64,9 @@ def test_groups_that_errors_may_explain_count_less():
 
 def test_rare_successes_and_rare_failures_weigh_more():
     # w(x) = 0.4 + 1.1 / (1 + e^(10 (x - 0.75))): w(1/4) = 1.4926379, w(3/4) = 0.95
-    found_PG = difficulty_weighted_advantage(rewards([1, -1, -1, -1], [1, 1, 1, 0]), eps=0)
+    result_PG = difficulty_weighted_advantage(rewards([1, -1, -1, -1], [1, 1, 1, 0]), eps=0)
     rare, common = 1.4926379, 0.95
-    close(found_PG, [[1.5 * rare] + [-0.5 * common] * 3, [0.5 * common] * 3 + [-1.5 * rare]])
+    close(result_PG, [[1.5 * rare] + [-0.5 * common] * 3, [0.5 * common] * 3 + [-1.5 * rare]])
     # a right one that is long has less than another, and is pushed away from as the rare failures of an easy question
     (long,) = difficulty_weighted_advantage(rewards([1, 1, 0.9]), eps=0).tolist()
     assert long[2] == pytest.approx(-2 / math.sqrt(3) * (0.4 + 1.1 / (1 + math.exp(-7.5))))

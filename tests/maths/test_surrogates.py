@@ -224,13 +224,13 @@ def test_equal_bounds_per_decision_equal_the_number_bitwise(name: str):
     advantage_BT, logprob_BT = torch.randn(40, 40), -torch.rand(40, 40)
     matrices = {key: torch.full((40, 40), number, dtype=torch.float64) for key, number in (("low", 0.2), ("high", 0.3))}
 
-    def found(function) -> tuple[Surrogate, Tensor]:
+    def result(function) -> tuple[Surrogate, Tensor]:
         leaf_BT = ratio_BT.clone().requires_grad_()
         logprob_leaf_BT = leaf_BT * 0 + logprob_BT
         surrogate = function(leaf_BT, logprob_leaf_BT, advantage_BT)
         return surrogate, torch.autograd.grad(surrogate.loss_BT.sum(), leaf_BT)[0]
 
-    (plain, plain_BT), (each, each_BT) = found(BOUND[name]), found(functools.partial(BOUND[name], **matrices))
+    (plain, plain_BT), (each, each_BT) = result(BOUND[name]), result(functools.partial(BOUND[name], **matrices))
     assert torch.equal(plain.loss_BT, each.loss_BT)
     assert each.loss_BT.dtype == torch.float32
     assert torch.equal(plain.low_BT, each.low_BT)

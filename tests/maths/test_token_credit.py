@@ -20,10 +20,10 @@ def test_a_prefix_tree_gives_credit_where_it_branches():
     # V: root 1/2, a 2/3, ab 1, ac 0, d 0, de 0: corrections a 1/6, b 1/3, c -2/3, d -1/2, e 0 (TEMPO)
     feedback = feedback_of([1, 1, 0, 0], [0] * 4, tokens=[[A, B], [A, B], [A, C], [D, E]])
     plain = prefix_tree(normalize=False)
-    found_BT = plain.assign(feedback, torch.zeros(4, 2))
+    result_BT = plain.assign(feedback, torch.zeros(4, 2))
     expected = torch.tensor([[1 / 6, 1 / 3], [1 / 6, 1 / 3], [1 / 6, -2 / 3], [-1 / 2, 0.0]])
-    torch.testing.assert_close(found_BT, expected)
-    torch.testing.assert_close(found_BT.sum(1), torch.tensor([0.5, 0.5, -0.5, -0.5]))
+    torch.testing.assert_close(result_BT, expected)
+    torch.testing.assert_close(result_BT.sum(1), torch.tensor([0.5, 0.5, -0.5, -0.5]))
     # the deviation of the rewards is sqrt(1 / 3)
     torch.testing.assert_close(prefix_tree(eps=0.0).assign(feedback, torch.zeros(4, 2)), expected * 3**0.5)
     advantage_BT = torch.randn(4, 2)
@@ -40,7 +40,7 @@ def test_a_prefix_tree_gives_the_numbers_of_tempos_code():
     )
     reward_B = feedback.reward_B
     group_B = (reward_B - reward_B.mean()) / (reward_B.std() + 1e-6)
-    found_BT = prefix_tree(eps=1e-6).assign(feedback, group_B[:, None].expand(5, 4))
+    result_BT = prefix_tree(eps=1e-6).assign(feedback, group_B[:, None].expand(5, 4))
     expected = [
         [0.7499985098838806, 1.2499974966049194, 1.4999970197677612, 1.4999970197677612],
         [-1.2499974966049194, -0.7499985098838806, -1.9999959468841553, -0.9999979734420776],
@@ -49,7 +49,7 @@ def test_a_prefix_tree_gives_the_numbers_of_tempos_code():
         [-1.2499974966049194, -1.7499964237213135, -0.9999979734420776, -0.9999979734420776],
     ]
     torch.testing.assert_close(
-        found_BT.where(feedback.mask_BT, 0.0), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-6
+        result_BT.where(feedback.mask_BT, 0.0), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-6
     )
 
 
@@ -63,36 +63,36 @@ def test_a_member_without_a_reward_is_in_no_mean():
     feedback = feedback_of(
         [1, 1, float("nan"), 0], [0] * 4, tokens=[[A, B], [A, B], [A, C], [D, E]], valid=[True, True, False, True]
     )
-    found_BT = prefix_tree(normalize=False).assign(feedback, torch.zeros(4, 2))
+    result_BT = prefix_tree(normalize=False).assign(feedback, torch.zeros(4, 2))
     expected = torch.tensor([[1 / 3, 0.0], [1 / 3, 0.0], [1 / 3, 0.0], [-2 / 3, 0.0]])
-    torch.testing.assert_close(found_BT, expected)
+    torch.testing.assert_close(result_BT, expected)
 
 
 def test_both_ends_count_more():
     # t / (L - 1) = 0, 1/2, 1 of three kept decisions: 1 + w, 1, 1 + w; four: (1/3)^2 inside; one alone is an end
     feedback = feedback_of([1.0] * 3, [0] * 3, mask=[[1, 0, 1, 1, 0], [1, 1, 1, 1, 0], [0, 1, 0, 0, 0]])
-    found_BT = both_ends(weight=0.9).assign(feedback, torch.full((3, 5), 2.0)).where(feedback.mask_BT, 0.0)
+    result_BT = both_ends(weight=0.9).assign(feedback, torch.full((3, 5), 2.0)).where(feedback.mask_BT, 0.0)
     expected = [[3.8, 0.0, 2.0, 3.8, 0.0], [3.8, 2.2, 2.2, 3.8, 0.0], [0.0, 3.8, 0.0, 0.0, 0.0]]
-    torch.testing.assert_close(found_BT, torch.tensor(expected))
+    torch.testing.assert_close(result_BT, torch.tensor(expected))
 
 
 def test_a_shared_beginning_counts_once():
     # a is shared by 3, ab by 2; the shorter [a b] of the second row ends there; groups are apart
     tokens = [[A, B, C], [A, B, E], [A, C, C], [A, B, C]]
     feedback = feedback_of([1, 0, 0, 1], [0, 0, 0, 1], tokens=tokens, mask=[[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 1, 1]])
-    found_BT = prefix_count().assign(feedback, torch.full((4, 3), 6.0))
-    assert found_BT.where(feedback.mask_BT, 0.0).tolist() == [[2, 3, 6], [2, 3, 0], [2, 6, 6], [6, 6, 6]]
+    result_BT = prefix_count().assign(feedback, torch.full((4, 3), 6.0))
+    assert result_BT.where(feedback.mask_BT, 0.0).tolist() == [[2, 3, 6], [2, 3, 0], [2, 6, 6], [6, 6, 6]]
 
 
 def test_conflicts_double_the_better_and_spare_the_worse():
     # [a b c], [a x c]: factors 2, 1, 2 and 0, 1, 0; two tokens in conflict each halve the whole (GTPO)
     feedback = feedback_of([1, 0], [0, 0], tokens=[[A, B, C], [A, X, C]], values={ENTROPY: torch.full((2, 3), 0.5)})
     advantage_BT = torch.tensor([[1.0], [-1.0]]).expand(2, 3)
-    found_BT = conflict_tokens(entropy_weight=0.0).assign(feedback, advantage_BT)
-    torch.testing.assert_close(found_BT, torch.tensor([[1.0, 0.5, 1.0], [0.0, -0.5, 0.0]]))
+    result_BT = conflict_tokens(entropy_weight=0.0).assign(feedback, advantage_BT)
+    torch.testing.assert_close(result_BT, torch.tensor([[1.0, 0.5, 1.0], [0.0, -0.5, 0.0]]))
     # entropies of 0.5 lower A by 0.05; above the limit nothing is taught
-    found_BT = conflict_tokens().assign(feedback, advantage_BT)
-    torch.testing.assert_close(found_BT, torch.tensor([[0.95, 0.475, 0.95], [0.0, -0.525, 0.0]]))
+    result_BT = conflict_tokens().assign(feedback, advantage_BT)
+    torch.testing.assert_close(result_BT, torch.tensor([[0.95, 0.475, 0.95], [0.0, -0.525, 0.0]]))
     sure = replace(feedback, values={ENTROPY: torch.tensor([[0.7] * 3, [0.1] * 3])})
     assert conflict_tokens(entropy_weight=0.0).assign(sure, advantage_BT)[0].tolist() == [0.0, 0.0, 0.0]
 
@@ -106,8 +106,8 @@ def test_conflicts_are_runs_from_either_end_counted_in_kept_tokens():
     assert conflicts(token_GT, mask_GT, sign_G, from_end=True).int().tolist() == [[0, 0, 1], [0, 1, 0]]
     # a later match after a break is none, and so is one that only members of one sign have
     broken_GT = torch.tensor([[A, B, C, D], [A, X, C, E], [A, B, C, X]])
-    found_GT = conflicts(broken_GT, torch.ones(3, 4, dtype=torch.bool), torch.tensor([1.0, -1.0, 1.0]), from_end=False)
-    assert found_GT.int().tolist() == [[1, 0, 0, 0]] * 3
+    result_GT = conflicts(broken_GT, torch.ones(3, 4, dtype=torch.bool), torch.tensor([1.0, -1.0, 1.0]), from_end=False)
+    assert result_GT.int().tolist() == [[1, 0, 0, 0]] * 3
 
 
 def test_equal_samples_are_in_conflict_from_both_ends():

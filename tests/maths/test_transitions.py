@@ -233,15 +233,15 @@ def test_a_deterministic_step_determines_its_sample_and_noise(levels: tuple[Leve
     step = DenoisingStep(level=levels[0], next_level=levels[1], second_sigma=levels[1].sigma)
     said = Prediction(torch.tensor([0.5, -2.0], dtype=torch.float64), torch.tensor([1.5, 0.25], dtype=torch.float64))
     x = levels[0].alpha * said.x0 + levels[0].sigma * said.noise
-    found = secant_to_prediction(x, kernel_mean(ddim(step, strength=0.0), said), step)
-    close(found.x0, said.x0, 1e-12)
-    close(found.noise, said.noise, 1e-12)
+    result = secant_to_prediction(x, kernel_mean(ddim(step, strength=0.0), said), step)
+    close(result.x0, said.x0, 1e-12)
+    close(result.noise, said.noise, 1e-12)
 
 
 def test_a_flow_map_is_read_by_its_mean_velocity() -> None:
-    found = secant_to_prediction(torch.tensor([1.0]), torch.tensor([1.0 - 0.2 * 3.0]), flow_step(0.8, 0.6))
-    close(found.x0, torch.tensor([1.0 - 0.8 * 3.0]), 1e-6)  # x - sigma u of u = 3, taken over h = 0.2
-    close(found.noise, torch.tensor([1.0 + 0.2 * 3.0]), 1e-6)
+    result = secant_to_prediction(torch.tensor([1.0]), torch.tensor([1.0 - 0.2 * 3.0]), flow_step(0.8, 0.6))
+    close(result.x0, torch.tensor([1.0 - 0.8 * 3.0]), 1e-6)  # x - sigma u of u = 3, taken over h = 0.2
+    close(result.noise, torch.tensor([1.0 + 0.2 * 3.0]), 1e-6)
     with pytest.raises(ConfigError, match="ratio rises"):
         secant_to_prediction(torch.ones(1), torch.ones(1), flow_step(0.8, 0.8))
 

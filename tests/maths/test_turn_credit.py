@@ -49,9 +49,9 @@ def feedback_for(rows: Sequence[Exchange], groups: Sequence[int] | None = None, 
 def credit(feedback: Feedback, **numbers: object) -> list[list[float]]:
     """What each turn is given."""
     zero_BT = torch.zeros(feedback.mask_BT.shape)
-    found_BT = anchor_states(**numbers).assign(feedback, zero_BT)  # type: ignore[arg-type]
-    assert not found_BT[~feedback.mask_BT].any()
-    return [row[kept].tolist() for row, kept in zip(found_BT, feedback.mask_BT, strict=True)]
+    result_BT = anchor_states(**numbers).assign(feedback, zero_BT)  # type: ignore[arg-type]
+    assert not result_BT[~feedback.mask_BT].any()
+    return [row[kept].tolist() for row, kept in zip(result_BT, feedback.mask_BT, strict=True)]
 
 
 def close(advantage_BT: list[list[float]], expected: Sequence[Sequence[float]], tolerance: float = 2e-6) -> bool:
@@ -65,10 +65,10 @@ def test_returns_by_hand() -> None:
     given = turns_of(
         [[("a", 0.0), ("b", 0.0), ("c", 10.0)], [("a", 1.0), ("a", None), ("a", 2.0)], [("a", 1.0), ("b", None)]]
     )
-    found_BS = returns_to_go(given.rewards, discount=0.5)
-    assert found_BS[:2].tolist() == [[2.5, 5.0, 10.0], [1.5, 1.0, 2.0]]
-    assert found_BS[2, 0] == 1.0
-    assert found_BS[2, 1:].isnan().all()
+    result_BS = returns_to_go(given.rewards, discount=0.5)
+    assert result_BS[:2].tolist() == [[2.5, 5.0, 10.0], [1.5, 1.0, 2.0]]
+    assert result_BS[2, 0] == 1.0
+    assert result_BS[2, 1:].isnan().all()
 
 
 def test_states_are_those_of_a_group() -> None:

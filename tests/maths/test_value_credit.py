@@ -17,22 +17,22 @@ from tests.maths.feedback_rows import feedback_of
 def test_generalized_advantages_by_hand():
     # rewards 0, 0, 1, values 0.5, 0.6, 0.7: deltas 0.1, 0.1, 0.3; 0.3, 0.1 + 0.285, 0.1 + 0.95 * 0.385
     feedback = feedback_of([1.0], [0], values={VALUE: torch.tensor([[0.5, 0.6, 0.7]])})
-    found_BT = gae(gamma=1.0, decay=0.95).assign(feedback, torch.zeros(1, 3))
-    torch.testing.assert_close(found_BT, torch.tensor([[0.46575, 0.385, 0.3]]))
+    result_BT = gae(gamma=1.0, decay=0.95).assign(feedback, torch.zeros(1, 3))
+    torch.testing.assert_close(result_BT, torch.tensor([[0.46575, 0.385, 0.3]]))
     # decay 0 leaves the deltas, decay 1 gives r - V
     torch.testing.assert_close(gae(decay=0.0).assign(feedback, torch.zeros(1, 3)), torch.tensor([[0.1, 0.1, 0.3]]))
     torch.testing.assert_close(gae(decay=1.0).assign(feedback, torch.zeros(1, 3)), torch.tensor([[0.5, 0.4, 0.3]]))
     # gamma 0.9, decay 1: 0.3; 0.9 * 0.7 - 0.6 + 0.9 * 0.3 = 0.3; 0.9 * 0.6 - 0.5 + 0.9 * 0.3 = 0.31
-    found_BT = gae(gamma=0.9, decay=1.0).assign(feedback, torch.zeros(1, 3))
-    torch.testing.assert_close(found_BT, torch.tensor([[0.31, 0.3, 0.3]]))
+    result_BT = gae(gamma=0.9, decay=1.0).assign(feedback, torch.zeros(1, 3))
+    torch.testing.assert_close(result_BT, torch.tensor([[0.31, 0.3, 0.3]]))
 
 
 def test_masked_decisions_are_skipped():
     values = torch.tensor([[0.5, torch.nan, 0.6, 0.7, torch.nan], [0.0, 0.0, 0.0, 0.0, 0.0]])
     mask = [[1, 0, 1, 1, 0], [0, 0, 0, 0, 0]]
     feedback = feedback_of([1.0, 1.0], [0, 0], mask=mask, values={VALUE: values})
-    found_BT = gae().assign(feedback, torch.zeros(2, 5))
-    torch.testing.assert_close(found_BT, torch.tensor([[0.46575, 0.0, 0.385, 0.3, 0.0], [0.0] * 5]))
+    result_BT = gae().assign(feedback, torch.zeros(2, 5))
+    torch.testing.assert_close(result_BT, torch.tensor([[0.46575, 0.0, 0.385, 0.3, 0.0], [0.0] * 5]))
 
 
 def test_a_teacher_is_followed_and_gone_beyond():
@@ -58,16 +58,16 @@ def test_a_margin_over_a_column_is_bounded():
     # rewards 1, 0, 0 over 0, 1, 0.1: 0.28, -0.2, -0.1 (AAPO)
     feedback = feedback_of([1.0, 0.0, 0.0], [0, 0, 0])
     feedback = replace(feedback, columns={"reference": torch.tensor([0.0, 1.0, 0.1])})
-    found_BT = column_margin(column="reference").assign(feedback, torch.full((3, 3), 1.4997))
-    torch.testing.assert_close(found_BT[:, 0], torch.tensor([1.7797, 1.2997, 1.3997]))
+    result_BT = column_margin(column="reference").assign(feedback, torch.full((3, 3), 1.4997))
+    torch.testing.assert_close(result_BT[:, 0], torch.tensor([1.7797, 1.2997, 1.3997]))
 
 
 def test_the_baseline_is_a_column():
     # of one group 1 - 0.25 and 0 - 0.25, of the other 1 - 1; what no reward judged has nothing
     feedback = feedback_of([1.0, 0.0, 1.0, 5.0], [0, 0, 1, 1], valid=[True, True, True, False])
     feedback = replace(feedback, columns={"static_value": torch.tensor([0.25, 0.25, 1.0, 1.0])})
-    found_BT = column_baseline(column="static_value").assign(feedback, torch.ones(4, 3))
-    assert found_BT[:, 0].tolist() == [0.75, -0.25, 0.0, 0.0]
+    result_BT = column_baseline(column="static_value").assign(feedback, torch.ones(4, 3))
+    assert result_BT[:, 0].tolist() == [0.75, -0.25, 0.0, 0.0]
 
 
 def test_a_column_weighs_its_rows():
@@ -83,8 +83,8 @@ def test_read_rows_do_not_move_the_baseline():
     # drawn 1, 0: mean 0.5; a refined row of 1 earns 0.5, where the mean of all three would leave it 1/3
     feedback = feedback_of([1.0, 0.0, 1.0, 0.7], [0, 0, 0, 1])
     read = replace(feedback, source_B=torch.tensor([0, 0, 2, 2]))
-    found_BT = on_policy_baseline().assign(read, torch.zeros(4, 3))
-    assert found_BT[:, 0].tolist() == [0.5, -0.5, 0.5, 0.0]
+    result_BT = on_policy_baseline().assign(read, torch.zeros(4, 3))
+    assert result_BT[:, 0].tolist() == [0.5, -0.5, 0.5, 0.0]
     # without a read row it is the reward less its group's mean; equal rewards leave exactly nothing
     torch.testing.assert_close(
         on_policy_baseline().assign(feedback, torch.zeros(4, 3))[:, 0], torch.tensor([1 / 3, -2 / 3, 1 / 3, 0.0])
@@ -98,9 +98,9 @@ def test_a_demonstration_is_worth_the_mean_once_a_sample_reaches_it():
     # counts as 0.5, mean 0.5, std sqrt(0.5 / 2)
     feedback = feedback_of([0.0, 0.5, 0.5, 1.0, 0.0, 1.0, 1.0], [0, 0, 0, 0, 1, 1, 1], mask=[[1]] * 7)
     feedback = replace(feedback, source_B=torch.tensor([0, 0, 0, 2, 0, 0, 2]))
-    found_BT = label_smoothing(eps=0.0).assign(feedback, torch.zeros(7, 1))
+    result_BT = label_smoothing(eps=0.0).assign(feedback, torch.zeros(7, 1))
     outer = 0.5 / (0.5 / 3) ** 0.5
-    torch.testing.assert_close(found_BT, torch.tensor([[-outer], [0.0], [0.0], [outer], [-1.0], [1.0], [0.0]]))
+    torch.testing.assert_close(result_BT, torch.tensor([[-outer], [0.0], [0.0], [outer], [-1.0], [1.0], [0.0]]))
     # a group that nobody gave an answer to is standardised
     drawn_BT = label_smoothing(eps=0.0).assign(replace(feedback, source_B=None), torch.zeros(7, 1))
     torch.testing.assert_close(drawn_BT[4:, 0], torch.tensor([-2.0, 1.0, 1.0]) / 3**0.5)

@@ -22,8 +22,8 @@ def test_decisions_likelier_than_under_the_view_cost_advantage() -> None:
     feedback = feedback_of(
         [1.0, 0.0], [0, 0], mask=[[1, 1, 0], [1, 1, 1]], values=values, old_logprob=[[-1.0] * 3, [-1.0] * 3]
     )
-    found_BT = excess_likelihood(view="merged", weight=2.0).assign(feedback, torch.ones(2, 3))
-    torch.testing.assert_close(found_BT, torch.tensor([[0.5] * 3, [1.0] * 3]))
+    result_BT = excess_likelihood(view="merged", weight=2.0).assign(feedback, torch.ones(2, 3))
+    torch.testing.assert_close(result_BT, torch.tensor([[0.5] * 3, [1.0] * 3]))
     with pytest.raises(ConfigError, match="at least 0"):
         excess_likelihood(view="merged", weight=-1.0)
 
@@ -37,8 +37,8 @@ def test_log_ratios_of_the_view_add_up_to_the_end_of_the_answer() -> None:
     }
     mask, old = [[1, 1, 0], [1, 0, 0], [1, 1, 1]], [[-1.0] * 3] * 3
     feedback = feedback_of([1.0, 0.0, 0.0], [0, 0, 0], mask=mask, values=values, old_logprob=old)
-    found_BT = returns_in_view(view="raw").assign(feedback, torch.zeros(3, 3))
-    torch.testing.assert_close(found_BT, torch.tensor([[1.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0] * 3]))
+    result_BT = returns_in_view(view="raw").assign(feedback, torch.zeros(3, 3))
+    torch.testing.assert_close(result_BT, torch.tensor([[1.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0] * 3]))
     with pytest.raises(ConfigError, match="above 0"):
         returns_in_view(view="raw", limit=0.0)
 
@@ -50,8 +50,8 @@ def test_the_divergence_to_go_is_subtracted_step_by_step() -> None:
     values[mask_of_view("reference")] = torch.tensor([[1.0] * 6, [0.0] * 6])
     feedback = feedback_of([1.0, 0.0], [0, 0], mask=[[1, 1, 0, 1, 1, 1]] * 2, values=values)
     for every, to_come in ((1, [15.0, 14.0, 0.0, 12.0, 9.0, 5.0]), (2, [14.0, 14.0, 0.0, 9.0, 9.0, 5.0])):
-        found_BT = kl_to_go(weight=0.5, every=every).assign(feedback, torch.ones(2, 6))
-        torch.testing.assert_close(found_BT, torch.stack([1 - 0.5 * torch.tensor(to_come), torch.ones(6)]))
+        result_BT = kl_to_go(weight=0.5, every=every).assign(feedback, torch.ones(2, 6))
+        torch.testing.assert_close(result_BT, torch.stack([1 - 0.5 * torch.tensor(to_come), torch.ones(6)]))
     with pytest.raises(ConfigError, match="at least 1"):
         kl_to_go(weight=1.0, every=0)
 
@@ -63,9 +63,9 @@ def test_a_sample_beyond_the_divergence_limit_has_no_advantage() -> None:
     mask, valid = [[1, 1], [1, 0], [1, 1], [1, 1]], [True, True, True, False]
     feedback = feedback_of([1.0, 1.0, 0.5, 1.0], [0] * 4, mask=mask, valid=valid, values=values)
     given_BT = torch.tensor([[1.0], [1.0], [0.5], [0.0]]).expand(4, 2)
-    found_BT = within_divergence(limit=4.0).assign(feedback, given_BT)
+    result_BT = within_divergence(limit=4.0).assign(feedback, given_BT)
     expected = [[7 / 24] * 2, [-11 / 24, 0.0], [1 / 6] * 2, [0.0] * 2]
-    torch.testing.assert_close(found_BT, torch.tensor(expected))
+    torch.testing.assert_close(result_BT, torch.tensor(expected))
     with pytest.raises(ConfigError, match="above 0"):
         within_divergence(limit=0.0)
 
@@ -73,8 +73,8 @@ def test_a_sample_beyond_the_divergence_limit_has_no_advantage() -> None:
 def test_rows_with_the_view_have_no_advantage() -> None:
     values = {mask_of_view("peer"): torch.tensor([[1.0] * 3, [0.0] * 3])}
     feedback = feedback_of([1.0, 0.0], [0, 0], values=values)
-    found_BT = mask_outside_view(view="peer").assign(feedback, torch.ones(2, 3))
-    torch.testing.assert_close(found_BT, torch.tensor([[0.0] * 3, [1.0] * 3]))
+    result_BT = mask_outside_view(view="peer").assign(feedback, torch.ones(2, 3))
+    torch.testing.assert_close(result_BT, torch.tensor([[0.0] * 3, [1.0] * 3]))
 
 
 def test_the_bonus_of_uncertainty_stays_below_a_share_of_the_advantage() -> None:

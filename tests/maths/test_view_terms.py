@@ -97,13 +97,13 @@ def test_rows_without_the_view_count_as_zeros(term: Term):
     known = {MASKED: torch.tensor([[-2.0], [math.nan]]).double()}
     decisions = decisions_of([[-1.0], [-1.5]], view={**known, mask_of_view("masked"): torch.tensor([[1.0], [0.0]])})
     alone = decisions_of([[-1.0]], view={MASKED: torch.tensor([[-2.0]]).double()})
-    found, expected = term.loss(decisions), term.loss(alone)
-    assert found.value.item() == pytest.approx(expected.value.item() / 2)
-    (sums,) = found.diagnostics.value_sums.values()
+    result, expected = term.loss(decisions), term.loss(alone)
+    assert result.value.item() == pytest.approx(expected.value.item() / 2)
+    (sums,) = result.diagnostics.value_sums.values()
     assert float(sums.count) == 1
     assert term.active(decisions).tolist() == [[True], [False]]
-    if found.value.requires_grad:
-        (grad_BT,) = torch.autograd.grad(found.value, decisions.logprob_BT)
+    if result.value.requires_grad:
+        (grad_BT,) = torch.autograd.grad(result.value, decisions.logprob_BT)
         assert float(grad_BT[1]) == 0.0
 
 
@@ -125,8 +125,8 @@ def test_distillation_raises_the_decisions_that_the_teacher_prefers():
     value, grad = loss_and_gradient(distillation(view="teacher"), decisions)
     assert grad == [[-0.25, 0.0]]  # half of it each: a mean of two
     assert value == pytest.approx(0.25)
-    found = distillation(view="teacher").loss(decisions).diagnostics.value_sums["distillation@teacher"]
-    assert float(found.total) == pytest.approx(-0.5)
+    result = distillation(view="teacher").loss(decisions).diagnostics.value_sums["distillation@teacher"]
+    assert float(result.total) == pytest.approx(-0.5)
 
 
 def test_distillation_off_policy_weighs_by_a_bounded_ratio():
@@ -143,10 +143,10 @@ def test_distillation_off_policy_weighs_by_a_bounded_ratio():
 
 @pytest.mark.parametrize("weight", [1.0, 0.5])
 def test_a_term_is_logged_under_its_label(weight: float):
-    found = weighted(replace(negative_logprob(), name="surprise"), weight).loss(decisions_of([[-1.0, -3.0]]))
-    assert found.value.item() == pytest.approx(2 * weight)
-    assert {name: float(value) for name, value in found.diagnostics.loss_sums.items()} == {"surprise": 2 * weight}
-    assert {name: float(each.total) for name, each in found.diagnostics.value_sums.items()} == {"surprise": 4.0}
+    result = weighted(replace(negative_logprob(), name="surprise"), weight).loss(decisions_of([[-1.0, -3.0]]))
+    assert result.value.item() == pytest.approx(2 * weight)
+    assert {name: float(value) for name, value in result.diagnostics.loss_sums.items()} == {"surprise": 2 * weight}
+    assert {name: float(each.total) for name, each in result.diagnostics.value_sums.items()} == {"surprise": 4.0}
 
 
 def test_departures_count_where_they_are_to():

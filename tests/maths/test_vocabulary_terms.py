@@ -104,8 +104,8 @@ def test_the_first_measured_peak_is_the_anchor() -> None:
     decisions = decisions_of({value: [[0.1, 0.2, 2.0], [1.0, 0.5, 0.1]]})
     loss, (grad,) = loss_of(weighted(anchored_entropy(), 0.5), decisions, decisions[value])
     assert (loss, torch.tensor(grad).abs().max().item()) == (0.0, 0.0)
-    found = anchored_entropy().loss(decisions).diagnostics.as_metrics()
-    assert found["policy/anchored_entropy_mean"] == pytest.approx(1.5)
+    result = anchored_entropy().loss(decisions).diagnostics.as_metrics()
+    assert result["policy/anchored_entropy_mean"] == pytest.approx(1.5)
     assert first_measured(0.0, 1.5) == 1.5
     assert first_measured(1.5, 0.7) == 1.5
 

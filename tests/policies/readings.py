@@ -43,12 +43,12 @@ def draws(group: int, member: int, place: int, shape: torch.Size) -> tuple[float
 
 
 def value_of(policy: DenoisingPolicy, rollout: Rollout, value: Value) -> Tensor:
-    found_BT = torch.full(rollout.shape, torch.nan)
+    result_BT = torch.full(rollout.shape, torch.nan)
     with torch.no_grad():
         for part in policy.evaluate(rollout, values=[value]):
             assert part.rows is not None
-            found_BT[part.rows[:, None], torch.tensor(list(part.columns))[None]] = part.values[value]
-    return found_BT
+            result_BT[part.rows[:, None], torch.tensor(list(part.columns))[None]] = part.values[value]
+    return result_BT
 
 
 class Hand:

@@ -44,11 +44,11 @@ CASES: dict[str, tuple[Callable[[], Built], list[Prompt], Callable[[Built, list[
 
 @torch.no_grad()
 def logprobs(policy: Policy, rollout: Rollout) -> Tensor:
-    found_BT = torch.zeros(rollout.shape)
+    result_BT = torch.zeros(rollout.shape)
     for part in policy.evaluate(rollout):
         assert part.rows is not None
-        found_BT[part.rows[:, None], torch.tensor(list(part.columns))] = part.logprob_BT.cpu()
-    return found_BT
+        result_BT[part.rows[:, None], torch.tensor(list(part.columns))] = part.logprob_BT.cpu()
+    return result_BT
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -69,19 +69,19 @@ def test_another_prompt_gives_its_log_probabilities(name: str) -> None:
     policy = build()
     rollout = make(policy, prompts)
     swapped = [prompts[1 - sample.group] for sample in rollout.samples]
-    found_BT = logprobs(policy, policy.override_prompts(rollout, swapped))
+    result_BT = logprobs(policy, policy.override_prompts(rollout, swapped))
     back_BT = logprobs(
         policy, policy.override_prompts(policy.override_prompts(rollout, swapped), [s.prompt for s in rollout.samples])
     )
     now_BT = logprobs(policy, rollout)
-    assert ((found_BT - now_BT).abs() > 1e-5)[rollout.mask_BT].float().mean() > 0.5
+    assert ((result_BT - now_BT).abs() > 1e-5)[rollout.mask_BT].float().mean() > 0.5
     torch.testing.assert_close(back_BT, now_BT, atol=1e-6, rtol=1e-6)
     if name in ("tokens", "pictures and tokens"):
         given = [
             OffPolicySample(sample=replace(sample, prompt=prompt))
             for sample, prompt in zip(rollout.samples, swapped, strict=True)
         ]
-        torch.testing.assert_close(policy.read(given, seed=0).old_logprob_BT, found_BT, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(policy.read(given, seed=0).old_logprob_BT, result_BT, atol=1e-6, rtol=1e-6)
 
 
 def test_members_with_different_prompts_share_no_state() -> None:

@@ -61,9 +61,9 @@ def test_log_probabilities_match_a_manual_computation() -> None:
     untrained_BT = values(policy, rollout)
     for seed in (5, 6):
         move(policy.trainable, seed=seed)
-        found_BT = values(policy, rollout)
-        assert (found_BT - untrained_BT)[rollout.mask_BT].abs().min() > 0
-        torch.testing.assert_close(found_BT, _by_hand(policy, rollout), rtol=1e-5, atol=1e-5)
+        result_BT = values(policy, rollout)
+        assert (result_BT - untrained_BT)[rollout.mask_BT].abs().min() > 0
+        torch.testing.assert_close(result_BT, _by_hand(policy, rollout), rtol=1e-5, atol=1e-5)
 
 
 def _by_hand(policy: DenoisingPolicy, rollout: Rollout) -> Tensor:
@@ -78,7 +78,7 @@ def _by_hand(policy: DenoisingPolicy, rollout: Rollout) -> Tensor:
     rows, net = rollout.trace.rows, policy.pipeline.net
     code_B = foreign_pipelines.codes([row.prompt.text for row in rows])
     state = torch.cat([torch.randn(1, 4, generator=row.generator()) for row in rows])
-    found_BT = torch.zeros(rollout.shape)
+    result_BT = torch.zeros(rollout.shape)
     for t in range(3):
         sigma, h = sigmas[t], sigmas[t] - sigmas[t + 1]
         with torch.no_grad():
@@ -88,8 +88,8 @@ def _by_hand(policy: DenoisingPolicy, rollout: Rollout) -> Tensor:
         std = math.sqrt(s2 * h)
         state = torch.cat([transitions[t].next_state for transitions in rollout.trace.transitions])
         density = -((state - mean) ** 2) / (2 * std**2) - math.log(std) - 0.5 * math.log(2 * math.pi)
-        found_BT[:, t] = density.mean(1)
-    return found_BT
+        result_BT[:, t] = density.mean(1)
+    return result_BT
 
 
 def test_noise_is_a_function_of_the_row() -> None:

@@ -22,13 +22,13 @@ MEANS = Plan(values=(DRIFT,))
 
 
 def _divergences(policy: DenoisingPolicy, rollout: Rollout, name: str) -> Tensor:
-    found_BT = torch.zeros(rollout.shape)
+    result_BT = torch.zeros(rollout.shape)
     value = from_reference(name)
     for evaluation in policy.evaluate(rollout, values=[value]):
         assert evaluation.rows is not None
         assert set(evaluation.values) == {value}
-        found_BT[evaluation.rows, evaluation.columns[0]] = evaluation.values[value][:, 0]
-    return found_BT
+        result_BT[evaluation.rows, evaluation.columns[0]] = evaluation.values[value][:, 0]
+    return result_BT
 
 
 @pytest.mark.parametrize("name", daily(NAMES, "k3", "gaussian", "velocity_mse"))

@@ -43,14 +43,14 @@ def test_a_language_model_is_read_by_its_stock_class(
     policy.weights.store("before", decay=0.0)  # further adapters, which are no part of what is written
     trained = logits_of(policy.model)
     policy.export(tmp_path)
-    found = stock.from_pretrained(tmp_path)
-    assert type(found) is type(policy.model)
-    assert not [key for key in found.state_dict() if "lora" in key or "base_layer" in key]
-    gap = (logits_of(found) - trained).norm() / trained.norm()
+    result = stock.from_pretrained(tmp_path)
+    assert type(result) is type(policy.model)
+    assert not [key for key in result.state_dict() if "lora" in key or "base_layer" in key]
+    gap = (logits_of(result) - trained).norm() / trained.norm()
     assert gap < 2e-6 if settings["lora"] else gap == 0  # the sum of weight and adapters is rounded to float32
     assert (trained - untrained).abs().max() > 0.1
     assert AutoTokenizer.from_pretrained(tmp_path)("how many").input_ids == policy._tokenizer("how many").input_ids
-    assert found.generation_config.eos_token_id == policy.model.generation_config.eos_token_id
+    assert result.generation_config.eos_token_id == policy.model.generation_config.eos_token_id
 
 
 @pytest.mark.parametrize("settings", [FULL, LORA, DORA])

@@ -64,20 +64,20 @@ def test_log_probabilities_of_codes_equal_a_plain_forward(name: str) -> None:
     policy = policy_of(name)
     rollout = rollout_of(policy, values=(ENTROPY,))
     asked = (ENTROPY, LOGPROB_MEAN, RANK)
-    found = {value: torch.zeros(rollout.shape) for value in asked}
+    result = {value: torch.zeros(rollout.shape) for value in asked}
     with torch.no_grad():
         for part in policy.evaluate(rollout, values=asked):
             for value in asked:
-                found[value][part.rows] = part.values[value]
+                result[value][part.rows] = part.values[value]
     for row, sample in enumerate(rollout.samples):
         logprob_TK = by_hand(name, policy, rollout, row).detach()
         taken_T = logprob_TK.gather(1, torch.tensor(sample.tokens)[:, None])[:, 0]
         entropy_T = -(logprob_TK.exp() * logprob_TK).sum(1)
         torch.testing.assert_close(rollout.old_logprob_BT[row], taken_T, atol=3e-5, rtol=1e-5)
         torch.testing.assert_close(rollout.values[ENTROPY][row], entropy_T, atol=3e-5, rtol=1e-5)
-        torch.testing.assert_close(found[ENTROPY][row], entropy_T, atol=3e-5, rtol=1e-5)
-        torch.testing.assert_close(found[LOGPROB_MEAN][row], logprob_TK.mean(1), atol=3e-5, rtol=1e-5)
-        assert found[RANK][row].tolist() == (logprob_TK > taken_T[:, None]).sum(1).tolist()
+        torch.testing.assert_close(result[ENTROPY][row], entropy_T, atol=3e-5, rtol=1e-5)
+        torch.testing.assert_close(result[LOGPROB_MEAN][row], logprob_TK.mean(1), atol=3e-5, rtol=1e-5)
+        assert result[RANK][row].tolist() == (logprob_TK > taken_T[:, None]).sum(1).tolist()
         assert sample.logprob == pytest.approx(float(taken_T.mean()), abs=1e-5)
     assert rollout.num_forwards == 2 * len(rollout.samples)
 
@@ -136,10 +136,10 @@ def test_an_image_is_decoded_from_its_codes_and_encoded_back(name: str) -> None:
     assert not read.on_policy
     pictures = [OffPolicySample(sample=Sample(sample.prompt, sample.group, sample.member, image=sample.image))
                 for sample in rollout.samples]  # fmt: skip
-    found = policy.read(pictures, seed=0, plan=Plan(values=(ENTROPY,)))
-    assert all(len(sample.tokens or ()) == policy.num_decisions for sample in found.samples)
-    assert largest_difference(found.old_logprob_BT, values(policy, found), found.mask_BT) == 0
-    assert (found.values[ENTROPY] > 0).all()
+    result = policy.read(pictures, seed=0, plan=Plan(values=(ENTROPY,)))
+    assert all(len(sample.tokens or ()) == policy.num_decisions for sample in result.samples)
+    assert largest_difference(result.old_logprob_BT, values(policy, result), result.mask_BT) == 0
+    assert (result.values[ENTROPY] > 0).all()
 
 
 def test_without_guidance_one_row_is_computed() -> None:
@@ -207,10 +207,10 @@ def test_settings_of_a_plan_hold_for_its_rows() -> None:
 def test_however_a_prompt_is_run_the_gradient_is_the_same(name: str) -> None:
     policy = policy_of(name)
     rollout = rollout_of(policy)
-    found = gradients(policy, rollout)
+    result = gradients(policy, rollout)
     for settings in ({"share_prefix": False}, {"gradient_checkpointing": True}, {"head_bytes": 1}):
         other = policy_of(name, **settings)
-        assert relative_difference(gradients(other, rollout), found) < 1e-5
+        assert relative_difference(gradients(other, rollout), result) < 1e-5
     weight_BT = torch.randn(rollout.shape, generator=torch.Generator().manual_seed(3))  # as ``gradients`` has it
     for parameter in policy.trainable:
         parameter.grad = None
@@ -218,7 +218,7 @@ def test_however_a_prompt_is_run_the_gradient_is_the_same(name: str) -> None:
         logprob_TK = by_hand(name, policy, rollout, row)
         (weight_BT[row] * logprob_TK.gather(1, torch.tensor(sample.tokens)[:, None])[:, 0]).sum().backward()
     by_plain = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.trainable]
-    assert relative_difference(found, by_plain) < 1e-4
+    assert relative_difference(result, by_plain) < 1e-4
 
 
 def test_views_are_the_weights_that_are_kept() -> None:

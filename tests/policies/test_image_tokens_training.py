@@ -39,10 +39,10 @@ def trained(folder: Path, name: str = "llamagen", **config: Any) -> list[dict[st
 
 @pytest.mark.parametrize("name", ["llamagen", pytest.param("janus", marks=pytest.mark.nightly)])
 def test_a_run_increases_its_reward(name: str, tmp_path: Path) -> None:
-    found = trained(tmp_path, name, steps=8)
-    rewards = [line["reward/low/mean"] for line in found]
+    result = trained(tmp_path, name, steps=8)
+    rewards = [line["reward/low/mean"] for line in result]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
-    assert all(line["policy/on_policy_gap"] < 1e-5 for line in found)
+    assert all(line["policy/on_policy_gap"] < 1e-5 for line in result)
 
 
 @pytest.mark.nightly
@@ -53,9 +53,9 @@ def test_methods_for_tokens_train(method: str, tmp_path: Path) -> None:
     config = load_config(path, ["rollout.prompts_per_step=2", "rollout.group_size=4", "steps=2"])
     policy = policy_of("llamagen", guidance_scale=1.5)
     config = config.model_copy(update={"output": str(tmp_path)})
-    found = lines(mmgrpo.Trainer(policy, low, PROMPTS, config).train())
-    assert [line["step"] for line in found] == [1, 2]
-    assert found[0]["optimizer/grad_norm"] > 0
+    result = lines(mmgrpo.Trainer(policy, low, PROMPTS, config).train())
+    assert [line["step"] for line in result] == [1, 2]
+    assert result[0]["optimizer/grad_norm"] > 0
 
 
 def test_the_policy_of_the_page() -> None:

@@ -162,12 +162,12 @@ def test_environment_texts_have_no_gradient() -> None:
     rollout = exchange(policy, "llama", Asking)
     assert any(len(sample.turn_ends) > 1 for sample in rollout.samples)
     move(policy.trainable)
-    found = gradients(policy, rollout)
+    result = gradients(policy, rollout)
     weight_BT = torch.randn(rollout.shape, generator=torch.Generator().manual_seed(3))  # as gradients() weighs
     total = sum((weight_BT[row] * plain_row(policy, rollout, row)).sum() for row in range(len(rollout.samples)))
     assert isinstance(total, Tensor)
     expected = torch.autograd.grad(total, policy.trainable)
-    assert relative_difference(found, expected) < 1e-5
+    assert relative_difference(result, expected) < 1e-5
 
 
 def test_states_have_the_key_or_the_text_of_the_environment() -> None:

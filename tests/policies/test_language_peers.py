@@ -30,10 +30,10 @@ def test_a_policy_reports_the_divergence_within_groups(head_bytes: int) -> None:
     told = [(long, "one two three"), (long, "one"), (short, "two"), (short, "two one")]
     answers = [Sample(prompt, n // 2, n % 2, text=text, finished=True) for n, (prompt, text) in enumerate(told)]
     rollout = policy.read([OffPolicySample(sample=answer) for answer in answers], seed=0)
-    found_BT = torch.zeros(rollout.shape)
+    result_BT = torch.zeros(rollout.shape)
     for part in policy.evaluate(rollout, [0, 3], values=(PEERS,)):
         assert part.rows is not None
-        found_BT[part.rows[:, None], torch.tensor(part.columns)] = part.values[PEERS]
+        result_BT[part.rows[:, None], torch.tensor(part.columns)] = part.values[PEERS]
     trace, vocabulary = rollout.trace, policy.path.vocabulary
     for row, other in ((0, 1), (3, 2)):
         width = len(trace.completions[row].token_T)
@@ -46,5 +46,5 @@ def test_a_policy_reports_the_divergence_within_groups(head_bytes: int) -> None:
                 logits_TV = policy.model(input_ids=ids).logits[0, prompt.length - 1 : -1]
             logprob_GcV[member, : len(token_T)] = logits_TV.float().log_softmax(-1)
         expected_T = member_divergence(logprob_GcV)
-        torch.testing.assert_close(found_BT[row, :width], expected_T, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result_BT[row, :width], expected_T, rtol=1e-4, atol=1e-5)
         assert float(expected_T.std()) > 1e-3

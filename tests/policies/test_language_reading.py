@@ -113,15 +113,15 @@ def test_another_prompt_changes_only_the_log_probabilities(name: str) -> None:
 @torch.no_grad()
 def plainly(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
     """What the model itself, called row by row, gives for the tokens behind the prompts of the samples."""
-    found_BT = torch.zeros(rollout.shape)
+    result_BT = torch.zeros(rollout.shape)
     for row, sample in enumerate(rollout.samples):
         encoded, token_T = policy._encoder(sample.prompt), torch.tensor(list(sample.tokens or ()))
         whole = encoded.with_tokens(token_T, policy.path.fill)
         inputs = {"input_ids": whole.ids_P[None], **whole.per_token, **whole.media}
         logits_TV = policy.model(**inputs).logits[0, encoded.length - 1 : -1] / policy.settings.temperature
         logits_TV[:, policy._sampling.suppressed] = -torch.inf
-        found_BT[row, : len(token_T)] = logits_TV.log_softmax(-1)[torch.arange(len(token_T)), token_T]
-    return found_BT
+        result_BT[row, : len(token_T)] = logits_TV.log_softmax(-1)[torch.arange(len(token_T)), token_T]
+    return result_BT
 
 
 def test_entropies_are_computed_with_the_current_log_probabilities() -> None:

@@ -222,10 +222,10 @@ def test_entropies_of_a_rollout_are_those_of_its_evaluation(settings: dict[str, 
     plain = rollout_of(policy)
     assert ENTROPY not in plain.values
     assert torch.equal(plain.old_logprob_BT, rollout.old_logprob_BT)
-    found_BT = torch.zeros(rollout.shape)
+    result_BT = torch.zeros(rollout.shape)
     with torch.no_grad():
         for one in policy.evaluate(rollout, values=(ENTROPY,)):
             assert one.rows is not None
-            found_BT[one.rows[:, None], torch.tensor(one.columns)] = one.values[ENTROPY]
-    assert (found_BT - rollout.values[ENTROPY]).abs().max() < 1e-5
+            result_BT[one.rows[:, None], torch.tensor(one.columns)] = one.values[ENTROPY]
+    assert (result_BT - rollout.values[ENTROPY]).abs().max() < 1e-5
     assert (rollout.values[ENTROPY][rollout.mask_BT] > 0).all()

@@ -164,9 +164,9 @@ def test_a_checkpoint_that_hears_is_loaded_with_its_processor(name: str, tmp_pat
     policy = LanguagePolicy.from_config({"model": str(tmp_path), "max_new_tokens": 4})
     assert type(policy.model) is type(model)
     prompts = [Prompt("what ?", audios=[LOW])]
-    found = policy.rollout(prompts, group_size=2, seed=0)
+    result = policy.rollout(prompts, group_size=2, seed=0)
     expected = hearing(name, max_new_tokens=4, temperature=1.0).rollout(prompts, group_size=2, seed=0)
-    assert [s.text for s in found.samples] == [s.text for s in expected.samples]
+    assert [s.text for s in result.samples] == [s.text for s in expected.samples]
 
 
 def test_of_an_omni_model_the_part_that_writes_is_loaded(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ BY_HAND = {
 }
 
 
-def found(
+def values_of_vocabulary(
     value: Value, logits_MV: Tensor, token_M: Tensor, *, chunk: int = 64, support: Support | None = None
 ) -> Tensor:
     extra_values = [partial(token_value, value)]
@@ -49,7 +49,9 @@ def found(
 
 @pytest.mark.parametrize("value", BY_HAND, ids=str)
 def test_values_by_hand(value: Value) -> None:
-    assert found(value, HALVES[None], torch.tensor([2])).item() == pytest.approx(BY_HAND[value], abs=1e-6)
+    assert values_of_vocabulary(value, HALVES[None], torch.tensor([2])).item() == pytest.approx(
+        BY_HAND[value], abs=1e-6
+    )
     assert set(LOGIT_VALUES) == OF_DISTRIBUTION == {measured.name for measured in BY_HAND}
 
 
@@ -63,7 +65,7 @@ def test_values_exclude_tokens_that_cannot_be_sampled() -> None:
     }
     for value, number in expected.items():
         logits_MV = HALVES[None].clone().requires_grad_()
-        value_M = found(value, logits_MV, torch.tensor([0]), support=only)
+        value_M = values_of_vocabulary(value, logits_MV, torch.tensor([0]), support=only)
         assert value_M.item() == pytest.approx(number, abs=1e-6)
         if value_M.requires_grad:
             (grad_MV,) = torch.autograd.grad(value_M.sum(), logits_MV)
@@ -75,7 +77,7 @@ def test_chunked_values_and_gradients_equal_the_unchunked_ones(value: Value) -> 
     generator = torch.Generator().manual_seed(3)
     logits_MV = (3 * torch.randn(41, 29, generator=generator)).requires_grad_()
     token_M = torch.randint(29, (41,), generator=generator)
-    parted_M, whole_M = (found(value, logits_MV, token_M, chunk=chunk) for chunk in (16, 64))
+    parted_M, whole_M = (values_of_vocabulary(value, logits_MV, token_M, chunk=chunk) for chunk in (16, 64))
     torch.testing.assert_close(parted_M, whole_M, atol=1e-6, rtol=0)
     if value != RANK:
         weight_M = torch.randn(41, generator=generator)
@@ -87,7 +89,9 @@ def test_chunked_values_and_gradients_equal_the_unchunked_ones(value: Value) -> 
 
 def test_the_gradient_of_the_nucleus_stays_within_it() -> None:
     logits_MV = HALVES[None].clone().requires_grad_()
-    (grad_MV,) = torch.autograd.grad(found(nucleus_entropy(0.8), logits_MV, torch.tensor([0])).sum(), logits_MV)
+    (grad_MV,) = torch.autograd.grad(
+        values_of_vocabulary(nucleus_entropy(0.8), logits_MV, torch.tensor([0])).sum(), logits_MV
+    )
     # dH/dl = -p (log p + H) of p = 2/3 and 1/3: of opposite signs, nothing elsewhere
     entropy = BY_HAND[nucleus_entropy(0.8)]
     slope = -2 / 3 * (log(2 / 3) + entropy)

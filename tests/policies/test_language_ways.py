@@ -87,7 +87,7 @@ def test_an_encoder_decoder_is_trained_as_it_is_called(lora: dict[str, Any] | No
     assert "the run uses the plain path" in caplog.text
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
     move(policy.trainable)
-    found, expected = gradients(policy, rollout), [torch.zeros_like(p) for p in policy.trainable]
+    result, expected = gradients(policy, rollout), [torch.zeros_like(p) for p in policy.trainable]
     weight_BT = torch.randn(rollout.shape, generator=torch.Generator().manual_seed(3))  # as gradients() weighs
     for row, sample in enumerate(rollout.samples):
         tokens = list(sample.tokens or ())
@@ -98,7 +98,7 @@ def test_an_encoder_decoder_is_trained_as_it_is_called(lora: dict[str, Any] | No
         total = (weight_BT[row, : len(tokens)] * logprob_T).sum()
         parts = torch.autograd.grad(total, policy.trainable, allow_unused=True)
         expected = [e if p is None else e + p for e, p in zip(expected, parts, strict=True)]
-    assert relative_difference(found, expected) < 1e-5
+    assert relative_difference(result, expected) < 1e-5
 
 
 def test_an_encoder_decoder_samples_like_generate() -> None:

@@ -213,13 +213,13 @@ def test_the_same_decisions_under_another_prompt() -> None:
     first, second = prompts_of()
     rollout = policy.rollout([first], group_size=2, seed=SEED)
     seen = policy.override_prompts(rollout, [second, first])
-    found_BT = values(policy, seen)
-    assert torch.allclose(found_BT[1], rollout.old_logprob_BT[1], atol=1e-6)
+    result_BT = values(policy, seen)
+    assert torch.allclose(result_BT[1], rollout.old_logprob_BT[1], atol=1e-6)
     sample, look = rollout.samples[0], rollout.trace.passes[0]
     assert sample.tokens is not None
     logprob = by_hand(policy, second, [None] * 6, 1.0)
     expected = [logprob[position, sample.tokens[position]].item() for position in look.position_Bn[0].tolist()]
-    assert found_BT[0, :2].tolist() == pytest.approx(expected, rel=1e-4)
+    assert result_BT[0, :2].tolist() == pytest.approx(expected, rel=1e-4)
 
 
 def test_stored_weights_are_views() -> None:

@@ -50,12 +50,12 @@ def of_view(policy: Policy, rollout: Rollout, name: str) -> torch.Tensor:
     """(B, T) of the value, 0 where the mask is False."""
     what, view = name.split("@")
     value = Value(what, view)
-    found_BT = torch.zeros(rollout.shape)
+    result_BT = torch.zeros(rollout.shape)
     with torch.no_grad():
         for part in policy.evaluate(rollout, values=[value]):
             assert part.rows is not None
-            found_BT[part.rows[:, None], torch.tensor(list(part.columns))[None]] = part.values[value].float().cpu()
-    return found_BT * rollout.mask_BT
+            result_BT[part.rows[:, None], torch.tensor(list(part.columns))[None]] = part.values[value].float().cpu()
+    return result_BT * rollout.mask_BT
 
 
 def divergences(name: str) -> list[str]:
@@ -109,8 +109,8 @@ def test_using_named_weights_restores_the_current_ones(name: str, settings: dict
     fresh, _ = made(name, settings)
     for mine, other in zip(policy.trainable, fresh.trainable, strict=True):
         other.data.copy_(mine.data)
-    for found, expected in zip(gradients(policy, rollout), gradients(fresh, rollout), strict=True):
-        assert torch.equal(found, expected)
+    for result, expected in zip(gradients(policy, rollout), gradients(fresh, rollout), strict=True):
+        assert torch.equal(result, expected)
 
 
 @every

@@ -97,6 +97,6 @@ def layouts(page: Path, widths: tuple[int, ...], folder: Path) -> list[Layout]:
     frames.write_text(FRAMES % json.dumps(widths), encoding="utf-8")
     command = [program, *OPTIONS, f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=30000", "--dump-dom"]
     done = subprocess.run([*command, frames.as_uri()], capture_output=True, text=True, timeout=300)
-    found = re.search(r"FOUND(.*)END", html.unescape(done.stdout), re.DOTALL)
-    assert found, f"{program} measured nothing: {done.stderr[-2000:]}"
-    return [Layout(**one) for one in sorted(json.loads(found[1]), key=lambda one: one["width"])]
+    result = re.search(r"FOUND(.*)END", html.unescape(done.stdout), re.DOTALL)
+    assert result, f"{program} measured nothing: {done.stderr[-2000:]}"
+    return [Layout(**one) for one in sorted(json.loads(result[1]), key=lambda one: one["width"])]

@@ -43,8 +43,8 @@ class Page(HTMLParser):
         return [attrs for name, attrs, _ in self.elements if name == tag]
 
     def texts(self, tag: str, css: str = "") -> list[str]:
-        found = (text for name, attrs, text in self.elements if name == tag and css in attrs.get("class", ""))
-        return [" ".join("".join(text).split()) for text in found]
+        result = (text for name, attrs, text in self.elements if name == tag and css in attrs.get("class", ""))
+        return [" ".join("".join(text).split()) for text in result]
 
     def plot(self, title: str) -> list[str]:
         """The lines (SVG path data) of the chart whose description starts with the title."""

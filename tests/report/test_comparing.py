@@ -133,5 +133,5 @@ def test_the_command_takes_one_run_or_several(runs: list[Path], tmp_path: Path) 
 @pytest.mark.skipif(browser() is None, reason=f"no browser found: none of {', '.join(BROWSERS)}")
 def test_no_text_is_cut_off(runs: list[Path], tmp_path: Path) -> None:
     widths = (390, 1400)
-    found = layouts(write_comparison(runs), widths, tmp_path)
-    assert {layout.width: (layout.cut, layout.overhang) for layout in found} == dict.fromkeys(widths, ([], 0))
+    result = layouts(write_comparison(runs), widths, tmp_path)
+    assert {layout.width: (layout.cut, layout.overhang) for layout in result} == dict.fromkeys(widths, ([], 0))

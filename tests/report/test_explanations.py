@@ -63,8 +63,8 @@ def test_boxes_over_generated_images(tmp_path: Path) -> None:
 def test_parsed_answers_are_displayed(tmp_path: Path) -> None:
     write(tmp_path, "step-000000", [{"parsed": "<b>7</b>"}], (8, 8))
     assert any("boxes 1.000 read <b>7</b>" in text for text in render(tmp_path).texts("div", "answer"))
-    found = [note_of(said, None).read for said in ({"parsed": None}, {"parsed": 3.0}, {"text": "STOP"}, {"boxes": []})]
-    assert found == ["nothing", "3", "STOP", None]
+    result = [note_of(said, None).read for said in ({"parsed": None}, {"parsed": 3.0}, {"text": "STOP"}, {"boxes": []})]
+    assert result == ["nothing", "3", "STOP", None]
 
 
 def test_common_values_are_displayed_once(tmp_path: Path) -> None:

@@ -42,20 +42,20 @@ def test_no_text_is_cut_off_at_any_width(run: Path, tmp_path: Path, num_measures
     ]
     write_lines(run / "evaluation.jsonl", lines)
     record(run, num_prompts=3, num_members=10)
-    found = layouts(write_report(run), WIDTHS, tmp_path)
-    assert [layout.width for layout in found] == list(WIDTHS)
-    assert [layout.figures for layout in found] == [FIGURES[:num_measures]] * len(WIDTHS)
-    assert {layout.width: layout.cut for layout in found} == {width: [] for width in WIDTHS}
-    assert {layout.width: layout.overhang for layout in found} == dict.fromkeys(WIDTHS, 0)
-    assert all(layout.tile is not None and layout.tile >= 96 for layout in found)
+    result = layouts(write_report(run), WIDTHS, tmp_path)
+    assert [layout.width for layout in result] == list(WIDTHS)
+    assert [layout.figures for layout in result] == [FIGURES[:num_measures]] * len(WIDTHS)
+    assert {layout.width: layout.cut for layout in result} == {width: [] for width in WIDTHS}
+    assert {layout.width: layout.overhang for layout in result} == dict.fromkeys(WIDTHS, 0)
+    assert all(layout.tile is not None and layout.tile >= 96 for layout in result)
 
 
 @needs_browser
 @pytest.mark.parametrize("num_members", [1, 2])
 def test_prompts_of_few_images_share_a_row(run: Path, tmp_path: Path, num_members: int) -> None:
     record(run, num_prompts=24, num_members=num_members)
-    found = layouts(write_report(run), WIDTHS, tmp_path)
-    assert {layout.width: (layout.cut, layout.overhang) for layout in found} == dict.fromkeys(WIDTHS, ([], 0))
-    assert all(layout.tile is not None and layout.tile >= 96 for layout in found)
+    result = layouts(write_report(run), WIDTHS, tmp_path)
+    assert {layout.width: (layout.cut, layout.overhang) for layout in result} == dict.fromkeys(WIDTHS, ([], 0))
+    assert all(layout.tile is not None and layout.tile >= 96 for layout in result)
     # a prompt a line would take 24 lines of more than 96 px
-    assert all(layout.grid < 24 * 96 for layout in found if layout.width >= 1000)
+    assert all(layout.grid < 24 * 96 for layout in result if layout.width >= 1000)

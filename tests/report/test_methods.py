@@ -47,10 +47,10 @@ def members(tmp_path: Path) -> list[MethodRuns]:
             name=name,
             folders=tuple(
                 write_seed(tmp_path / f"{number}-{seed}", accuracy=end, reward=1.0, per_sample=3.0 + number)
-                for seed, end in enumerate(found)
+                for seed, end in enumerate(result)
             ),
         )
-        for number, (name, found) in enumerate(ends.items())
+        for number, (name, result) in enumerate(ends.items())
     ]
 
 
@@ -81,9 +81,9 @@ def test_times_on_shared_cores_are_marked(members: list[MethodRuns], tmp_path: P
 
 def test_numbers_for_programs(members: list[MethodRuns], tmp_path: Path) -> None:
     written(members, tmp_path)
-    found = json.loads((tmp_path / "comparison.json").read_text())["plain"]
-    assert (found["held"], found["held at first"]) == ([0.6, 0.7, 0.8], [0.5] * 3)
-    assert (found["forwards"], found["seconds"], found["reward"]) == ([160.0] * 3, [14.0] * 3, [1.0] * 3)
+    result = json.loads((tmp_path / "comparison.json").read_text())["plain"]
+    assert (result["held"], result["held at first"]) == ([0.6, 0.7, 0.8], [0.5] * 3)
+    assert (result["forwards"], result["seconds"], result["reward"]) == ([160.0] * 3, [14.0] * 3, [1.0] * 3)
 
 
 def test_the_page_has_every_axis_and_is_no_ones_script(members: list[MethodRuns], tmp_path: Path) -> None:
@@ -116,24 +116,24 @@ def test_an_unfinished_run_is_marked(members: list[MethodRuns], tmp_path: Path) 
     ],
 )
 def test_difference(values: list[float], others: list[float], expected: Difference, is_beyond: bool) -> None:
-    found = difference(values, others)
-    assert found is not None
-    assert found.mean == pytest.approx(expected.mean)
-    assert found.half == (None if expected.half is None else pytest.approx(expected.half))
-    assert found.is_beyond_noise is is_beyond
+    result = difference(values, others)
+    assert result is not None
+    assert result.mean == pytest.approx(expected.mean)
+    assert result.half == (None if expected.half is None else pytest.approx(expected.half))
+    assert result.is_beyond_noise is is_beyond
 
 
 def test_curves_are_means_over_seeds() -> None:
-    found = over_seeds([{1: 1.0, 2: 2.0}, {1: 3.0, 2: 2.0, 3: 9.0}], "m", [{1: 10.0, 2: 20.0}, {1: 14.0, 2: 26.0}])
-    assert found.points == ((12.0, 2.0), (23.0, 2.0))
-    assert found.spread == pytest.approx((2**0.5, 0.0))
+    result = over_seeds([{1: 1.0, 2: 2.0}, {1: 3.0, 2: 2.0, 3: 9.0}], "m", [{1: 10.0, 2: 20.0}, {1: 14.0, 2: 26.0}])
+    assert result.points == ((12.0, 2.0), (23.0, 2.0))
+    assert result.spread == pytest.approx((2**0.5, 0.0))
     assert SeedMean.of([]) is None
 
 
 @pytest.mark.skipif(browser() is None, reason=f"none of {', '.join(BROWSERS)}")
 def test_no_text_is_cut(members: list[MethodRuns], tmp_path: Path) -> None:
     page = write_methods("quickstart/x", "mmgrpo compare", members, tmp_path)
-    found = layouts(page, (390, 1000, 1920), tmp_path)
-    assert {layout.width: (layout.cut, layout.overhang) for layout in found} == dict.fromkeys(
+    result = layouts(page, (390, 1000, 1920), tmp_path)
+    assert {layout.width: (layout.cut, layout.overhang) for layout in result} == dict.fromkeys(
         (390, 1000, 1920), ([], 0)
     )

@@ -143,10 +143,10 @@ def test_input_images_are_next_to_generated_images(run: Path) -> None:
         records = [json.loads(line) for line in path.read_text().splitlines()]
         write_lines(path, [record | {"images": [f"../shown/{n}.png"]} for n, record in enumerate(records)])
     page = render(run)
-    found = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
+    result = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
     grids = [(step, group * MEMBERS + m) for group in (0, 1) for step in (99, 0, 20) for m in range(MEMBERS)]
     gallery = [(step, request) for request in range(6) for step in (99, *STEPS)]
-    for picture, (step, request) in zip(found, grids + gallery, strict=True):
+    for picture, (step, request) in zip(result, grids + gallery, strict=True):
         np.testing.assert_array_equal(picture, pixels(step, request))
     assert page.texts("p", "label")[:3] == ["Input", "Before step 0", "After step 20"]
     assert page.attributes("img")[0]["alt"] == f"input: {PROMPTS[0]}"
@@ -159,7 +159,7 @@ def test_the_source_of_an_edit_is_next_to_its_result(tmp_path: Path) -> None:
     scores = Scores(names=(), value_BR=zero, valid_BR=zero.bool(), weight_R=torch.ones(0))
     folder = write_samples(tmp_path / "samples/step-000000", [made], scores)
     page = render(tmp_path)
-    found = [np.asarray(decoded(attrs["src"]).convert("L")) for attrs in page.attributes("img")]
-    np.testing.assert_array_equal(found, [pixels(99, 0), pixels(20, 0)])
+    result = [np.asarray(decoded(attrs["src"]).convert("L")) for attrs in page.attributes("img")]
+    np.testing.assert_array_equal(result, [pixels(99, 0), pixels(20, 0)])
     assert page.texts("p", "label")[0] == "Input"
     assert sorted(file.name for file in folder.iterdir()) == ["0000.png", "samples.jsonl"]

@@ -11,12 +11,12 @@ from mmgrpo.types import Prompt, Sample, Score
 
 def members(*texts: str | None, group: int = 0, scores: Sequence[Any] = (), **fields: Any) -> list[Sample]:
     """A group whose members wrote these texts; ``scores`` are their columns ``score``, ``fields`` lists of theirs."""
-    found = []
+    result = []
     for i, text in enumerate(texts):
         columns = {"score": scores[i]} if scores else {}
         own = {name: values[i] for name, values in fields.items()}
-        found.append(Sample(Prompt("q", columns=columns), group=group, member=i, text=text, **own))
-    return found
+        result.append(Sample(Prompt("q", columns=columns), group=group, member=i, text=text, **own))
+    return result
 
 
 def scored(*scores: float | None, group: int = 0) -> list[Sample]:

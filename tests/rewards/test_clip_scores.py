@@ -47,13 +47,13 @@ def transformers_cosines(folder: str) -> tuple[list[float], float]:
     """Cosines by transformers alone, a sample at a time, and the learned factor."""
     model = CLIPModel.from_pretrained(folder).eval()
     images, tokenizer = CLIPImageProcessor.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    found = []
+    result = []
     for image, text in zip(pictures(), TEXTS, strict=True):
         pixels = images(image, return_tensors="pt")["pixel_values"]
         tokens = tokenizer(text, truncation=True, max_length=77, return_tensors="pt")
         out = model(pixel_values=pixels, **tokens)
-        found.append(float(out.logits_per_image) / float(model.logit_scale.exp()))
-    return found, float(model.logit_scale.exp())
+        result.append(float(out.logits_per_image) / float(model.logit_scale.exp()))
+    return result, float(model.logit_scale.exp())
 
 
 @torch.no_grad()
@@ -63,12 +63,12 @@ def open_clip_cosines(name: str, **loading: Any) -> list[float]:
     model, _, transform = open_clip.create_model_and_transforms(name, **loading)
     tokenize = open_clip.get_tokenizer(name)
     model.eval()
-    found = []
+    result = []
     for image, text in zip(pictures(), TEXTS, strict=True):
         image_1D = model.encode_image(transform(image)[None], normalize=True)
         text_1D = model.encode_text(tokenize([text]), normalize=True)
-        found.append(float((image_1D * text_1D).sum()))
-    return found
+        result.append(float((image_1D * text_1D).sum()))
+    return result
 
 
 def test_clip_score_is_that_of_transformers(clip: str) -> None:

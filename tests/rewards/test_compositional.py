@@ -20,7 +20,7 @@ from tests.tiny import judges
 LABELS = ["dog", "traffic light"]
 
 
-def found_by(folder: Path, image: Image.Image, threshold: float = 0.0):
+def detections_of(folder: Path, image: Image.Image, threshold: float = 0.0):
     return DetectorSource(model=str(folder), device=None, dtype="float32").detected(image, LABELS, threshold)
 
 
@@ -49,28 +49,28 @@ def test_owl_boxes_follow_its_logits(version: int, tmp_path: Path) -> None:
     width, height = (48, 48) if version == 2 else (48, 32)  # OWLv2 pads to a square
     x, y, w, h = out.pred_boxes[0].unbind(-1)
     order = score.argsort(descending=True)
-    found = found_by(tmp_path, image)
-    assert [f.score for f in found] == pytest.approx(score[order].tolist(), abs=1e-5)
-    assert [f.label for f in found] == [LABELS[i] for i in number[order].tolist()]
-    assert [f.box.left for f in found] == pytest.approx(((x - w / 2) * width)[order].tolist(), abs=1e-3)
-    assert [f.box.bottom for f in found] == pytest.approx(((y + h / 2) * height)[order].tolist(), abs=1e-3)
-    assert len(found_by(tmp_path, image, 0.5)) == int((score > 0.5).sum())
+    result = detections_of(tmp_path, image)
+    assert [f.score for f in result] == pytest.approx(score[order].tolist(), abs=1e-5)
+    assert [f.label for f in result] == [LABELS[i] for i in number[order].tolist()]
+    assert [f.box.left for f in result] == pytest.approx(((x - w / 2) * width)[order].tolist(), abs=1e-3)
+    assert [f.box.bottom for f in result] == pytest.approx(((y + h / 2) * height)[order].tolist(), abs=1e-3)
+    assert len(detections_of(tmp_path, image, 0.5)) == int((score > 0.5).sum())
 
 
 def test_grounding_dino_returns_the_requested_classes(tmp_path: Path) -> None:
     judges.save_grounding_dino(tmp_path, "a dog red car traffic light")
-    found = found_by(tmp_path, noise(0, 48, 32), 0.02)
-    assert found
-    assert {f.label for f in found} <= set(LABELS)
-    assert [f.score for f in found] == sorted((f.score for f in found), reverse=True)
+    result = detections_of(tmp_path, noise(0, 48, 32), 0.02)
+    assert result
+    assert {f.label for f in result} <= set(LABELS)
+    assert [f.score for f in result] == sorted((f.score for f in result), reverse=True)
 
 
 def test_counts_are_those_of_the_detector(owl: Path, clip: Path) -> None:
     image = noise(0, 48, 32)
-    found = found_by(owl, image)
-    dogs = [f.score for f in found if f.label == "dog"]
+    result = detections_of(owl, image)
+    dogs = [f.score for f in result if f.label == "dog"]
     threshold = (dogs[1] + dogs[2]) / 2  # two dogs are surer than that
-    lights = sum(f.label == "traffic light" and f.score > threshold for f in found)
+    lights = sum(f.label == "traffic light" and f.score > threshold for f in result)
     reward = Compositional(str(owl), str(clip), threshold=threshold, counting_threshold=dogs[0] - 1e-6, classes=LABELS)
     two, three = ([{"class": "dog", "count": n}, {"class": "traffic light", "count": 99}] for n in (2, 3))
     rows = [
@@ -87,7 +87,7 @@ def test_counts_are_those_of_the_detector(owl: Path, clip: Path) -> None:
     assert score.explanation["space"] == {"name": "original", "width": 48, "height": 32}
     boxes = score.explanation["boxes"]
     assert len(boxes) == 2 + min(lights, 16)
-    surest = next(f for f in found if f.label in ("dog", "traffic light"))
+    surest = next(f for f in result if f.label in ("dog", "traffic light"))
     assert boxes[0]["role"] == "stated"
     assert boxes[0]["label"] == f"{surest.label} {surest.score:.2f}"
     edges = [surest.box.left, surest.box.top, surest.box.right, surest.box.bottom]

@@ -95,8 +95,8 @@ def test_no_server_is_a_failure_and_no_crash() -> None:
 
 def test_the_reply_explains_the_score(server: Server) -> None:
     reward = ApiJudge(server.url, "tiny", question="{prompt}?", backoff=0.01)
-    found = said(reward([drew(noise(0), "a cat"), drew(noise(0), "mute")]))
-    assert found == [{"parsed": 4.0, "reason": "Score: 4"}, {"parsed": None, "reason": "I cannot say."}]
+    result = said(reward([drew(noise(0), "a cat"), drew(noise(0), "mute")]))
+    assert result == [{"parsed": 4.0, "reason": "Score: 4"}, {"parsed": None, "reason": "I cannot say."}]
 
 
 def test_the_key_is_read_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from tests.rewards.grouped import column_score, members, plain
 def test_advantages_times_entropies_by_hand():
     # two of four are right: advantages of 1; the right ones' entropies have the mean 0.4, times 1.5 is 0.6
     samples = members(*"abcde", scores=[1, 1, 0, 0, None], values=[{"entropy": h} for h in (0.3, 0.5, 0.6, 0.61, 9.0)])
-    found = plain(Explorability(column_score)(samples))
-    assert found[:4] == pytest.approx([0.3, 0.5, 0.6, 0.0])
-    assert found[4] is None
+    result = plain(Explorability(column_score)(samples))
+    assert result[:4] == pytest.approx([0.3, 0.5, 0.6, 0.0])
+    assert result[4] is None
     # one of four: 0.75 / 0.4330127 and 0.25 / 0.4330127
     one = members(*"abcd", scores=[1, 0, 0, 0], values=[{"entropy": 1.0}] * 4)
     assert plain(Explorability(column_score)(one)) == pytest.approx([1.7320508] + [0.5773503] * 3)

@@ -33,9 +33,9 @@ def test_a_reward_is_the_score_of_its_part(start: str | None, end: str | None, t
 
 
 def test_unscored_samples_have_no_part():
-    found = OnPart(column_score, end="x")(members("a", None, "b", scores=[None, 1.0, math.nan]))
-    assert found[:2] == [None, None]
-    assert math.isnan(float(found[2]))  # type: ignore[arg-type]
+    result = OnPart(column_score, end="x")(members("a", None, "b", scores=[None, 1.0, math.nan]))
+    assert result[:2] == [None, None]
+    assert math.isnan(float(result[2]))  # type: ignore[arg-type]
 
 
 def contains_seven(samples: Sequence[Sample]) -> list[float | None]:

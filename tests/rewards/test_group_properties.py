@@ -26,14 +26,14 @@ TEXTS = st.one_of(st.none(), st.sampled_from(["a b", "a", "A", "b c", "c", "", "
 @st.composite
 def samples_of(draw: st.DrawFn, scores: st.SearchStrategy[float | None] = GAPS) -> list[Sample]:
     """One to three groups of one to six."""
-    found = []
+    result = []
     for group in draw(st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True)):
         for member in range(draw(st.integers(1, 6))):
             columns = {"score": draw(scores), "chance": draw(st.floats(0, 1))}
             tokens = [1] * draw(st.integers(0, 9))
             sample = Sample(Prompt("q", columns=columns), group, member, text=draw(TEXTS), tokens=tokens)
-            found.append(replace(sample, logprob=-draw(st.floats(0, 5)), values={"certainty": draw(st.floats(0, 5))}))
-    return found
+            result.append(replace(sample, logprob=-draw(st.floats(0, 5)), values={"certainty": draw(st.floats(0, 5))}))
+    return result
 
 
 def reasons(values: Sequence[float | Score | None]) -> list[object]:

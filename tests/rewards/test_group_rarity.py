@@ -27,8 +27,8 @@ def test_the_longest_mark_is_the_form():
 
 
 def test_failures_stay_failures():
-    found = Rarity(column_score, ["<A>"])(members("<A>", "<A>", "x", scores=[math.nan, 1, 1]))
-    assert found == pytest.approx([math.nan, 1, 1], nan_ok=True)
+    result = Rarity(column_score, ["<A>"])(members("<A>", "<A>", "x", scores=[math.nan, 1, 1]))
+    assert result == pytest.approx([math.nan, 1, 1], nan_ok=True)
 
 
 @pytest.mark.parametrize("marks", ["<A>", [], ["<A>", ""]])

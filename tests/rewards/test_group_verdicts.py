@@ -26,9 +26,9 @@ def test_scopes_and_reasons_of_the_inner_reward_stay():
     def within(samples: Sequence[Sample]) -> list[Score]:
         return [Score(1.0, {"parsed": "7"}, parts) for _ in samples]
 
-    (found,) = NoisyVerifier(within, false_positive=0.1, false_negative=0.3)(scored(1))
-    assert isinstance(found, Score)
-    assert (found.value, found.explanation, found.scopes) == (pytest.approx(1.5), {"parsed": "7"}, parts)
+    (result,) = NoisyVerifier(within, false_positive=0.1, false_negative=0.3)(scored(1))
+    assert isinstance(result, Score)
+    assert (result.value, result.explanation, result.scopes) == (pytest.approx(1.5), {"parsed": "7"}, parts)
 
 
 def test_correction_is_unbiased():

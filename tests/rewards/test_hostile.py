@@ -158,21 +158,21 @@ ASKED_FOR = "settings.trust_remote_code"
 
 def what_runs(tree: ast.AST) -> set[str]:
     """Names under which a module runs text as code, or reads what may hold code."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.partition(".")[0] in UNPICKLING}
+            result |= {alias.name for alias in node.names if alias.name.partition(".")[0] in UNPICKLING}
         elif isinstance(node, ast.ImportFrom):
             names = {(node.module or "").partition(".")[0]} & UNPICKLING
-            found |= names | ({alias.name for alias in node.names} & RUNNING)
+            result |= names | ({alias.name for alias in node.names} & RUNNING)
         elif isinstance(node, ast.Call):
             called, given = ast.unparse(node.func), {one.arg: ast.unparse(one.value) for one in node.keywords}
-            found |= {called.removeprefix("builtins.")} & RUNNING
-            found |= {called} if called == "torch.load" and given.get("weights_only") != "True" else set()
-            found |= {called} if given.get("allow_pickle", "False") != "False" else set()
+            result |= {called.removeprefix("builtins.")} & RUNNING
+            result |= {called} if called == "torch.load" and given.get("weights_only") != "True" else set()
+            result |= {called} if given.get("allow_pickle", "False") != "False" else set()
             trusted = given.get("trust_remote_code", "False")
-            found |= {called} if trusted not in ("False", ASKED_FOR) else set()
-    return found
+            result |= {called} if trusted not in ("False", ASKED_FOR) else set()
+    return result
 
 
 WITHIN = "rewards/code/program_protocol.py"
@@ -189,8 +189,8 @@ def sources() -> dict[str, ast.Module]:
 
 def test_texts_are_neither_evaluated_nor_unpickled(sources):
     assert {"rewards/groups/votes.py", "mmgrpo/scoring/cache.py", "policies/language/policy.py"} <= set(sources)
-    found = {path: what_runs(tree) for path, tree in sources.items()}
-    assert {path: names for path, names in found.items() if names} == {WITHIN: {"exec", "compile"}}
+    result = {path: what_runs(tree) for path, tree in sources.items()}
+    assert {path: names for path, names in result.items() if names} == {WITHIN: {"exec", "compile"}}
 
 
 def test_modules_that_run_programs_are_not_imported(sources):

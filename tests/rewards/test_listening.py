@@ -61,9 +61,9 @@ class TestErrorRates:
             wrote("x", text="..."),
             made(SHORT, text="x"),
         ]
-        found = reward(samples)
-        assert numbers(found) == [0.5, 0.0, 1.0, None, None, None]
-        assert said(found)[0] == {
+        result = reward(samples)
+        assert numbers(result) == [0.5, 0.0, 1.0, None, None, None]
+        assert said(result)[0] == {
             "parsed": "the cat sit",
             "reference": "the cat sat down",
             "reason": "error rate 0.50",
@@ -104,9 +104,9 @@ class TestRecognizers:
             made(None, text="x"),
             made(SHORT),
         ]
-        found = reward(samples)
-        assert numbers(found) == [1.0, 0.5, None, None]
-        assert said(found)[0] == {"parsed": heard, "reference": heard.lower(), "reason": "error rate 0.00"}
+        result = reward(samples)
+        assert numbers(result) == [1.0, 0.5, None, None]
+        assert said(result)[0] == {"parsed": heard, "reference": heard.lower(), "reason": "error rate 0.00"}
         assert numbers(WordError(ctc, column=None)([made(SHORT, " ".join([first, *rest]))])) == [1.0]
 
     def test_a_recognizer_that_writes(self, tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ class TestClap:
     def test_long_audio_is_transcribed_in_windows(self, clap: str) -> None:
         halves = [Audio(LONG.values[:, :16000], 16000), Audio(LONG.values[:, 16000:], 16000)]
         expected = self.cosine(clap, halves, "a red cat")
-        found = ClapScore(clap)([made(LONG, "a red cat")])
-        assert found == [pytest.approx(expected, **CLOSE)]
-        assert ClapScore(clap)([made(LONG, "a red cat")]) == found
+        result = ClapScore(clap)([made(LONG, "a red cat")])
+        assert result == [pytest.approx(expected, **CLOSE)]
+        assert ClapScore(clap)([made(LONG, "a red cat")]) == result
 
     def test_the_text_is_the_prompt_or_a_column_after_a_prefix(self, clap: str) -> None:
         expected = ClapScore(clap)([made(SHORT, "the sound of a dog")])
@@ -173,9 +173,9 @@ class TestLevels:
         # a sine of amplitude a has 20 log10(a) - 3.01 dB
         level = -20 + 10 * math.log10(0.5)
         reward = Loudness(target_db=-20, tolerance_db=10)
-        found = reward([made(tone(amplitude=0.1)), made(tone(amplitude=1.0)), made(silence()), made(None)])
-        assert numbers(found) == [pytest.approx(1 - 0.301, abs=1e-3), 0.0, 0.0, None]
-        assert (said(found)[0] or {})["parts"]["level_db"] == pytest.approx(level, abs=1e-3)
+        result = reward([made(tone(amplitude=0.1)), made(tone(amplitude=1.0)), made(silence()), made(None)])
+        assert numbers(result) == [pytest.approx(1 - 0.301, abs=1e-3), 0.0, 0.0, None]
+        assert (said(result)[0] or {})["parts"]["level_db"] == pytest.approx(level, abs=1e-3)
 
     def test_clipping(self) -> None:
         cut = Audio(torch.tensor([[0.5, 1.0, -1.0, 0.0]]), 8)
@@ -190,9 +190,9 @@ class TestLevels:
     def test_length(self) -> None:
         half = Audio(torch.cat([tone(duration_s=0.4).values, silence(duration_s=0.4).values], dim=1), 8000)
         asked = [made(half, duration_s=0.4), made(half, duration_s=0.5), made(half, duration_s=0.1), made(half)]
-        found = SoundLength()([*asked, made(silence(), duration_s=1.0)])
-        assert numbers(found) == [pytest.approx(1.0), pytest.approx(0.8), 0.0, None, 0.0]
-        assert (said(found)[1] or {})["parts"] == {"length_s": 0.4, "wanted_s": 0.5}
+        result = SoundLength()([*asked, made(silence(), duration_s=1.0)])
+        assert numbers(result) == [pytest.approx(1.0), pytest.approx(0.8), 0.0, None, 0.0]
+        assert (said(result)[1] or {})["parts"] == {"length_s": 0.4, "wanted_s": 0.5}
         assert numbers(SoundLength(seconds=0.8)([made(half), made(half, duration_s=0.4)])) == [0.5, pytest.approx(1.0)]
 
     @pytest.mark.parametrize(

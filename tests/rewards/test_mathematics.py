@@ -76,29 +76,29 @@ def test_a_thought_holds_no_answer(reward: MathVerify):
 
 
 def test_on_another_thread_and_in_parallel(reward: MathVerify):
-    found: dict[int, list[float | None]] = {}
+    result: dict[int, list[float | None]] = {}
 
     def judge(number: int) -> None:
-        found[number] = scores_of(reward, samples_of(*PAIRS[:7]))
+        result[number] = scores_of(reward, samples_of(*PAIRS[:7]))
 
     threads = [threading.Thread(target=judge, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {number: [1, 1, 1, 1, 1, 1, 0] for number in range(3)}
+    assert result == {number: [1, 1, 1, 1, 1, 1, 0] for number in range(3)}
 
 
 def test_timeouts_fail_on_every_thread_without_side_effects():
     reward = MathVerify(time_limit_s=2.0)
-    found: list[float | None] = []
+    result: list[float | None] = []
     samples = samples_of((r"\boxed{9^{9^{9^{9}}}}", "5"), (r"\boxed{2}", "2"))
     started = time.monotonic()
-    thread = threading.Thread(target=lambda: found.extend(scores_of(reward, samples)))
+    thread = threading.Thread(target=lambda: result.extend(scores_of(reward, samples)))
     thread.start()
     thread.join()
     assert time.monotonic() - started < 60
-    assert found == pytest.approx([math.nan, 1], nan_ok=True)
+    assert result == pytest.approx([math.nan, 1], nan_ok=True)
 
 
 def test_a_process_that_does_not_stop_is_killed_and_another_started(monkeypatch: pytest.MonkeyPatch):
@@ -145,9 +145,9 @@ def test_its_process_ends_with_the_interpreter_without_open_files():
         "reward = MathVerify(time_limit_s=60)\n"
         "print([float(score) for score in reward([sample])])\n"
     )
-    found = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout == "[1.0]\n"
-    assert "ResourceWarning" not in found.stderr
+    result = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "[1.0]\n"
+    assert "ResourceWarning" not in result.stderr
 
 
 def test_references_are_complete_and_of_every_type(reward: MathVerify):

@@ -46,7 +46,7 @@ def values_of(reward: OcrAccuracy, *samples: Any) -> list[float | None]:
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted", "forgiven", "counted"),
+    ("result", "wanted", "forgiven", "counted"),
     [
         ("HELLO world", "Hello World", 1, 1),
         ("say hello", "Hello", 1, 5 / 8),
@@ -58,11 +58,11 @@ def values_of(reward: OcrAccuracy, *samples: Any) -> list[float | None]:
         ("stra\u00dfe", "STRASSE", 1, 1),
     ],
 )
-def test_accuracy_by_hand(found: str, wanted: str, forgiven: float, counted: float) -> None:
+def test_accuracy_by_hand(result: str, wanted: str, forgiven: float, counted: float) -> None:
     """The sixth: helloohell to hello! is 5 edits; of 6 letters that leaves 1/6, of the longer 10 a half."""
     expected = 1 / 6 if wanted == "hello!" else forgiven
-    assert text_accuracy(found, wanted, "forgiven") == pytest.approx(expected)
-    assert text_accuracy(found, wanted, "counted") == pytest.approx(counted)
+    assert text_accuracy(result, wanted, "forgiven") == pytest.approx(expected)
+    assert text_accuracy(result, wanted, "counted") == pytest.approx(counted)
 
 
 def test_long_texts_are_scored_in_time() -> None:
@@ -147,8 +147,8 @@ def test_engines_read_written_texts(engine: str, names: tuple[str, ...]) -> None
     if not installed(engine):
         pytest.skip(f"{engine} is not installed")
     pictures, expected = zip(*(PICTURES[name] for name in names), strict=True)
-    found = values_of(OcrAccuracy(engine), *[drew(image, 'a sign that says "Hello World"') for image in pictures])
-    assert dict(zip(names, found, strict=True)) == dict(zip(names, map(pytest.approx, expected), strict=True))
+    result = values_of(OcrAccuracy(engine), *[drew(image, 'a sign that says "Hello World"') for image in pictures])
+    assert dict(zip(names, result, strict=True)) == dict(zip(names, map(pytest.approx, expected), strict=True))
 
 
 @pytest.mark.nightly

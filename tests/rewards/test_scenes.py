@@ -32,7 +32,7 @@ def thing(label: str, score: float = 0.9, at: tuple[float, float, float, float] 
 
 def by_score(group: Sequence[DetectedObject], clause: Clause) -> list[str]:
     """Stands for what a classifier sees: red above 0.5, blue below."""
-    return ["red" if found.score > 0.5 else "blue" for found in group]
+    return ["red" if result.score > 0.5 else "blue" for result in group]
 
 
 def judged(objects: Sequence[DetectedObject], include: list[dict], exclude: Sequence[dict] = ()) -> ClauseResults:

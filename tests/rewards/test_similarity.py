@@ -79,14 +79,14 @@ def test_features_of_clip_and_of_dino_are_those_of_the_models(clip: str, dino: s
     one, other = noise(0), noise(1, 40, 30)
     for folder in (clip, dino):
         model, processor = AutoModel.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
-        found = []
+        result = []
         for image in (one, other):
             pixels = processor(images=image, return_tensors="pt")["pixel_values"]
             if folder == clip:
-                found.append(model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output)[0])
+                result.append(model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output)[0])
             else:
-                found.append(model(pixels).last_hidden_state[0, 0])
-        expected = float(torch.nn.functional.cosine_similarity(found[0], found[1], dim=0))
+                result.append(model(pixels).last_hidden_state[0, 0])
+        expected = float(torch.nn.functional.cosine_similarity(result[0], result[1], dim=0))
         reward = ImageSimilarity(model=folder, batch_size=1)
         assert abs(expected) < 0.99
         assert reward([edited(one, other), edited(one, one), drew(one)]) == [

@@ -45,11 +45,11 @@ def test_the_lead_over_the_reference_by_hand() -> None:
         Sample(Prompt("q", columns={"answer": "ab"} if n < 4 else {}), group=0, member=n, text=text)
         for n, text in enumerate(texts)
     ]
-    found = OverReference(length, sharpness=0.5, extract="tag")(samples)
-    assert found == [pytest.approx(1 - math.exp(-1)), 0.0, 0.0, 0.0, None]
+    result = OverReference(length, sharpness=0.5, extract="tag")(samples)
+    assert result == [pytest.approx(1 - math.exp(-1)), 0.0, 0.0, 0.0, None]
     # 1 / (1 + e^-2), 1/2 and 1 / (1 + e)
-    found = OverReference(length, rule="sigmoid", extract="tag")(samples)
-    assert found == [pytest.approx(0.8807971), 0.5, pytest.approx(0.2689414), 0.0, None]
+    result = OverReference(length, rule="sigmoid", extract="tag")(samples)
+    assert result == [pytest.approx(0.8807971), 0.5, pytest.approx(0.2689414), 0.0, None]
 
 
 def test_failures_stay_failures_and_silence_silence() -> None:

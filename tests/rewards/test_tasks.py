@@ -74,7 +74,7 @@ def test_each_of_several_numbers(text: str, value: float):
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [
         ("R_A = 0.5P and R_B = \\frac{3P}{2}", [0.5, 1.5]),
         ("\\dfrac{2}{9} P, P/4, P, 0", [2 / 9, 0.25, 1, 0]),
@@ -83,8 +83,8 @@ def test_each_of_several_numbers(text: str, value: float):
         ("7, Px, aP, 10, 0.5, 3/0P", []),
     ],
 )
-def test_numbers_of_a_symbol(text: str, found: list[float]):
-    assert NumberList(symbol="P")._read(text) == pytest.approx(found)
+def test_numbers_of_a_symbol(text: str, result: list[float]):
+    assert NumberList(symbol="P")._read(text) == pytest.approx(result)
 
 
 def test_all_must_be_among_those_stated():

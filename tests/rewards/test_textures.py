@@ -142,8 +142,8 @@ def test_photographs_ring_no_alarm_and_their_grids_do(photograph: Image.Image) -
         "smooth pixels": enlarged(photograph, 8, Image.Resampling.BICUBIC),
         "chequered": chequered(photograph, 10),
     }
-    found = dict(zip(rows, GridArtifacts()([drew(image) for image in rows.values()]), strict=True))
-    value = {name: float(score or 0) for name, score in found.items()}
+    result = dict(zip(rows, GridArtifacts()([drew(image) for image in rows.values()]), strict=True))
+    value = {name: float(score or 0) for name, score in result.items()}
     assert value["as it is"] < 0.03
     assert value["good jpeg"] < 0.03
     assert value["blocks"] > 0.5
@@ -151,7 +151,7 @@ def test_photographs_ring_no_alarm_and_their_grids_do(photograph: Image.Image) -
     assert value["pixels"] > 0.7
     assert value["smooth pixels"] > 0.6
     assert value["chequered"] > 0.25
-    (blocks, board) = (one or {} for one in said([found["blocks"], found["chequered"]]))
+    (blocks, board) = (one or {} for one in said([result["blocks"], result["chequered"]]))
     assert blocks["parts"]["blocks"] > 0.5 > 0.01 > blocks["parts"]["lattice"]
     assert board["parts"]["lattice"] > 0.25 > 0.05 > board["parts"]["blocks"]
 
@@ -160,8 +160,8 @@ def test_sharpness_of_photographs_falls_with_blur_and_rises_with_grids() -> None
     """Of its own size a chequered picture is sharper than the photograph: the trap that grid_artifacts is for."""
     for photograph in PHOTOGRAPHS:
         blurred = [photograph.filter(ImageFilter.GaussianBlur(radius)) for radius in (0, 1, 2, 4)]
-        found = numbers(Sharpness(size=None)([drew(image) for image in (*blurred, chequered(photograph, 10))]))
-        sharp, *less, board = (value or 0 for value in found)
+        result = numbers(Sharpness(size=None)([drew(image) for image in (*blurred, chequered(photograph, 10))]))
+        sharp, *less, board = (value or 0 for value in result)
         assert board > sharp + 0.3
         assert all(before > after + 0.2 for before, after in pairwise([sharp, *less]))
 
@@ -178,8 +178,8 @@ def test_digits_are_no_grid_until_their_pixels_show() -> None:
 
 def test_small_images_are_scored_at_smaller_periods_or_not_at_all() -> None:
     stripes = with_grid(noise(0, 16, 16), 2, 100)
-    found, nothing, empty = seen([drew(stripes), drew(noise(0, 15, 15)), drew(None)])
-    assert (found or 0) > 0.3
+    result, nothing, empty = seen([drew(stripes), drew(noise(0, 15, 15)), drew(None)])
+    assert (result or 0) > 0.3
     assert nothing is None
     assert empty is None
 

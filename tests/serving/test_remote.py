@@ -42,7 +42,7 @@ def lengths(samples: Sequence[Sample]) -> list[float]:
 
 def drawn(num: int) -> list[Sample]:
     """Samples in groups of 1 to 5 with texts, images of several modes, and videos; some have nothing."""
-    draw, found = random.Random(num), []
+    draw, result = random.Random(num), []
     for group in draw.sample(range(1000), num):
         prompt = Prompt(f"prompt {draw.random()}", columns={"answer": draw.choice(["cat", "dog"]), "digit": 3})
         for member in range(draw.randint(1, 5)):
@@ -50,7 +50,7 @@ def drawn(num: int) -> list[Sample]:
             mode = draw.choice(["L", "P", "RGB", "RGBA"])
             image = Image.fromarray(pixels if mode == "RGBA" else pixels[..., :3].copy()).convert(mode)
             kind = draw.choice(["text", "image", "video", "nothing"])
-            found.append(
+            result.append(
                 Sample(
                     prompt,
                     group,
@@ -60,7 +60,7 @@ def drawn(num: int) -> list[Sample]:
                     video=[image, image.convert("RGB")] if kind == "video" else None,
                 )
             )
-    return found
+    return result
 
 
 REWARDS = {
@@ -198,14 +198,14 @@ def test_an_unreachable_server_ends_the_run_or_fails(caplog: pytest.LogCaptureFi
 def test_a_restarted_server_is_found_again():
     with serving({"lengths": lengths}) as url:
         pass
-    found: list[Any] = []
+    result: list[Any] = []
     client = RemoteReward(url, retries=8, backoff=0.02)
-    thread = threading.Thread(target=lambda: found.extend(client([Sample(Prompt("q"), 0, 0, text="abc")])))
+    thread = threading.Thread(target=lambda: result.extend(client([Sample(Prompt("q"), 0, 0, text="abc")])))
     thread.start()
     time.sleep(0.1)
     with serving({"lengths": lengths}, port=int(url.rpartition(":")[2])):
         thread.join(20)
-    assert found == [1]
+    assert result == [1]
 
 
 def test_a_server_of_another_kind_raises():

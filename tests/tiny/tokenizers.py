@@ -180,13 +180,13 @@ def _bpe(
 
 
 def _merged(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
-    found: list[str] = []
+    result: list[str] = []
     for symbol in symbols:
-        if found and (found[-1], symbol) == pair:
-            found[-1] += symbol
+        if result and (result[-1], symbol) == pair:
+            result[-1] += symbol
         else:
-            found.append(symbol)
-    return found
+            result.append(symbol)
+    return result
 
 
 def _byte_alphabet() -> list[str]:

@@ -57,6 +57,6 @@ def _prompt(digits: tuple[int, ...]) -> Prompt:
 
 
 def _shuffled() -> list[tuple[int, ...]]:
-    found = list(product(range(10), repeat=3))
-    random.Random(1).shuffle(found)
-    return found
+    result = list(product(range(10), repeat=3))
+    random.Random(1).shuffle(result)
+    return result

@@ -243,10 +243,10 @@ def test_a_mean_is_over_terms_and_a_weighted_one_over_examples() -> None:
 
 def gradient_of(policy: LanguagePolicy) -> Tensor:
     """The gradient, which is cleared."""
-    found = flat([parameter.grad for parameter in policy.trainable])
+    result = flat([parameter.grad for parameter in policy.trainable])
     for parameter in policy.trainable:
         parameter.grad = None
-    return found
+    return result
 
 
 def flat(grads: Sequence[Tensor | None]) -> Tensor:

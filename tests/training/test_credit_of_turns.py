@@ -60,11 +60,11 @@ def by_hand(samples: list[Sample], rewards: Callable[[Sample], list[float | None
             after = [(discount**j, reward) for j, reward in enumerate(given[turn:]) if reward is not None]
             if after:
                 returns.append((row, turn, (sample.group, key), sum(weight * reward for weight, reward in after)))
-    found = []
+    result = []
     for row, turn, state, value in returns:
         same = [other for *_, one, other in returns if one == state]
-        found.append((row, turn, value - sum(same) / len(same)))
-    return found
+        result.append((row, turn, value - sum(same) / len(same)))
+    return result
 
 
 def laid(rollout: Rollout, credits: list[tuple[int, int, float]]) -> Tensor:
@@ -97,14 +97,14 @@ def test_a_reward_of_the_complete_sample_is_that_of_the_last_turn() -> None:
     rollout = exchange(policy, "llama", Corridor, max_turns=3)
     length = NamedReward("length", lambda samples: [float(len(sample.tokens or ())) for sample in samples])
     estimator = {"name": "anchor_states", "reward": "length", "discount": 0.5, "normalize": False}
-    found_BT = credit(policy, rollout, [length], estimator, scale="none").advantage_BT
+    result_BT = credit(policy, rollout, [length], estimator, scale="none").advantage_BT
     plain_BT = credit(policy, rollout, [length], scale="none").advantage_BT
     compared = by_hand(
         list(rollout.samples),
         lambda sample: [None] * (len(sample.turn_keys) - 1) + [float(len(sample.tokens or ()))],
         0.5,
     )
-    torch.testing.assert_close(found_BT - plain_BT, laid(rollout, compared), rtol=0, atol=1e-5)
+    torch.testing.assert_close(result_BT - plain_BT, laid(rollout, compared), rtol=0, atol=1e-5)
 
 
 def test_replayed_conversations_are_rescored_exactly() -> None:
@@ -152,9 +152,9 @@ def test_the_method_trains_on_exchanges(tmp_path: Path) -> None:
     plain, _ = trained(tmp_path / "plain", {**sections, "advantage": {**sections["advantage"], "estimators": []}})
     silent = {**sections["advantage"], "estimators": [{"name": "anchor_states", "weight": 0.0}]}
     assert torch.equal(trained(tmp_path / "silent", {**sections, "advantage": silent})[0], plain)
-    found, lines = trained(tmp_path / "found", sections)
-    assert found.isfinite().all()
-    assert not torch.equal(found, plain)
+    result, lines = trained(tmp_path / "found", sections)
+    assert result.isfinite().all()
+    assert not torch.equal(result, plain)
     assert [(line["step"], line["update"]) for line in lines] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     for line in lines:
         assert line["policy/on_policy_gap"] < 3e-6

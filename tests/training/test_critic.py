@@ -94,11 +94,11 @@ def test_the_value_is_a_number_on_the_state_before_the_token() -> None:
     move(critic.trainable)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=0)
     seen = critic.override_prompts(rollout, [sample.prompt for sample in rollout.samples])
-    found_BT = torch.zeros(rollout.shape)
+    result_BT = torch.zeros(rollout.shape)
     with torch.no_grad():
         for part in critic.evaluate(seen, values=(VALUE,)):
             assert part.rows is not None
-            found_BT[part.rows[:, None], torch.tensor(part.columns)] = part.values[VALUE]
+            result_BT[part.rows[:, None], torch.tensor(part.columns)] = part.values[VALUE]
     weight_D, bias_1 = critic.trainable[-2:]
     for row, completion in enumerate(seen.trace.completions):
         prompt = seen.trace.prompts[seen.trace.prompt_of_B[row]]
@@ -106,7 +106,7 @@ def test_the_value_is_a_number_on_the_state_before_the_token() -> None:
         with torch.no_grad():
             hidden_LD = model.base_model(input_ids=ids).last_hidden_state[0]
             value_T = hidden_LD[prompt.length - 1 : -1] @ weight_D + bias_1
-        torch.testing.assert_close(found_BT[row, : len(value_T)], value_T, rtol=0, atol=1e-5)
+        torch.testing.assert_close(result_BT[row, : len(value_T)], value_T, rtol=0, atol=1e-5)
         assert float(value_T.std()) > 1e-4
     with pytest.raises(ConfigError, match="a critic gives value and no entropy"):
         next(critic.evaluate(seen, values=(ENTROPY,)))
@@ -197,6 +197,6 @@ def test_doctor_checks_the_critic(tmp_path: Path) -> None:
     """Four samples, by a head that begins at 0."""
     policy = policy_of("llama", max_new_tokens=5)
     findings = examine(config_of(tmp_path), policy, [NamedReward("sometimes", sometimes)], prompts_of("llama"))
-    (found,) = [finding for finding in findings if finding.check == "critic"]
-    assert found.ok
-    assert re.fullmatch(r"predicts 0 to 0 of \d+ decisions", found.measured)
+    (result,) = [finding for finding in findings if finding.check == "critic"]
+    assert result.ok
+    assert re.fullmatch(r"predicts 0 to 0 of \d+ decisions", result.measured)

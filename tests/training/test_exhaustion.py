@@ -68,13 +68,13 @@ def test_memory_is_freed_after_an_error() -> None:
 
 def forwards(case: Case, output: Path) -> list[str]:
     """The phase of each forward of an undisturbed run: draws are without gradient, updates are with."""
-    found: list[str] = []
+    result: list[str] = []
     trainer = case.make(output, None, case.reward)
     case.module(trainer.policy).register_forward_pre_hook(
-        lambda *_: found.append(f"{trainer.step} {torch.is_grad_enabled()}")
+        lambda *_: result.append(f"{trainer.step} {torch.is_grad_enabled()}")
     )
     trainer.train()
-    return found
+    return result
 
 
 @pytest.mark.parametrize(

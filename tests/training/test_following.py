@@ -276,5 +276,5 @@ def test_two_processes_make_the_updates_of_one(module: str, tmp_path: Path) -> N
     done = subprocess.run(command, env=environment, timeout=800, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     two, one = torch.load(tmp_path / "found.pt"), import_module(module).exact(tmp_path / "one", 1)
-    for name, found in one.items():
-        assert float((found - two[name]).abs().max()) < 1e-6
+    for name, result in one.items():
+        assert float((result - two[name]).abs().max()) < 1e-6

@@ -18,12 +18,12 @@ from tests.policies.tiny_language import policy_of, prompts_of
 
 
 def logprobs(policy: Policy, rollout: Rollout) -> Tensor:
-    found_BT = torch.zeros(rollout.shape)
+    result_BT = torch.zeros(rollout.shape)
     with torch.no_grad():
         for part in policy.evaluate(rollout):
             assert part.rows is not None
-            found_BT[part.rows[:, None], torch.tensor(part.columns)] = part.logprob_BT
-    return found_BT
+            result_BT[part.rows[:, None], torch.tensor(part.columns)] = part.logprob_BT
+    return result_BT
 
 
 @pytest.mark.parametrize(("settings", "below"), [({}, 99.0), ({"lora": None}, 99.0), ({}, 0.0)])

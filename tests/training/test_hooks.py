@@ -34,13 +34,13 @@ def trained(num_updates: int, *hooks: dict[str, Any], **settings: Any) -> list[l
     """Four weights after each update, with the gradient (1, 2, -1, -2) times the number of the update."""
     weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     taught = optimizer([weight], *hooks, **settings)
-    found = []
+    result = []
     for number in range(num_updates):
         taught.clear()
         weight.grad = (number + 1) * torch.tensor([1.0, 2.0, -1.0, -2.0])
         taught.apply()
-        found.append(weight.tolist())
-    return found
+        result.append(weight.tolist())
+    return result
 
 
 def test_hooks_without_effect_are_plain_updates() -> None:
@@ -160,13 +160,13 @@ def test_the_divergence_is_none_right_after_a_reset(settings: dict[str, Any], tm
     kl = {(row["step"], row["update"]): row["policy/kl_mean"] for row in lines(whole)}
     assert kl[1, 0] == kl[3, 0] == 0.0
     assert min(kl[2, 0], kl[2, 1], kl[4, 0], kl[4, 1]) > 0.0
-    found = {}
+    result = {}
     for step in (2, 3):  # right after a reset, and one step on: the optimiser has begun anew
         checkpoint = whole.folder.path / "checkpoints" / f"step-00000{step}"
         state = torch.load(checkpoint / "training.pt", weights_only=True)
-        found[step] = [int(one["step"]) for one in state["optimizer"]["state"].values()]
-    assert set(found[2]) == set()
-    assert set(found[3]) == {2}
+        result[step] = [int(one["step"]) for one in state["optimizer"]["state"].values()]
+    assert set(result[2]) == set()
+    assert set(result[3]) == {2}
     resumed = run(
         tmp_path / "whole",
         make_policy(**settings),

@@ -55,8 +55,8 @@ def test_values_are_those_of_the_plain_model() -> None:
             GRADIENT_SQUARE: gradient_square(state_TD, logits_TV, token_T),
             GRADIENT_CURVATURE: gradient_curvature(state_TD, logits_TV, token_T),
         }
-        for value, found_T in expected.items():
-            torch.testing.assert_close(values[value][row, : len(token_T)], found_T, rtol=1e-3, atol=1e-4)
+        for value, expected_T in expected.items():
+            torch.testing.assert_close(values[value][row, : len(token_T)], expected_T, rtol=1e-3, atol=1e-4)
 
 
 def test_attention_is_that_of_the_plain_model() -> None:
@@ -79,8 +79,8 @@ def test_attention_is_that_of_the_plain_model() -> None:
             requested[0]: distances(weight_hTL[order_h[:num]], 2).mean(0),
             requested[1]: influences(weight_hTL[order_h[-num:]], 1, 3).mean(0),
         }
-        for value, found_T in expected.items():
-            torch.testing.assert_close(values[value][row, : len(token_T)], found_T, rtol=1e-4, atol=1e-5)
+        for value, expected_T in expected.items():
+            torch.testing.assert_close(values[value][row, : len(token_T)], expected_T, rtol=1e-4, atol=1e-5)
 
 
 def test_attention_is_the_decoder_s_however_the_model_is_loaded() -> None:
@@ -140,10 +140,10 @@ def test_the_bonus_of_the_file() -> None:
         rank_velocity(40): [[2.0] * 2] * 2,
         Value("rank_acceleration", numbers=(40,)): [[-1.0] * 2] * 2,
     }
-    found = taught(config, Step(reward=(1.0, 0.0), values=values)).advantage_BT
+    result = taught(config, Step(reward=(1.0, 0.0), values=values)).advantage_BT
     size = 0.5 / 0.7071078
     expected = torch.tensor([[size, size + min(0.3807971, size / 2)], [-size, -size]], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-6)
 
 
 def test_tokens_that_would_move_much_are_left_out(tmp_path: Path) -> None:

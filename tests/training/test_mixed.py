@@ -112,7 +112,7 @@ def alone(name: str, output: Path, **changes: Any) -> Trainer:
 def left_by(run: Path) -> dict[str, Any]:
     """Lines, but for the times they took, and the weights of the last checkpoint."""
     files = sorted(path.relative_to(run) for path in run.rglob("*.jsonl") if "samples" not in path.parts)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         str(file): [
             {key: value for key, value in json.loads(line).items() if "time" not in key}
             for line in (run / file).read_text().splitlines()
@@ -122,8 +122,8 @@ def left_by(run: Path) -> dict[str, Any]:
     for task in ("writing", "drawing"):
         names = [one.name for one in list_checkpoints(run / task)]
         hashes = json.loads((list_checkpoints(run / task)[-1] / "manifest.json").read_text())["sha256"]
-        found[task] = names, hashes
-    return found
+        result[task] = names, hashes
+    return result
 
 
 def killed_before_a_step_is_saved(trainer: Trainer) -> None:

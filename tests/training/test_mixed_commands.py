@@ -68,11 +68,11 @@ def test_trackers_get_the_numbers_and_texts_of_each_task_under_its_name(run: Pat
 
 def test_evaluate_scores_all_tasks_or_the_named_one(run: Path) -> None:
     """The second task has its weights of the first."""
-    found = json.loads(call("evaluate", str(run), "--json").stdout)
+    result = json.loads(call("evaluate", str(run), "--json").stdout)
     last = {task: rows(run / task / "evaluation.jsonl")[-1] for task in ("sums", "more")}
     for task, row in last.items():
         mean = row["eval/held_out_accuracy/mean"]
-        assert found[f"eval/{task}/held_out_accuracy/mean"] == mean
+        assert result[f"eval/{task}/held_out_accuracy/mean"] == mean
         named = json.loads(call("evaluate", str(run), "--task", task, "--json").stdout)
         of_folder = json.loads(call("evaluate", str(run / task), "--json").stdout)
         assert named == of_folder

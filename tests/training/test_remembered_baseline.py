@@ -48,15 +48,15 @@ def test_numbers() -> None:
     plain_BT = remembered_baseline(normalize=False).assign(seen, torch.zeros(4, 2))
     assert plain_BT[:, 0].tolist() == [0.5, -0.5, 1.0, 0.0]
     # mean 1/3, deviations 1/6, -5/6, 2/3: variance (1 + 25 + 16) / 36 / 2 = 7/12, std 0.7637626
-    found_BT = remembered_baseline(eps=0.0).assign(seen, torch.zeros(4, 2))
-    assert found_BT[:, 1].tolist() == pytest.approx([0.2182179, -1.0910895, 0.8728716, 0.0])
+    result_BT = remembered_baseline(eps=0.0).assign(seen, torch.zeros(4, 2))
+    assert result_BT[:, 1].tolist() == pytest.approx([0.2182179, -1.0910895, 0.8728716, 0.0])
 
 
 def test_the_number_is_that_of_the_rows_prompt() -> None:
     memory = Memory().declared(remembered_baseline().memory)
     memory = memory.write("value", ["b"], torch.tensor([0.25], dtype=torch.float64))
-    found_N = read_prompt_stats(memory, torch.tensor([1, 0, 1]), "ab".__getitem__, "value")
-    assert found_N.tolist() == [0.25, 0.5, 0.25]
+    result_N = read_prompt_stats(memory, torch.tensor([1, 0, 1]), "ab".__getitem__, "value")
+    assert result_N.tolist() == [0.25, 0.5, 0.25]
 
 
 def test_the_value_is_the_mean_of_spos_tracker() -> None:

@@ -127,17 +127,17 @@ def test_an_answer_with_a_hint_is_trained_with_the_unchanged_prompt() -> None:
 
 def scored(policy: Any, rollout: Rollout) -> Tensor:
     """Log-probabilities at the weights of now, of every part of a rollout that was joined."""
-    found_BT, start = torch.zeros(rollout.shape), 0
+    result_BT, start = torch.zeros(rollout.shape), 0
     with torch.no_grad():
         for part in rollout.trace.rollouts:
             for slice_ in policy.evaluate(part):
-                found_BT[slice_.rows[:, None] + start, torch.tensor(slice_.columns)[None]] = slice_.logprob_BT
+                result_BT[slice_.rows[:, None] + start, torch.tensor(slice_.columns)[None]] = slice_.logprob_BT
             start += len(part.samples)
-    return found_BT
+    return result_BT
 
 
 def in_context(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
-    """The fixed groups, every member in a context of its own."""
+    """The fixed groups, every member under a prompt template."""
     return [replace(one, prompt_template="same") for one in fixed().ask(rounds, setting)]
 
 

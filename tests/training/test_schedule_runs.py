@@ -258,14 +258,14 @@ def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -
         "advantage": {"clamp": 2.0},
     }
     whole = run(tmp_path / "whole", checkpoint={"every": 2}, **values)
-    found = lines(whole)[::2]
-    assert [row["config/objective.kl.beta"] for row in found] == pytest.approx([0, 0.1, 0.2, 0.3])
-    assert [row["config/update.optimizer.max_grad_norm"] for row in found] == [1.0, 1.0, 1e-3, 1e-3]
-    assert [row.get("config/rollout.group_size") for row in found] == [3, 3, None, None]
-    assert "policy/kl_mean" not in found[0]  # no reference pass yet
+    result = lines(whole)[::2]
+    assert [row["config/objective.kl.beta"] for row in result] == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert [row["config/update.optimizer.max_grad_norm"] for row in result] == [1.0, 1.0, 1e-3, 1e-3]
+    assert [row.get("config/rollout.group_size") for row in result] == [3, 3, None, None]
+    assert "policy/kl_mean" not in result[0]  # no reference pass yet
     # the reference is the weights before the first step, though it was first asked for at the second
-    assert found[1]["policy/kl_mean"] > 0
-    clamps = [row["config/advantage.clamp"] for row in found]
+    assert result[1]["policy/kl_mean"] > 0
+    clamps = [row["config/advantage.clamp"] for row in result]
     assert clamps[0] == 2.0
     for row, before, after in zip(lines(whole)[1::2], clamps, clamps[1:], strict=False):
         assert after == pytest.approx(max(before - 1e-3 * row["reward/mean"], 0.5))

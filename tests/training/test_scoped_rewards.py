@@ -115,8 +115,8 @@ def test_one_scope_over_the_complete_text_is_the_plain_reward(policy: LanguagePo
 def test_returns_to_go_are_on_the_right_tokens(policy: LanguagePolicy) -> None:
     # lines of 1, 0, 1 give 2, 1, 1; lines of 0, -, 0.5 give 0.5 but nothing where nothing was said
     reward = NamedReward("steps", of_lines([[1.0, 0.0, 1.0], [0.0, None, 0.5]]), weight=0.0)
-    found_BT = advantage(policy, written(policy, 2), [reward], {"name": "process_returns", "reward": "steps"})
-    assert found_BT.tolist() == [[2, 2, 2, 1, 1, 1, 1, 1], [0.5, 0.5, 0.5, 0, 0, 0.5, 0.5, 0.5]]
+    result_BT = advantage(policy, written(policy, 2), [reward], {"name": "process_returns", "reward": "steps"})
+    assert result_BT.tolist() == [[2, 2, 2, 1, 1, 1, 1, 1], [0.5, 0.5, 0.5, 0, 0, 0.5, 0.5, 0.5]]
 
 
 def test_returns_to_go_of_denoising_steps() -> None:
@@ -127,11 +127,11 @@ def test_returns_to_go_of_denoising_steps() -> None:
     def reward(samples: Sequence[Sample]) -> list[Score]:
         return [Score(0.0, scopes=[Scope(t, t + 1, float(t + s.member)) for t in range(T)]) for s in samples]
 
-    found_BT = advantage(
+    result_BT = advantage(
         drawing, rollout, [NamedReward("steps", reward, weight=0.0)], {"name": "process_returns", "reward": "steps"}
     )
     # the sum of t, and of t + 1, from each step to the last
-    assert found_BT.tolist() == [
+    assert result_BT.tolist() == [
         [float(sum(step + member for step in range(t, T))) for t in range(T)] for member in (0, 1)
     ]
 
@@ -154,16 +154,16 @@ def test_a_failure_of_a_part_is_a_failure_and_masks_that_part(policy: LanguagePo
     reward = NamedReward("steps", of_lines([[1.0, math.nan, 1.0]] + [[0.0] * 3] * 3), weight=0.0)
     rollout = written(policy)
     assert Scorer([reward])(rollout.samples).failures == {"steps": 1}
-    found_BT = advantage(policy, rollout, [reward], {"name": "process_returns", "reward": "steps"})
-    assert found_BT[0].tolist() == [2, 2, 2, 0, 0, 1, 1, 1]
+    result_BT = advantage(policy, rollout, [reward], {"name": "process_returns", "reward": "steps"})
+    assert result_BT[0].tolist() == [2, 2, 2, 0, 0, 1, 1, 1]
 
 
 def test_a_step_without_applicable_rewards_logs_no_values(policy: LanguagePolicy) -> None:
     plain = NamedReward("plain", lambda samples: [float(sample.member) for sample in samples])
     absent = NamedReward("steps", lambda samples: [None] * len(samples), weight=0.0)
     rollout, estimator = written(policy), {"name": "scoped", "reward": "steps"}
-    found_BT = advantage(policy, rollout, [plain, absent], estimator)
-    assert torch.equal(found_BT, advantage(policy, rollout, [plain, absent]))
+    result_BT = advantage(policy, rollout, [plain, absent], estimator)
+    assert torch.equal(result_BT, advantage(policy, rollout, [plain, absent]))
 
 
 def test_invalid_settings_raise(policy: LanguagePolicy) -> None:

@@ -72,5 +72,5 @@ def test_rows_of_other_sampling_settings_share_no_state() -> None:
     records = [{"settings": {"temperature": heat}} for heat in (1.0, 1.0, 2.0, 2.0)]
     rollout = replace(rollout_of(), record_B=records)
     entropy_BT = torch.tensor([[2.0, 1.0], [2.0000002, 1.0], [3.0, 1.5], [3.0000002, 1.5]])
-    found = shared(decisions_of(rollout, torch.zeros(4, 2), entropy_BT), rollout)
-    assert found[ENTROPY][:, 0].tolist() == [2, 2, 3, 3]
+    result = shared(decisions_of(rollout, torch.zeros(4, 2), entropy_BT), rollout)
+    assert result[ENTROPY][:, 0].tolist() == [2, 2, 3, 3]

@@ -93,8 +93,8 @@ def test_papo_trains_and_an_empty_mask_has_no_divergence(tmp_path: Path) -> None
         views = {"objective.views.masked.prompt_template.share": share, "update.minibatches": 2}
         lines = trained(policy_of("qwen2.5-vl", max_new_tokens=4), "papo", prompts, tmp_path, **views)
         assert [line["update"] for line in lines] == [0, 1, 0, 1]
-        found = [line["policy/perception_mean"] for line in lines if line["update"] == 0]
-        assert all(abs(one) < 1e-9 for one in found) if share == 0 else all(one > 1e-7 for one in found)
+        result = [line["policy/perception_mean"] for line in lines if line["update"] == 0]
+        assert all(abs(one) < 1e-9 for one in result) if share == 0 else all(one > 1e-7 for one in result)
         assert lines[0]["policy/loss/perception"] == pytest.approx(-0.02 * lines[0]["policy/perception_mean"], rel=0.5)
 
 
@@ -276,9 +276,9 @@ def test_the_average_is_a_view_and_the_weights_are_restored(tmp_path: Path) -> N
     policy = policy_of("llama", max_new_tokens=5)
     config = section(tmp_path, objective={"views": views, **terms}, update=update).model_copy(update={"steps": 3})
     lines = lines_of(Trainer(policy, one_of_four, prompts_of("llama"), config))
-    found = [line["policy/k3_slow_mean"] for line in lines]
-    assert found[0] == pytest.approx(0.0, abs=1e-9)  # the average begins as the weights
-    assert all(one > 1e-7 for one in found[1:])
+    result = [line["policy/k3_slow_mean"] for line in lines]
+    assert result[0] == pytest.approx(0.0, abs=1e-9)  # the average begins as the weights
+    assert all(one > 1e-7 for one in result[1:])
 
 
 def test_a_run_with_views_resumes_as_the_uninterrupted_one(tmp_path: Path) -> None:

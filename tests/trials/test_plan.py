@@ -19,9 +19,9 @@ def planned(root: Path, *methods: str, on: str = TEXT, seeds: int = 2, overrides
 
 def test_a_method_is_merged_on_top_of_the_task(tmp_path: Path) -> None:
     """What dapo's file says holds, what it does not say is the task's."""
-    found = planned(tmp_path, "grpo", "dapo", overrides=("steps=3",))
-    dapo = found.trials[2].config
-    assert [trial.name for trial in found.trials] == ["grpo-0", "grpo-1", "dapo-0", "dapo-1"]
+    result = planned(tmp_path, "grpo", "dapo", overrides=("steps=3",))
+    dapo = result.trials[2].config
+    assert [trial.name for trial in result.trials] == ["grpo-0", "grpo-1", "dapo-0", "dapo-1"]
     assert dapo.method is not None
     assert (dapo.method.name, dapo.steps, dapo.rollout.group_size) == ("dapo", 3, 8)
     assert dapo.objective.surrogate is not None
@@ -29,23 +29,23 @@ def test_a_method_is_merged_on_top_of_the_task(tmp_path: Path) -> None:
 
 
 def test_the_warm_up_of_a_seed_is_run_once(tmp_path: Path) -> None:
-    found = planned(tmp_path, "grpo", "gspo")
-    assert [(one.name, one.config.steps, one.config.evaluation) for one in found.warmups] == [
+    result = planned(tmp_path, "grpo", "gspo")
+    assert [(one.name, one.config.steps, one.config.evaluation) for one in result.warmups] == [
         ("warm-up-0", 0, None),
         ("warm-up-1", 0, None),
     ]
-    for trial in found.trials:
+    for trial in result.trials:
         assert trial.config.warmup is None
         assert trial.config.policy is not None
         assert trial.config.policy.numbers["adapter"] == str(tmp_path / f"runs/warm-up-{trial.seed}")
-    assert [trial.seed for trial in found.runs] == [0, 1, 0, 0, 1, 1]
+    assert [trial.seed for trial in result.runs] == [0, 1, 0, 0, 1, 1]
 
 
 def test_adapters_warm_up_by_themselves(tmp_path: Path) -> None:
     """Their reference is the model without them, which a run that begins from adapters does not share."""
-    found = planned(tmp_path, "grpo", overrides=("policy.lora={}",))
-    assert found.warmups == ()
-    assert found.trials[0].config.warmup is not None
+    result = planned(tmp_path, "grpo", overrides=("policy.lora={}",))
+    assert result.warmups == ()
+    assert result.trials[0].config.warmup is not None
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_a_folder_holds_one_comparison(tmp_path: Path) -> None:
 def test_a_method_of_the_task_is_left_out(tmp_path: Path) -> None:
     """Of geometry3k's DAPO the refill, the eps and the upper bound; the recipe's own batch stays."""
     recipe = "recipes/qwen2.5-vl-geometry3k"
-    found = planned(tmp_path, "grpo", "dapo", on=recipe, seeds=1)
-    grpo, dapo = (trial.config for trial in found.trials)
+    result = planned(tmp_path, "grpo", "dapo", on=recipe, seeds=1)
+    grpo, dapo = (trial.config for trial in result.trials)
     assert (grpo.rollout.strategy.name, grpo.advantage.eps, grpo.advantage.zero_variance_groups) == (
         "fixed",
         None,

@@ -33,12 +33,12 @@ def trained(config: RunConfig) -> list[torch.Tensor]:
 
 
 def test_a_run_after_the_shared_warm_up_is_the_run_with_its_own(tmp_path: Path) -> None:
-    found = plan_comparison(["grpo"], TEXT, num_seeds=1, overrides=SHORT, root=tmp_path)
-    trained(found.warmups[0].config)
-    shared = trained(found.trials[0].config)
+    result = plan_comparison(["grpo"], TEXT, num_seeds=1, overrides=SHORT, root=tmp_path)
+    trained(result.warmups[0].config)
+    shared = trained(result.trials[0].config)
     alone = trained(load_config(TEXT, [*SHORT, f"output={tmp_path}"], methods=["methods/grpo"]))
     assert all(map(torch.equal, shared, alone))
-    assert run_status(found.trials[0].folder) == "finished"
+    assert run_status(result.trials[0].folder) == "finished"
 
 
 @pytest.mark.nightly
@@ -58,22 +58,22 @@ def test_interrupted_runs_resume(tmp_path: Path) -> None:
     assert not (cut / "runs/gspo-0").exists()
     for folder in (cut, whole):
         assert subprocess.run([*command, str(folder)], check=False, timeout=300).returncode == 0
-    found = [json.loads((folder / "comparison.json").read_text()) for folder in (cut, whole)]
+    result = [json.loads((folder / "comparison.json").read_text()) for folder in (cut, whole)]
     for method in ("grpo", "gspo"):
         keys = ("held_out_accuracy", "reward", "forwards")
-        assert [found[0][method][key] for key in keys] == [found[1][method][key] for key in keys]
+        assert [result[0][method][key] for key in keys] == [result[1][method][key] for key in keys]
 
 
 @pytest.mark.nightly
 def test_a_failed_run_is_reported_and_the_others_continue(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("rewards: [{name: 'python:math:sqrt'}]\n")
-    found = plan_comparison(["grpo", str(broken)], TEXT, num_seeds=1, overrides=SHORT, root=tmp_path / "c")
-    write_configurations(found)
+    result = plan_comparison(["grpo", str(broken)], TEXT, num_seeds=1, overrides=SHORT, root=tmp_path / "c")
+    write_configurations(result)
     lines: list[str] = []
-    failed = ComparisonRunner(num_jobs=2, say=lines.append).carry_out(found)
+    failed = ComparisonRunner(num_jobs=2, say=lines.append).carry_out(result)
     assert [trial.name for trial in failed] == ["broken-0"]
-    assert has_ended(found.trials[0].folder)
+    assert has_ended(result.trials[0].folder)
     assert [
         line for line in lines if line.startswith("broken-0 ") and ": failed: " in line and str(failed[0].log) in line
     ]

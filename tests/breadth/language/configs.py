@@ -57,33 +57,33 @@ def shrunk(config: PreTrainedConfig, **given: Any) -> PreTrainedConfig:
 
 def merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Some values over others, at every depth."""
-    found = dict(values)
+    result = dict(values)
     for name, value in given.items():
-        deep = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
-        found[name] = merged(found[name], value) if deep else value
-    return found
+        deep = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
+        result[name] = merged(result[name], value) if deep else value
+    return result
 
 
 def small(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a configuration, small."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in values.items():
         if name in ("model_type", "transformers_version", "architectures", "dtype", "_name_or_path"):
             if name == "model_type":
-                found[name] = value
+                result[name] = value
             continue
         if name == "num_key_value_heads" and "kv_lora_rank" in values:
-            found[name] = HEADS
+            result[name] = HEADS
         elif name == "head_dim" and ("qk_rope_head_dim" in values or value is None):
-            found[name] = HEAD_WIDTH // 2 if "qk_rope_head_dim" in values else HEAD_WIDTH
+            result[name] = HEAD_WIDTH // 2 if "qk_rope_head_dim" in values else HEAD_WIDTH
         elif isinstance(value, Mapping) and ("model_type" in value or name.endswith("_config")):
-            found[name] = small(value)
+            result[name] = small(value)
         elif name in SMALL and isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[name] = min(SMALL[name], value) if value > 0 else value
+            result[name] = min(SMALL[name], value) if value > 0 else value
         elif name in ("layer_types", "mlp_layer_types", "layers_block_type", "block_types") and isinstance(
             value, (list, tuple)
         ):
-            found[name] = list(dict.fromkeys(value))[:LAYERS] if len(set(value)) > 1 else list(value[:LAYERS])
+            result[name] = list(dict.fromkeys(value))[:LAYERS] if len(set(value)) > 1 else list(value[:LAYERS])
         else:
-            found[name] = value
-    return found
+            result[name] = value
+    return result

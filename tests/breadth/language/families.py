@@ -70,44 +70,44 @@ class Family:
 def families() -> dict[str, Family]:
     """By name, the kinds one after the other."""
     texts = tuple(Prompt(text) for text in TEXTS)
-    found: dict[str, Family] = {}
+    result: dict[str, Family] = {}
     causal: Any = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     for name, given in _table("writing").items():
         make = _text_maker(name, causal[name], given or {}, translates=False)
-        found[name] = Family(name=name, kind=WRITING, architecture=causal[name], make=make, prompts=texts)
+        result[name] = Family(name=name, kind=WRITING, architecture=causal[name], make=make, prompts=texts)
     for name, given in _table("seeing").items():
         prompts = _seen(several=given.get("several", True), blind=given.get("blind", True))
         make = _seeing_maker(given)
-        found[name] = Family(name=name, kind=SEEING, architecture=given["model"], make=make, prompts=prompts)
+        result[name] = Family(name=name, kind=SEEING, architecture=given["model"], make=make, prompts=prompts)
     for name, given in _table("hearing").items():
         prompts = _heard(several=given.get("several", True), deaf=given.get("deaf", True))
         make = _seeing_maker(given)
-        found[name] = Family(name=name, kind=HEARING, architecture=given["model"], make=make, prompts=prompts)
+        result[name] = Family(name=name, kind=HEARING, architecture=given["model"], make=make, prompts=prompts)
     for name, tiny in language_models.TINY.items():
         if tiny.images:
             prompts = _seen(several=tiny.several, blind=not tiny.needs_image)
             make = _tiny_maker(name)
             architecture = type(make()[0]).__name__
-            found[name] = Family(name=name, kind=SEEING, architecture=architecture, make=make, prompts=prompts)
+            result[name] = Family(name=name, kind=SEEING, architecture=architecture, make=make, prompts=prompts)
     translating: Any = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     for name, given in _table("translating").items():
         make = _text_maker(name, translating[name], given or {}, translates=True)
-        key = f"{name} (encoder-decoder)" if name in found else name
-        found[key] = Family(name=key, kind=TRANSLATING, architecture=translating[name], make=make, prompts=texts)
-    return found
+        key = f"{name} (encoder-decoder)" if name in result else name
+        result[key] = Family(name=key, kind=TRANSLATING, architecture=translating[name], make=make, prompts=texts)
+    return result
 
 
 def untried() -> dict[str, tuple[str, ...]]:
     """The classes of the installed library that generate by tokens and are not tried, by the reason."""
     tried = {family.architecture for family in families().values()}
     reasons = {name: reason for reason, names in _table("untried").items() for name in names}
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for mapping in MAPPINGS:
         for names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").values():
             for name in {names} if isinstance(names, str) else set(names):
                 if name not in tried:
-                    found.setdefault(reasons.get(name, NO_RECIPE), set()).add(name)
-    return {reason: tuple(sorted(found[reason])) for reason in sorted(found)}
+                    result.setdefault(reasons.get(name, NO_RECIPE), set()).add(name)
+    return {reason: tuple(sorted(result[reason])) for reason in sorted(result)}
 
 
 def _table(name: str) -> dict[str, Any]:

@@ -55,16 +55,16 @@ class Outcome:
 
 def outcome(model: Any, processor: Any, prompts: Sequence[Prompt]) -> Outcome:
     """Of one family on prompts of every kind it takes: the worst of its variants."""
-    found: list[Outcome] = []
+    result: list[Outcome] = []
     for variant, lora in VARIANTS.items():
         try:
-            found.append(_variant(copy.deepcopy(model), processor, prompts, lora))
+            result.append(_variant(copy.deepcopy(model), processor, prompts, lora))
         except MmgrpoError as error:
-            found.append(Outcome(verdict=REFUSED, said=f"{error}"))
+            result.append(Outcome(verdict=REFUSED, said=f"{error}"))
         except Exception as error:
-            found.append(Outcome(verdict=WRONG, said=f"{variant}: {type(error).__name__}: {error}"))
+            result.append(Outcome(verdict=WRONG, said=f"{variant}: {type(error).__name__}: {error}"))
     order = (SHARED, SINGLE, PLAIN, REFUSED, WRONG)
-    return max(found, key=lambda one: order.index(one.verdict))
+    return max(result, key=lambda one: order.index(one.verdict))
 
 
 def _variant(model: Any, processor: Any, prompts: Sequence[Prompt], lora: Any) -> Outcome:
@@ -154,16 +154,16 @@ def _single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _plain_gap(policy: LanguagePolicy, rollout: Rollout, found_BT: Tensor) -> float:
-    plain_BT = torch.zeros_like(found_BT)
+def _plain_gap(policy: LanguagePolicy, rollout: Rollout, result_BT: Tensor) -> float:
+    plain_BT = torch.zeros_like(result_BT)
     for row in range(len(rollout.samples)):
         plain_T = _plain(policy, rollout, row)
         plain_BT[row, : len(plain_T)] = plain_T
-    return largest_difference(found_BT, plain_BT, rollout.mask_BT)
+    return largest_difference(result_BT, plain_BT, rollout.mask_BT)
 
 
 def _gradient_gap(policy: LanguagePolicy, rollout: Rollout) -> float:
-    found = gradients(policy, rollout)
+    result = gradients(policy, rollout)
     weight_BT = torch.randn(rollout.shape, generator=torch.Generator().manual_seed(3))  # as gradients() weighs
     expected = [torch.zeros_like(parameter) for parameter in policy.trainable]
     for row in range(len(rollout.samples)):
@@ -171,7 +171,7 @@ def _gradient_gap(policy: LanguagePolicy, rollout: Rollout) -> float:
         total = (weight_BT[row, : len(plain_T)] * plain_T).sum()
         parts = torch.autograd.grad(total, policy.trainable, allow_unused=True)
         expected = [e if part is None else e + part for e, part in zip(expected, parts, strict=True)]
-    return relative_difference(found, expected)
+    return relative_difference(result, expected)
 
 
 @contextmanager

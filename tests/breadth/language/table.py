@@ -56,16 +56,16 @@ def shortened(said: str) -> str:
 
 def written() -> dict[str, Outcome]:
     """The rows of the page as it is."""
-    found = ROW.finditer(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else ()
+    result = ROW.finditer(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else ()
     return {
-        row["name"]: Outcome(verdict=row["verdict"], said=row["said"]) for row in found if row["verdict"] in VERDICTS
+        row["name"]: Outcome(verdict=row["verdict"], said=row["said"]) for row in result if row["verdict"] in VERDICTS
     }
 
 
 def version() -> str:
     """The transformers that the page as it is was made with; the installed one where there is no page."""
-    found = VERSION.search(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else None
-    return found[1] if found else transformers.__version__
+    result = VERSION.search(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else None
+    return result[1] if result else transformers.__version__
 
 
 def page(outcomes: Mapping[str, Outcome], version: str) -> str:
@@ -75,9 +75,9 @@ def page(outcomes: Mapping[str, Outcome], version: str) -> str:
         parts.append(f"\n## {kind[0].upper()}{kind[1:]}\n\n| family | class | outcome | |\n| --- | --- | --- | --- |\n")
         for family in families().values():
             if family.kind == kind:
-                found = outcomes[family.name]
-                said = shortened(found.said)
-                parts.append(f"| {family.name} | {family.architecture} | {found.verdict} | {said} |\n")
+                result = outcomes[family.name]
+                said = shortened(result.said)
+                parts.append(f"| {family.name} | {family.architecture} | {result.verdict} | {said} |\n")
     return "".join([*parts, *_untried()])
 
 

@@ -19,24 +19,24 @@ HANDFUL = {
 
 @pytest.mark.parametrize("name", HANDFUL)
 def test_a_few_families_match_the_table(name: str) -> None:
-    found = tried(families()[name])
-    assert found.verdict == HANDFUL[name], found.said
+    result = tried(families()[name])
+    assert result.verdict == HANDFUL[name], result.said
     assert written()[name].verdict == HANDFUL[name]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", list(families()))
 def test_every_family_matches_the_table(name: str) -> None:
-    found = tried(families()[name])
-    assert found.verdict == written()[name].verdict, found.said
+    result = tried(families()[name])
+    assert result.verdict == written()[name].verdict, result.said
 
 
 def test_the_table_is_that_of_the_families() -> None:
     assert set(written()) == set(families())
-    found, made = PAGE.read_text(encoding="utf-8"), page(written(), version())
+    result, made = PAGE.read_text(encoding="utf-8"), page(written(), version())
     if version() != transformers.__version__:  # another release has other classes that nobody tried
-        found, made = found.partition(NOT_TRIED)[0], made.partition(NOT_TRIED)[0]
-    assert found == made
+        result, made = result.partition(NOT_TRIED)[0], made.partition(NOT_TRIED)[0]
+    assert result == made
 
 
 def test_every_class_of_the_library_is_tried_or_has_a_reason() -> None:
@@ -50,5 +50,5 @@ def test_every_class_of_the_library_is_tried_or_has_a_reason() -> None:
 
 
 def test_no_family_is_trained_wrongly() -> None:
-    assert not [name for name, found in written().items() if found.verdict == WRONG]
-    assert sum(found.exact for found in written().values()) >= 200
+    assert not [name for name, result in written().items() if result.verdict == WRONG]
+    assert sum(result.exact for result in written().values()) >= 200

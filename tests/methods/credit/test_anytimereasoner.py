@@ -26,15 +26,15 @@ def test_advantages_over_the_budgets() -> None:
     # rows 1 and 4 leave after a decision, row 2 goes on from where the first thought ended, after three
     drawn_by = [[0] * 5, [0, 1, 1, 1, 1], [0, 0, 0, 2, 2], [3] * 5, [3, 4, 4, 4, 4]]
     feedback = feedback_of([1.0, 0.0, 1.0, 1.0, 1.0], [0] * 5, drawn_by=drawn_by)
-    found_BT = over_budgets(at=[1]).assign(feedback, torch.zeros(5, 5))
+    result_BT = over_budgets(at=[1]).assign(feedback, torch.zeros(5, 5))
     expected = [[-0.25, 0.25, 0.25, 0.0, 0.0], [0.0] * 5, [0.0] * 5, [0.25, 0.0, 0.0, 0.0, 0.0], [0.0] * 5]
-    torch.testing.assert_close(found_BT, torch.tensor(expected))
+    torch.testing.assert_close(result_BT, torch.tensor(expected))
     # of two answers at one budget, 1 and 0, each is half a reward from the mean
     feedback = feedback_of([1.0, 1.0, 0.0], [0] * 3, drawn_by=[[0] * 3, [0, 1, 1], [0, 2, 2]])
-    found_BT = over_budgets(at=[1]).assign(feedback, torch.zeros(3, 3))
+    result_BT = over_budgets(at=[1]).assign(feedback, torch.zeros(3, 3))
     # q = (1/2, 1), alone in its group: R - R = 0; then 1/2 - (1/2 1/2 + 1/2) / 2 = 1/8
     expected = [[0.0, 0.125, 0.125], [0.5] * 3, [-0.5] * 3]  # what a row took over trains elsewhere
-    torch.testing.assert_close(found_BT, torch.tensor(expected))
+    torch.testing.assert_close(result_BT, torch.tensor(expected))
     (shipped,) = config_of("anytimereasoner").advantage.estimators
     assert shipped.numbers == {"at": config_of("anytimereasoner").rollout.strategy.numbers["at"]}
 

@@ -34,8 +34,8 @@ def test_semantic_entropy_is_low_for_tokens_of_one_meaning() -> None:
     """ROSE's -cosine_weighted_entropy * standard_entropy: two tokens of 1/2, H = log 2, 2 p_0 p_1 cos = cos / 2."""
     even_MV = torch.zeros(1, 2)
     for other, alike in (([2.0, 0.0], 1.0), ([0.0, 3.0], 0.0), ([-1.0, 0.0], -1.0)):
-        found_M = semantic_entropy(even_MV, torch.tensor([[1.0, 0.0], other]))
-        assert found_M.item() == pytest.approx(-alike / 2 * 0.6931472, abs=1e-6)
+        result_M = semantic_entropy(even_MV, torch.tensor([[1.0, 0.0], other]))
+        assert result_M.item() == pytest.approx(-alike / 2 * 0.6931472, abs=1e-6)
     # of three tokens the two likeliest alone: p = 0.5, 0.3, H = 0.3465736 + 0.3611918, -0.3 H of vectors alike
     three_MV, same_VD = torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.ones(3, 2)
     assert semantic_entropy(three_MV, same_VD, num=2).item() == pytest.approx(-0.3 * 0.7077654, abs=1e-6)
@@ -47,10 +47,10 @@ def test_next_branch_starts_at_the_highest_entropy_of_all_rows() -> None:
     assert (places, height(row, places), height(row, [])) == ([2, 3, 1], -0.5, float("-inf"))
     three = replace(FOUR, num_prompts=1, group_size=3)
     strategy, rounds = branch_sequentially(from_root=0.0), []
-    for found, high in (((2, 1), -0.5), ((3,), -0.5)):
+    for result, high in (((2, 1), -0.5), ((3,), -0.5)):
         (request,) = strategy.ask(rounds, three)
         assert request.members == (len(rounds),)
-        rounds.append(replace(answered([request], [0]), places_B=[found], heights_B=[high]))
+        rounds.append(replace(answered([request], [0]), places_B=[result], heights_B=[high]))
     (last,) = strategy.ask(rounds, three)  # of equal ones the first row's
     assert (rounds[1].requests[0].continues, last.continues) == (Branch(0, 2), Branch(0, 2))
     higher = replace(rounds[1], heights_B=[-0.4])
