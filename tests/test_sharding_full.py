@@ -214,7 +214,7 @@ def test_weights_in_parts_on_two_processes(
     blocks_that_waited_are_trained_as_others(runs)
     no_part_is_left_of_what_one_could_not_write(runs)
     for name in ended:
-        the_last_whole_step_is_saved(runs, name)
+        the_last_finished_step_is_saved(runs, name)
 
 
 def checkpoints_lie_in_parts(runs: Any) -> None:
@@ -306,7 +306,7 @@ def no_part_is_left_of_what_one_could_not_write(runs: Any) -> None:
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
 
 
-def the_last_whole_step_is_saved(runs: Any, name: str) -> None:
+def the_last_finished_step_is_saved(runs: Any, name: str) -> None:
     for folder, weights in (one[name] for one in runs):
         assert json.loads((Path(folder) / "run.json").read_text())["status"] == name
         (last,) = list_checkpoints(Path(folder))

@@ -131,7 +131,7 @@ class CheckpointedRun:
         start: where it began this time.
         evaluated: the steps that were evaluated.
         memory: the memory after the last complete step; the trainer replaces it at each step.
-        whole_step: the complete step of the weights, set by the trainer; None within its updates.
+        finished_step: the complete step of the weights, set by the trainer; None within its updates.
     """
 
     def __init__(

@@ -222,7 +222,7 @@ class Warmup:
     """The supervised stage; ``run`` continues from its state.
 
     Attributes:
-        whole_step: number of complete steps of the weights; None within an update.
+        finished_step: number of complete steps of the weights; None within an update.
     """
 
     def __init__(

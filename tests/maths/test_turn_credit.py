@@ -40,7 +40,7 @@ def feedback_for(rows: Sequence[Exchange], groups: Sequence[int] | None = None, 
     feedback = feedback_of(
         [0.0] * len(rows),
         groups or [0] * len(rows),
-        mask=(turns.given.scope_BT >= 0).int().tolist(),
+        mask=(turns.rewards.scope_BT >= 0).int().tolist(),
         valid=valid or [True] * len(rows),
     )
     return replace(feedback, exchanges=turns)

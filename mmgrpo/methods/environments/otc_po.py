@@ -44,7 +44,7 @@ def fewest_calls(
     Raises: ConfigError for numbers that are not above 0, and if no sample has turns.
     Source: OTC-GRPO, arXiv:2504.14870, sec. 4.
     """
-    turn_BT = feedback.turns.given.scope_BT.where(feedback.mask_BT, -1)
+    turn_BT = feedback.turns.rewards.scope_BT.where(feedback.mask_BT, -1)
     calls_B = turn_BT.amax(1).clamp(min=0).double()
     fewest_B = _fewest_of_group(calls_B, feedback, right)
     value_B = weight * efficiency(calls_B, fewest_B, smooth) * feedback.reward_B.double()

@@ -32,7 +32,7 @@ def first_turn(
     Source: turn-level credit (MT-GRPO), arXiv:2505.11821, and its code (SiliangZeng/Multi-Turn-RL-Agent,
         ``mt_grpo_env_trainer.py``, ``_assign_advantages``).
     """
-    turn_BT = feedback.turns.given.scope_BT.where(feedback.mask_BT, -1)
+    turn_BT = feedback.turns.rewards.scope_BT.where(feedback.mask_BT, -1)
     column = feedback.reward(reward)
     of_call_B = column.value_B.double().where(column.valid_B, 0.0)
     call_B = _standardized(of_call_B, feedback, eps)

@@ -45,7 +45,7 @@ def same_turns(
     Raises: ConfigError for a discount out of range, and if no sample has turns.
     Source: UI-S1, arXiv:2509.11543, and its code (X-PLUG/MobileAgent, UI-S1/uis1/core_uis1.py).
     """
-    turns = feedback.turns.given
+    turns = feedback.turns.rewards
     return_BS = returns_until_wrong(turns, discount=discount, right=right)
     return_BS = return_BS.where(feedback.valid_B[:, None], torch.nan)
     S = return_BS.shape[1]
