@@ -52,7 +52,7 @@ def whole_run(case: Case, place: Place) -> Whole:
         return case.reward(samples)
 
     sitting = sit(case, place, before=watched(place), within=within, reward=reward)
-    assert sitting.code == DONE, sitting.said
+    assert sitting.code == DONE, sitting.output
     counts = Counter(counted.read_text().split())
     num_bytes = sum(path.stat().st_size for path in place.run.rglob("*") if path.is_file())
     left, events = left_behind(place.run), tuple(place.events.read_text().splitlines())
@@ -62,7 +62,7 @@ def whole_run(case: Case, place: Place) -> Whole:
 def whole_run_of_two(case: Case, kind: str, place: Place, whole: Whole) -> Whole:
     """The same on two processes, whose gradients are added in another order."""
     sitting = sit_both(case, place, in_parts=kind == IN_PARTS)
-    assert sitting.code == DONE, sitting.said
+    assert sitting.code == DONE, sitting.output
     return replace(whole, left=left_behind(place.run), took_s=sitting.worked_s)
 
 
@@ -83,18 +83,18 @@ def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Rando
     result = (FAULTS | OF_TWO)[kind](case, place, whole, draw)
     yield "", _named(result.sitting.code, run_status(place.run))
     if not result.sitting.is_clear:
-        yield result.what, f"ended with {result.sitting.code}: {result.sitting.said}"
+        yield result.what, f"ended with {result.sitting.code}: {result.sitting.output}"
     if not (place.run / "config.yaml").is_file():  # before there was a run
         shutil.rmtree(place.run, ignore_errors=True)
     last = goes_on(case, place)
-    if last.code == CLEAR and any(said in last.said for said in SAYS_WHAT_TO_DO):
+    if last.code == CLEAR and any(text in last.text for text in SAYS_WHAT_TO_DO):
         shutil.rmtree(place.run)
         last = goes_on(case, place)
     if last.code != DONE:
-        yield result.what, f"went on to {last.code}: {last.said}"
+        yield result.what, f"went on to {last.code}: {last.output}"
         return
-    for said in islice(differing(left_behind(place.run), whole.left), 3):
-        yield result.what, said
+    for text in islice(differing(left_behind(place.run), whole.left), 3):
+        yield result.what, text
 
 
 def _named(code: int, status: str) -> str:
@@ -161,8 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tried[name, kind] += 1
             wrong[name, kind] += bool(result)
             ends[kind, end] += 1
-            for what, said in result:
-                print(f"trial {number}, {name}, {kind} ({what}): {said}", flush=True)
+            for what, text in result:
+                print(f"trial {number}, {name}, {kind} ({what}): {text}", flush=True)
             shutil.rmtree(place.root)
     print(table(tried, wrong, ends))
     print(f"{tried.total()} trials, {wrong.total()} of them wrong")

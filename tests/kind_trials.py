@@ -226,7 +226,7 @@ def undisturbed(case: Case, place: Place) -> Undisturbed:
         loaded.write_text(str(time.process_time()))
 
     sitting = _sit(case, place, within=within)
-    assert sitting.code == DONE, sitting.said
+    assert sitting.code == DONE, sitting.output
     return Undisturbed(left_by(place.run), sitting.worked_s, float(loaded.read_text()))
 
 
@@ -261,7 +261,7 @@ def wrongs(case: Case, place: Place, whole: Undisturbed, draw: random.Random) ->
     what, sitting = disturbed(case, place, whole, draw)
     end = "done" if sitting.code == DONE else f"code {sitting.code}"
     faults = (
-        [] if sitting.is_clear or sitting.code in (143, 138, 140) else [f"ended with {sitting.code}: {sitting.said}"]
+        [] if sitting.is_clear or sitting.code in (143, 138, 140) else [f"ended with {sitting.code}: {sitting.output}"]
     )
     for _ in range(MAX_SITTINGS):
         if case.name not in SLOW and not any(place.run.glob("*.yaml")):
@@ -270,7 +270,7 @@ def wrongs(case: Case, place: Place, whole: Undisturbed, draw: random.Random) ->
         if last.code == DONE:
             break
     if last.code != DONE:
-        return end, [*faults, f"{what}: resumed to {last.code}: {last.said[-600:]}"]
+        return end, [*faults, f"{what}: resumed to {last.code}: {last.output[-600:]}"]
     return end, [*faults, *(f"{what}: {one}" for one in islice(differing(left_by(place.run), whole.left), 3))]
 
 

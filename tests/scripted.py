@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from mmgrpo.types import Sample
 
-SAID: list[float | None] = []
+SCORES: list[float | None] = []
 """What the held-out reward is to say at each evaluation to come; those before are gone."""
 
 
 def held_out(samples: Sequence[Sample]) -> list[float | None]:
     """As scripted; at its end the process is told to end."""
-    if not SAID:
+    if not SCORES:
         os.kill(os.getpid(), signal.SIGTERM)
         return [0.0] * len(samples)
-    said = SAID.pop(0)
-    return [said] * len(samples)
+    score = SCORES.pop(0)
+    return [score] * len(samples)

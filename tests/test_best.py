@@ -21,7 +21,7 @@ from mmgrpo.runs.best import best_checkpoint, best_step
 from mmgrpo.runs.checkpoint import list_checkpoints
 from mmgrpo.training.mixed import MixedTrainer
 from mmgrpo.training.trainer import Trainer
-from tests.scripted import SAID
+from tests.scripted import SCORES
 from tests.test_resuming import timeless
 from tests.test_trainer import brightness, lines, make_policy, run, weights
 
@@ -38,11 +38,11 @@ SMALL: dict[str, Any] = {
 """What is trained is no matter here, as long as each step moves the weights."""
 
 
-def judged(output: Path, said: Sequence[float | None], *, resume: Path | None = None, **changes: Any) -> Trainer:
+def judged(output: Path, values: Sequence[float | None], *, resume: Path | None = None, **changes: Any) -> Trainer:
     """A run whose evaluations find what is given, from that at step 0 on; or that one goes on with."""
-    SAID[:] = said
+    SCORES[:] = values
     checkpoint = {"every": 1, "keep": 1, "best": "held_out", **changes.pop("checkpoint", {})}
-    changes = {**SMALL, "steps": len(said) - 1, "evaluation": EVALUATION, **changes}
+    changes = {**SMALL, "steps": len(values) - 1, "evaluation": EVALUATION, **changes}
     return run(output, resume=resume, checkpoint=checkpoint, **changes)
 
 
@@ -51,7 +51,7 @@ def names(trainer: Trainer) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("values", "kept"),
     [
         ([9, 1, 3, 2, 1], ["step-000002", "step-000004"]),  # before the first step nothing is trained
         pytest.param([0, 1, 2, 3, 4], ["step-000004"], marks=pytest.mark.nightly),
@@ -61,8 +61,8 @@ def names(trainer: Trainer) -> list[str]:
         pytest.param([0, None, None, None, None], ["step-000004"], marks=pytest.mark.nightly),
     ],
 )
-def test_the_best_stays_in_addition_to_the_newest(said: list[float | None], kept: list[str], tmp_path: Path) -> None:
-    assert names(judged(tmp_path, said)) == kept
+def test_the_best_stays_in_addition_to_the_newest(values: list[float | None], kept: list[str], tmp_path: Path) -> None:
+    assert names(judged(tmp_path, values)) == kept
 
 
 def test_an_evaluation_between_checkpoints_that_is_the_best_saves_one(tmp_path: Path) -> None:
@@ -150,15 +150,15 @@ def test_an_invalid_best_reward_raises_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("best", "said"),
+    ("best", "message"),
     [
         ("held_out", "of a mixed run it is TASK/REWARD, got 'held_out'; tasks: a, b"),
         ("b/held_out", "tasks.b: checkpoint.best: the checkpoints of this task have no weights; name a reward of a"),
     ],
 )
-def test_of_a_mixed_run_it_is_the_reward_of_a_task_with_weights(best: str, said: str) -> None:
+def test_of_a_mixed_run_it_is_the_reward_of_a_task_with_weights(best: str, message: str) -> None:
     values: dict[str, Any] = {"tasks": {"a": TASK, "b": {"task": {"policy_of": "a"}}}, "checkpoint": {"best": best}}
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         validated(values)
     tasks = tasks_of(validated({**values, "checkpoint": {"best": "a/held_out"}}))
     assert [task.checkpoint.best for task in tasks.values()] == ["held_out", None]
@@ -170,7 +170,7 @@ TASK: dict[str, Any] = {**SMALL, "evaluation": EVALUATION}
 @pytest.mark.nightly
 def test_in_a_mixed_run_each_task_keeps_its_best_and_a_complete_step(tmp_path: Path) -> None:
     """A best one of one task alone drives out none of the step that all have."""
-    SAID[:] = [0, 1, 2, 3]  # and the process is told to end in the fifth evaluation, of a at step 4
+    SCORES[:] = [0, 1, 2, 3]  # and the process is told to end in the fifth evaluation, of a at step 4
     trainer = MixedTrainer(
         {
             "tasks": {"a": TASK, "b": {**TASK, "evaluation": None}},

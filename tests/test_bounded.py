@@ -32,8 +32,8 @@ JSON = b"Content-Type: application/json\r\n\r\n"
 class Server:
     """Sends one thing to whoever connects, and counts the bytes of which it got rid."""
 
-    def __init__(self, said: Callable[[], Iterator[bytes]], pause_s: float = 0.0) -> None:
-        self._said, self._pause_s = said, pause_s
+    def __init__(self, body: Callable[[], Iterator[bytes]], pause_s: float = 0.0) -> None:
+        self._body, self._pause_s = body, pause_s
         self.sent = self.asked = 0
         self._closing = threading.Event()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -61,7 +61,7 @@ class Server:
 
     def _send(self, connection: socket.socket) -> None:
         connection.recv(2**16)
-        for piece in self._said():
+        for piece in self._body():
             if self._closing.wait(self._pause_s):
                 return
             connection.sendall(piece)
@@ -71,22 +71,22 @@ class Server:
 def endless(head: bytes) -> Callable[[], Iterator[bytes]]:
     """A head and 3 GB."""
 
-    def said() -> Iterator[bytes]:
+    def body() -> Iterator[bytes]:
         yield head
         yield from repeat(b" " * MIB, THREE_GB // MIB)
 
-    return said
+    return body
 
 
 def trickling(head: bytes, drop: bytes) -> Callable[[], Iterator[bytes]]:
     """A head and then a drop at a time, for ever; each comes well within the client's timeout."""
 
-    def said() -> Iterator[bytes]:
+    def body() -> Iterator[bytes]:
         if head:
             yield head
         yield from repeat(drop)
 
-    return said
+    return body
 
 
 TRICKLES = {

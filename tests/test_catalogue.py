@@ -77,8 +77,8 @@ def test_the_command_lists_them_by_kind_without_truncation(width: int, monkeypat
     for kind, members in by_kind().items():
         assert kind in output
         for name in members:
-            said = re.sub(r"[`\\]", "", summary_of(name))
-            assert f"{name} {said}" in words
+            summary = re.sub(r"[`\\]", "", summary_of(name))
+            assert f"{name} {summary}" in words
     lines = output.splitlines()
     assert max(map(len, lines)) <= width
     if width == 200:

@@ -137,7 +137,7 @@ def test_explain_and_lists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("update.lrr=1", "did you mean optimizer.lr?"),
         ("rollout.group_size=1", "rollout.group_size"),
@@ -150,12 +150,12 @@ def test_explain_and_lists() -> None:
         ("objective.surrogate={name: clipped, lo: 1}", "did you mean low"),
     ],
 )
-def test_bad_input_is_one_line_and_deletes_no_file(override: str, said: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_deletes_no_file(override: str, expected: str, tmp_path: Path) -> None:
     result = call("train", DIGITS, override, f"output={tmp_path}")
     assert result.exit_code == 2
     message = result.stderr.replace("\n", " ").removeprefix(LOADING)
     assert message.startswith("error:")
-    assert said in message
+    assert expected in message
     assert not list(tmp_path.iterdir())
 
 
@@ -165,9 +165,9 @@ class TestResume:
     def test_a_run_folder_alone_is_enough(self, run: Path, tmp_path: Path) -> None:
         copied = tmp_path / "copied"
         shutil.copytree(run, copied)
-        said = call("train", "--resume", str(copied))
-        assert said.exit_code == 0, said.output
-        assert f"nothing to do: {copied} is at step 1 of 1" in said.output
+        output = call("train", "--resume", str(copied))
+        assert output.exit_code == 0, output.output
+        assert f"nothing to do: {copied} is at step 1 of 1" in output.output
         longer = call("train", "steps=2", "--resume", str(copied))
         assert longer.exit_code == 0, longer.output
         assert f"run folder: {copied}, resuming from step 1" in longer.output

@@ -150,15 +150,15 @@ def test_two_that_share_a_sequence_have_half_of_its_activations(tmp_path: Path) 
 
 def refused(folder: Path, names: Sequence[str]) -> list[str]:
     """What three processes are told that cannot share a sequence."""
-    job, said = Job(Accelerator(), context_parallel=3), []
+    job, messages = Job(Accelerator(), context_parallel=3), []
     for policy in (tiny_policies.policy_of("sd3"), tiny_policies.policy_of("wan"), policy_of("llama")):
         with pytest.raises(ConfigError) as error:
             job.distribute(policy)
-        said.append(str(error.value))
+        messages.append(str(error.value))
     policy = tiny_policies.policy_of("flux", compile=True)
     with pytest.raises(ConfigError, match=r"policy\.compile does not support context-parallel denoisers"):
         job.distribute(policy)
-    return said
+    return messages
 
 
 @pytest.mark.nightly
@@ -184,8 +184,8 @@ def indivisible(folder: Path, names: Sequence[str]) -> str:
 
 @pytest.mark.nightly
 def test_an_indivisible_length_raises(tmp_path: Path) -> None:
-    said = on_processes(tmp_path, (), function="indivisible", module=MODULE)
-    assert "runtime.context_parallel: 2 does not divide the length of a sequence of FluxTransformer2DModel" in said
+    messages = on_processes(tmp_path, (), function="indivisible", module=MODULE)
+    assert "runtime.context_parallel: 2 does not divide the length of a sequence of FluxTransformer2DModel" in messages
 
 
 def test_processes_divide_into_those_that_share() -> None:

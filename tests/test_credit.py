@@ -115,7 +115,7 @@ def test_numbers_of_a_scale_are_set_in_it_or_next_to_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"scale": "grupo"}, "advantage.scale: unknown name 'grupo'; did you mean ngrpo or group"),
         ({"scale": {"name": "verdict", "rigth": 1.0}}, "advantage.scale: verdict takes no 'rigth'; did you mean right"),
@@ -124,10 +124,10 @@ def test_numbers_of_a_scale_are_set_in_it_or_next_to_it() -> None:
         ({"scale": "raw", "eps": 0.1}, "advantage.scale: raw takes no 'eps'; it takes no numbers"),
     ],
 )
-def test_scales_and_their_numbers_are_checked(values: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_scales_and_their_numbers_are_checked(values: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         credit_of(scores_of([1.0, 2.0]), 2, AdvantageConfig.model_validate(values))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         Algorithm.of(validated({"advantage": values}))
 
 

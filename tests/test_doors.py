@@ -24,7 +24,7 @@ def call(*arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(app, list(arguments), env=environment)
 
 
-def said_by(*command: str, folder: Path, **environment: str) -> str:
+def output_of(*command: str, folder: Path, **environment: str) -> str:
     """What ``python -m mmgrpo`` says in a process of its own."""
     surroundings = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run([sys.executable, "-m", "mmgrpo", *command], cwd=folder, env=surroundings,
@@ -34,11 +34,11 @@ def said_by(*command: str, folder: Path, **environment: str) -> str:
 
 
 def test_files_of_init_are_explained_and_trained_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = said_by("init", "mine", folder=tmp_path)
-    assert said.splitlines() == ["wrote mine/run.yaml", "wrote mine/my_rewards.py", "wrote mine/prompts.jsonl",
+    answer = output_of("init", "mine", folder=tmp_path)
+    assert answer.splitlines() == ["wrote mine/run.yaml", "wrote mine/my_rewards.py", "wrote mine/prompts.jsonl",
                                  "cd mine && mmgrpo train run.yaml"]  # fmt: skip
     mine = tmp_path / "mine"
-    assert "10 prompts x 16 members = 160 samples a step" in said_by("explain", "run.yaml", folder=mine)
+    assert "10 prompts x 16 members = 160 samples a step" in output_of("explain", "run.yaml", folder=mine)
     monkeypatch.chdir(mine)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command appends the folder
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # of another test
@@ -86,17 +86,17 @@ def test_help_is_complete_in_80_columns() -> None:
 
 
 def test_commands_are_completed_by_the_shell(tmp_path: Path) -> None:
-    script = said_by(folder=tmp_path, _MMGRPO_COMPLETE="source_bash")
+    script = output_of(folder=tmp_path, _MMGRPO_COMPLETE="source_bash")
     assert "_MMGRPO_COMPLETE=complete_bash" in script
     asked = {"_MMGRPO_COMPLETE": "complete_bash", "COMP_WORDS": "mmgrpo re", "COMP_CWORD": "1"}
-    assert said_by(folder=tmp_path, **asked).split() == ["report", "recipes", "rewards"]
+    assert output_of(folder=tmp_path, **asked).split() == ["report", "recipes", "rewards"]
 
 
 class TestRewards:
     """explain catches what train would, without importing the reward."""
 
     @pytest.mark.parametrize(
-        ("override", "said"),
+        ("override", "message"),
         [
             ("rewards=[{name: digit_verifer}]", "unknown name 'digit_verifer' among rewards; did you mean digit_v"),
             ("rewards=[{name: number, relativ: 1}]", "reward number: unknown setting 'relativ'; did you mean relative"),
@@ -110,10 +110,10 @@ class TestRewards:
             ("rewards=[{name: conciseness, of: exact_mach}]", "did you mean exact_match"),
         ],
     )
-    def test_mistakes(self, override: str, said: str) -> None:
+    def test_mistakes(self, override: str, message: str) -> None:
         result = call("explain", "quickstart/digits-image", override)
         assert result.exit_code == 2, result.output
-        assert said in result.stderr
+        assert message in result.stderr
 
     def test_every_reward_is_read_as_it_is(self) -> None:
         signatures = {name: signature_at(target) for name, target in REWARDS.items()}

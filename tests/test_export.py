@@ -259,17 +259,19 @@ def test_the_license_is_that_of_the_bases_card_or_not_known(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--dtype", "bfloat16"], "--dtype needs --merged, which writes a full model"),
         (["--public"], "--public needs --push OWNER/NAME"),
         (["--best"], "keeps no best checkpoint"),
     ],
 )
-def test_invalid_exports_raise_and_write_no_file(options: list[str], said: str, adapters: Path, tmp_path: Path) -> None:
+def test_invalid_exports_raise_and_write_no_file(
+    options: list[str], message: str, adapters: Path, tmp_path: Path
+) -> None:
     done = call("export", str(adapters), "--to", str(tmp_path / "x"), *options)
     assert done.exit_code == 2
-    assert said in done.stderr.replace("\n", " ")
+    assert message in done.stderr.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -314,9 +316,9 @@ def test_without_a_token_or_a_hub_it_raises_and_the_folder_stays(
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     done = call("export", str(adapters), "--to", str(tmp_path / "x"), "--push", "owner/name")
     assert done.exit_code == 2
-    said = done.stderr.replace("\n", " ")
-    assert "owner/name cannot be written: you are not logged in; log in (hf auth login), or set HF_TOKEN" in said
-    assert f"the export stays in {tmp_path / 'x'}" in said
+    output = done.stderr.replace("\n", " ")
+    assert "owner/name cannot be written: you are not logged in; log in (hf auth login), or set HF_TOKEN" in output
+    assert f"the export stays in {tmp_path / 'x'}" in output
     assert (tmp_path / "x/README.md").is_file()
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "token")
 

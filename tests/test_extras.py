@@ -109,8 +109,8 @@ def test_without_extras_commands_start_and_rewards_name_their_extra() -> None:
     call = [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps(sorted(EXTRA_OF))]
     done = subprocess.run(call, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert set(said) == {
+    output = json.loads(done.stdout.splitlines()[-1])
+    assert set(output) == {
         *("digit_verifier", "held_out_judge", "digit_recall", "digit_precision", "digit_spread"),
         *("edit_verifier", "held_out_edit_judge", "moving_digit_verifier", "moving_digit_judge"),
         *("colour", "sharpness", "grid_artifacts", "image_similarity", "edit_consistency", "edit_direction"),
@@ -120,10 +120,10 @@ def test_without_extras_commands_start_and_rewards_name_their_extra() -> None:
     rewards, maths = (
         f"in {ROOT}, uv sync --inexact --extra {x}, or pip install -e '.[{x}]'" for x in ("rewards", "math")
     )
-    assert said["detection"] == f"reward detection needs the package 'scipy': {rewards}"
-    assert said["edit_distance"] == f"reward edit_distance needs the package 'rapidfuzz': {rewards}"
-    assert said["math_verify"] == f"reward math_verify needs the package 'math_verify': {maths}"
-    assert {re.search(r"--extra (\w+), or", line)[1] for line in said.values()} == {"rewards", "math"}  # pyright: ignore[reportOptionalSubscript]
+    assert output["detection"] == f"reward detection needs the package 'scipy': {rewards}"
+    assert output["edit_distance"] == f"reward edit_distance needs the package 'rapidfuzz': {rewards}"
+    assert output["math_verify"] == f"reward math_verify needs the package 'math_verify': {maths}"
+    assert {re.search(r"--extra (\w+), or", line)[1] for line in output.values()} == {"rewards", "math"}  # pyright: ignore[reportOptionalSubscript]
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])

@@ -51,7 +51,7 @@ BY_NIGHT = {"wide": pytest.mark.nightly}  # a second of parsing, ten with every 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=BY_NIGHT.get(case, ())) for case in CASES])
 def test_a_foreign_file_raises_with_one_line(case: str, tmp_path: Path) -> None:
-    text, said = CASES[case]
+    text, message = CASES[case]
     (tmp_path / "x.yaml").write_bytes(text)
     tracemalloc.start()
     result = CliRunner().invoke(app, ["explain", str(tmp_path / "x.yaml")])
@@ -59,7 +59,7 @@ def test_a_foreign_file_raises_with_one_line(case: str, tmp_path: Path) -> None:
     tracemalloc.stop()
     assert result.exit_code == 2, result.exception
     assert result.stderr.startswith("error: ")
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert len(result.stderr) < 5000
     assert peak < 200 * 2**20
@@ -108,7 +108,7 @@ def test_few_anchors_are_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("rollout.window={name: slide, size: 2}", "rollout.window: unknown name 'slide'"),
         ("rollout.window={name: fixed, start: a, size: 2}", "rollout.window: start of fixed must be int, got 'a'"),
@@ -135,7 +135,7 @@ def test_few_anchors_are_parsed() -> None:
         ("rollout.tree={name: at, at: [1, x]}", "at of at must be a list of int, got"),
     ],
 )
-def test_functions_and_their_numbers_are_checked_before_they_are_explained(override: str, said: str) -> None:
+def test_functions_and_their_numbers_are_checked_before_they_are_explained(override: str, message: str) -> None:
     result = CliRunner().invoke(app, ["explain", "quickstart/digits-image", override])
     assert result.exit_code == 2, result.exception
-    assert said in result.stderr
+    assert message in result.stderr

@@ -37,7 +37,7 @@ from tests.policies.letters import letters
 MARKUP = "boom [/x] acc[/easy] clip: [2,1] [bold]b[/bold] [link=http://x]l[/link] :warning: <b>"
 ESCAPES = "\x1b[2J \x1b]0;title\x07 \x9b31m back\rover \x08 \u202egnp"
 HOSTILE = f"{MARKUP} {ESCAPES}"
-SAID = MARKUP + r" \x1b[2J \x1b]0;title\x07 \x9b31m back\x0dover \x08 \u202egnp"
+HOSTILE_TEXT = MARKUP + r" \x1b[2J \x1b]0;title\x07 \x9b31m back\x0dover \x08 \u202egnp"
 
 
 class Settings(BaseModel):
@@ -103,7 +103,7 @@ def call(*arguments: str, code: int = 0) -> str:
 
 class TestConsole:
     def test_controls_are_written_out_and_other_characters_stay(self) -> None:
-        assert escape_controls(HOSTILE) == SAID
+        assert escape_controls(HOSTILE) == HOSTILE_TEXT
         assert escape_controls("tab\tline\nümlaut 漢字 🙂 \ud800") == "tab\tline\nümlaut 漢字 🙂 \\ud800"
 
     def test_a_long_text_loses_its_middle(self) -> None:
@@ -115,18 +115,18 @@ class TestConsole:
     def test_strings_are_printed_as_text(self, capsys: pytest.CaptureFixture[str]) -> None:
         console = PlainConsole()
         console.print_line(HOSTILE, styled(HOSTILE, "bold red"))
-        assert capsys.readouterr().out == f"{SAID} {SAID}\n"
+        assert capsys.readouterr().out == f"{HOSTILE_TEXT} {HOSTILE_TEXT}\n"
         table = Table(HOSTILE, title=HOSTILE, width=400, box=None)
         table.add_row(HOSTILE)
         console.width = 400
         console.print(table)
-        assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [SAID] * 3
+        assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [HOSTILE_TEXT] * 3
         console.print(markdown_page("a [link](http://x) " + ESCAPES))
         assert capsys.readouterr().out.strip() == "a link (http://x) " + escape_controls(ESCAPES)
 
     def test_warnings_are_text(self) -> None:
         record = logging.LogRecord("mmgrpo.x", logging.WARNING, __file__, 1, "said %s", (HOSTILE,), None)
-        assert PlainFormatter().format(record) == f"said {SAID}"
+        assert PlainFormatter().format(record) == f"said {HOSTILE_TEXT}"
 
 
 def test_progress_shows_labels_and_alarms_as_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,37 +134,40 @@ def test_progress_shows_labels_and_alarms_as_text(capsys: pytest.CaptureFixture[
     progress.log_evaluation({"step": 3, f"eval/{HOSTILE.replace('/', '|')}/mean": 0.5})
     progress.log_alert(Alert(step=4, kind="length", measured=HOSTILE, suggested_fix="lower it [/bold]"))
     printed = " ".join(capsys.readouterr().out.split())
-    assert printed == f"step 3 {SAID.replace('/', '|')} 0.500 alert step 4 length: {SAID}; lower it [/bold]"
+    assert (
+        printed
+        == f"step 3 {HOSTILE_TEXT.replace('/', '|')} 0.500 alert step 4 length: {HOSTILE_TEXT}; lower it [/bold]"
+    )
 
 
 class TestCommands:
     def test_train_evaluate_and_report(self, tmp_path: Path) -> None:
         path = config(tmp_path, name="run[bold]x[bold]")
-        said = call("train", path)
-        assert f"run folder: {tmp_path}/runs/run[bold]x[bold]" in said
-        assert f"{SAID.replace('/', '|')} 1" in said  # the mean of the codes of small letters is above 96
-        assert f"report: {tmp_path}/runs/run[bold]x[bold]/report.html" in said
+        output = call("train", path)
+        assert f"run folder: {tmp_path}/runs/run[bold]x[bold]" in output
+        assert f"{HOSTILE_TEXT.replace('/', '|')} 1" in output  # the mean of the codes of small letters is above 96
+        assert f"report: {tmp_path}/runs/run[bold]x[bold]/report.html" in output
         assert "boom [|x] acc[|easy] clip: [2,1] [bold]b[|bold]" in call("evaluate", path)
-        said, _, _ = call("evaluate", path, "--json").partition("} loading ")
-        assert json.loads(said + "}")[f"eval/{HOSTILE.replace('/', '|')}/mean"] > 96
+        output, _, _ = call("evaluate", path, "--json").partition("} loading ")
+        assert json.loads(output + "}")[f"eval/{HOSTILE.replace('/', '|')}/mean"] > 96
         assert call("report", str(tmp_path / "runs/run[bold]x[bold]")).endswith("run[bold]x[bold]/report.html")
 
     def test_a_reward_that_raises(self, tmp_path: Path) -> None:
         path = config(tmp_path, rewards=[{"name": f"python:{__name__}:boom", "label": "acc[/easy]"}])
-        said = call("train", path, code=2)
-        assert "error: reward 'acc[/easy]' failed on 4 of 4 samples" in said
-        assert f"it raised RuntimeError: {SAID}" in said
+        output = call("train", path, code=2)
+        assert "error: reward 'acc[/easy]' failed on 4 of 4 samples" in output
+        assert f"it raised RuntimeError: {HOSTILE_TEXT}" in output
         result = call("doctor", path, code=1)
         assert "reward acc[/easy]" in result
         assert "failed on 4 of 4 samples" in result
 
     def test_sample(self, tmp_path: Path) -> None:
-        said = call("sample", config(tmp_path), HOSTILE, "--out", str(tmp_path / "out[/x]"))
-        assert SAID in said
-        assert f"4 samples in {tmp_path}/out[/x]" in said
+        output = call("sample", config(tmp_path), HOSTILE, "--out", str(tmp_path / "out[/x]"))
+        assert HOSTILE_TEXT in output
+        assert f"4 samples in {tmp_path}/out[/x]" in output
 
     def test_explain_and_errors_of_configurations(self, tmp_path: Path) -> None:
-        wrapped = SAID.replace(r"\x0d", " ")  # white space is where lines are wrapped
+        wrapped = HOSTILE_TEXT.replace(r"\x0d", " ")  # white space is where lines are wrapped
         assert f"run {wrapped}, seed 0" in call("explain", config(tmp_path, name=HOSTILE))
         assert f"error: unknown key {HOSTILE!r}" in call("explain", config(tmp_path, **{HOSTILE: 1}), code=2)
         assert "clip of reward 'acc[/easy]' must be [low, high], low below high, got (2.0, 1.0)" in call(
@@ -172,7 +175,7 @@ class TestCommands:
         )
         assert "error: no configuration '[bold]boom [/x]" in call("explain", "[bold]boom [/x]", code=2)
         source = config(tmp_path, prompts={"source": f"python:{__name__}:wrong_prompts"})
-        assert f"its item 0 is a {SAID}" in call("train", source, code=2)
+        assert f"its item 0 is a {HOSTILE_TEXT}" in call("train", source, code=2)
 
     def test_lists_and_pages(self) -> None:
         assert " flow-grpo " in call("methods")

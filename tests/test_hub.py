@@ -99,8 +99,8 @@ NO_PATH = dict.fromkeys(("./no/folder", "/no/such/folder"), "there is no such pa
 
 @pytest.mark.nightly
 def test_gated_unknown_and_revision(hub: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    said, noise = loaded(str(tmp_path_factory.mktemp("hub")), HF_ENDPOINT=hub)
-    assert said == expected(
+    output, noise = loaded(str(tmp_path_factory.mktemp("hub")), HF_ENDPOINT=hub)
+    assert output == expected(
         {
             "gated/model": f"it is gated: accept its conditions at {hub}/gated/model and log in (hf auth login), "
             "or give the path of a copy",
@@ -141,8 +141,8 @@ def test_an_offline_hub_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_no_way_to_the_hub(
     environment: dict[str, str], sources: tuple[str, ...], why: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    said, noise = loaded(str(tmp_path_factory.mktemp("hub")), sources, **environment)
-    assert said == without_hub(sources, why)
+    output, noise = loaded(str(tmp_path_factory.mktemp("hub")), sources, **environment)
+    assert output == without_hub(sources, why)
     assert "connect to the Hub" not in noise
 
 

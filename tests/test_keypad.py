@@ -55,12 +55,12 @@ def test_no_audio_is_both_trained_and_evaluated() -> None:
 
 def test_half_of_the_keys_are_supervised_wrong() -> None:
     wrong = [
-        (said, key)
+        (word, key)
         for example in misheard_keys()
-        for said, key in zip((example.text or "").split(), example.prompt.columns["text"].split(), strict=True)
+        for word, key in zip((example.text or "").split(), example.prompt.columns["text"].split(), strict=True)
     ]
-    assert {said == key or said == PARTNER[key] for said, key in wrong} == {True}
-    assert sum(said != key for said, key in wrong) / len(wrong) == pytest.approx(0.5, abs=0.03)
+    assert {word == key or word == PARTNER[key] for word, key in wrong} == {True}
+    assert sum(word != key for word, key in wrong) / len(wrong) == pytest.approx(0.5, abs=0.03)
     assert all(PARTNER[PARTNER[key]] == key for key in PARTNER)
     assert [one.text for one in misheard_keys(0.0)] == [one.columns["text"] for one in keypad_questions()]
     with pytest.raises(DataError, match="fraction must be"):

@@ -124,7 +124,7 @@ def test_paper_is_found_by_number_and_by_each_of_its_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (
             '{"id": "x", "title": "X", "tier": "core", "group": "none", "studied_on": "text", "add": "y"}',
@@ -134,10 +134,10 @@ def test_paper_is_found_by_number_and_by_each_of_its_files() -> None:
         ("{", "line 1"),
     ],
 )
-def test_wrong_line_raises(tmp_path: Path, line: str, said: str) -> None:
+def test_wrong_line_raises(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "papers.jsonl"
     path.write_text(f"{line}\n")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         ledger(path)
 
 

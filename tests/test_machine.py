@@ -33,7 +33,7 @@ def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
 
 
 def test_description_of_a_cpu_run() -> None:
-    said = machine(torch.device("cpu"), 3)
-    assert said["threads"] == torch.get_num_threads()
-    assert (said["device"], said["gpus"], said["processes"]) == ("cpu", [], 3)
-    assert said["processor"]
+    description = machine(torch.device("cpu"), 3)
+    assert description["threads"] == torch.get_num_threads()
+    assert (description["device"], description["gpus"], description["processes"]) == ("cpu", [], 3)
+    assert description["processor"]

@@ -87,8 +87,8 @@ def test_unreadable_images_are_named(path: Path, tmp_path: Path):
         ({"bytes": None, "path": None}, "must be a PIL image, a path, .* got a mapping of bytes, path"),
         (7, "must be a PIL image, a path, .* got a int"),
     ]
-    for image, said in cases:
-        with pytest.raises(DataError, match=said):
+    for image, message in cases:
+        with pytest.raises(DataError, match=message):
             load_image(image)
 
 

@@ -72,12 +72,12 @@ def test_methods_are_listed_by_kind() -> None:
 
 
 def test_section_of_one_method() -> None:
-    said = method_section("dance-grpo")
-    assert said == method_section("methods/dance-grpo") == method_section("Dance-GRPO")
-    assert said.startswith(
+    section = method_section("dance-grpo")
+    assert section == method_section("methods/dance-grpo") == method_section("Dance-GRPO")
+    assert section.startswith(
         "## DanceGRPO\n\n`methods/dance-grpo`, [arXiv:2505.07818](https://arxiv.org/abs/2505.07818), for"
     )
-    mechanism, _, published = said.partition(
+    mechanism, _, published = section.partition(
         "The published run, FLUX.1-dev at 720 x 720, LoRA of rank 128; in force with"
     )
     assert "l = max(-A r, -A clip(r, 1 - low, 1 + high))" in mechanism

@@ -28,11 +28,11 @@ def test_a_missing_prompts_file_raises_with_format_key_and_note(
     for name in there:
         (tmp_path / name).write_text('a sign that says "7"\n')
     done = CliRunner().invoke(app, ["train", "recipes/sd3.5-flow-grpo-ocr"])
-    said = " ".join(done.output.split())
+    output = " ".join(done.output.split())
     assert done.exit_code == 2
-    assert f"error: {key}.source: {file} does not exist" in said
-    assert "put a prompt a line there as .txt, or rows with the column 'prompt' as .jsonl, .json or .parquet" in said
-    assert f"or set {key}.source=FILE_OR_DATASET; note: {NOTE}" in said
+    assert f"error: {key}.source: {file} does not exist" in output
+    assert "put a prompt a line there as .txt, or rows with the column 'prompt' as .jsonl, .json or .parquet" in output
+    assert f"or set {key}.source=FILE_OR_DATASET; note: {NOTE}" in output
     assert [path.name for path in tmp_path.iterdir()] == list(there)  # no run folder
 
 
@@ -52,9 +52,9 @@ def test_errors_in_an_existing_file_are_reported_alone(tmp_path: Path) -> None:
 
 
 def test_explain_shows_the_note_and_the_sources() -> None:
-    said = " ".join(CliRunner().invoke(app, ["explain", "recipes/sd3.5-flow-grpo-ocr"]).output.split())
-    assert f"note {NOTE}" in said
-    assert "prompts prompts.txt; evaluation: held_out.txt" in said
+    output = " ".join(CliRunner().invoke(app, ["explain", "recipes/sd3.5-flow-grpo-ocr"]).output.split())
+    assert f"note {NOTE}" in output
+    assert "prompts prompts.txt; evaluation: held_out.txt" in output
 
 
 def test_a_one_gpu_variant_is_its_recipe_with_a_smaller_batch() -> None:

@@ -43,8 +43,8 @@ def test_a_pipeline_from_a_folder(tmp_path: Path) -> None:
     PIPELINES["sd3"].build().save_pretrained(tmp_path / "model")
     call = {"height": 16, "width": 16, "num_inference_steps": 4}
     policy = {"name": "denoising", "model": str(tmp_path / "model"), "gradient_checkpointing": True, "call": call}
-    said, noise = first_lines(tmp_path, {**policy, "lora": {"rank": 2}}, {"name": "brightness"})
-    assert said[0] == f"run folder: {tmp_path / 'runs/run'}"
+    output, noise = first_lines(tmp_path, {**policy, "lora": {"rank": 2}}, {"name": "brightness"})
+    assert output[0] == f"run folder: {tmp_path / 'runs/run'}"
     assert noise == [f"loading the libraries and {tmp_path / 'model'} ..."]
 
 
@@ -54,6 +54,6 @@ def test_a_language_model_from_a_folder(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     policy = {"name": "language", "model": str(tmp_path / "model"), "gradient_checkpointing": True, "max_new_tokens": 4}
-    said, noise = first_lines(tmp_path, policy, {"name": "overlong", "max_length": 4, "margin": 2})
-    assert said[0] == f"run folder: {tmp_path / 'runs/run'}"
+    output, noise = first_lines(tmp_path, policy, {"name": "overlong", "max_length": 4, "margin": 2})
+    assert output[0] == f"run folder: {tmp_path / 'runs/run'}"
     assert noise == [f"loading the libraries and {tmp_path / 'model'} ..."]

@@ -61,15 +61,15 @@ class Place:
 @pytest.mark.nightly
 def test_it_is_installed_and_trained_by_the_commands_of_the_page(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    said = {line: place.typed(line) for line in "".join(shown("bash")).splitlines()}
-    assert "action_chunks" in said["mmgrpo policies"]
+    printed = {line: place.typed(line) for line in "".join(shown("bash")).splitlines()}
+    assert "action_chunks" in printed["mmgrpo policies"]
     assert f"{place.site}" in place.run([str(place.python), "-c", "import diffusion_policy as p; print(p.__file__)"])
     run = place.work / "runs" / "push"
     rows = [json.loads(line) for line in (run / "evaluation.jsonl").read_text().splitlines()]
     first, *_, last = (row["eval/held_out_success/mean"] for row in rows)
     assert first < 0.65
     assert last > 0.93
-    judged = json.loads(said["mmgrpo evaluate runs/push --json"].splitlines()[-1])
+    judged = json.loads(printed["mmgrpo evaluate runs/push --json"].splitlines()[-1])
     assert judged["eval/held_out_success/mean"] == pytest.approx(last)
     assert "data:image/png" in (run / "report.html").read_text()
     assert (place.work / "samples" / "sheet.png").is_file()

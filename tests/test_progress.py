@@ -114,10 +114,10 @@ class TestPace:
         assert pace.remaining_s(1030.0) == 70.0
 
     @pytest.mark.parametrize(
-        ("seconds", "said"), [(None, "-:--:--"), (59.6, "0:01:00"), (3725, "1:02:05"), (90000, "1 d 1:00:00")]
+        ("seconds", "lines"), [(None, "-:--:--"), (59.6, "0:01:00"), (3725, "1:02:05"), (90000, "1 d 1:00:00")]
     )
-    def test_clock(self, seconds: float | None, said: str) -> None:
-        assert clock_text(seconds) == said
+    def test_clock(self, seconds: float | None, lines: str) -> None:
+        assert clock_text(seconds) == lines
 
 
 class TestLines:
@@ -177,12 +177,12 @@ class TestLines:
         for step in range(1, 1501):
             clock.now_s += 0.1 if step != 1000 else 60
             progress.log_warmup_step(WarmupStep(step, 1 / step, 0.1))
-        said = capsys.readouterr().out.splitlines()
-        assert said[:2] == [
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[:2] == [
             "warm-up 1 of 1,500  loss 1.0000  left 0:02:30",
             "warm-up 150 of 1,500  loss 0.0067  left 0:02:15",
         ]
-        assert [line.split()[1] for line in said] == [
+        assert [line.split()[1] for line in lines] == [
             "1", "150", "300", "450", "600", "750", "900", "1,000", "1,050", "1,200", "1,350", "1,500"
         ]  # fmt: skip
 

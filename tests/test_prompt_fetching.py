@@ -224,15 +224,15 @@ def test_addresses_that_would_be_fetched(text: str, is_one: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("[" * 100_000, "line 1 is nested too deeply"),
         ('{"prompt": "p", "n": ' + "9" * 5000 + "}", "line 1 cannot be read: Exceeds the limit"),
     ],
 )
-def test_json_that_python_cannot_hold_is_one_line(line: str, said: str, tmp_path: Path) -> None:
+def test_json_that_python_cannot_hold_is_one_line(line: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(line + "\n")
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         load_prompts(tmp_path / "rows.jsonl")
 
 

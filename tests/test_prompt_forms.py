@@ -243,7 +243,7 @@ class TestImages:
 
 class TestErrors:
     @pytest.mark.parametrize(
-        ("row", "said"),
+        ("row", "texts"),
         [
             (
                 {"prompt": "<image> and <image>", "images": ["1.png"]},
@@ -278,8 +278,8 @@ class TestErrors:
             ({"messages": [user("a <ref-object>")], "objects": {"ref": []}}, "1 <ref-object> tags and objects.ref 0"),
         ],
     )
-    def test_invalid_rows_raise(self, folder: Path, row: dict[str, Any], said: str):
-        with pytest.raises(DataError, match=said):
+    def test_invalid_rows_raise(self, folder: Path, row: dict[str, Any], texts: str):
+        with pytest.raises(DataError, match=texts):
             read(folder, row)
 
     def test_bytes_that_are_no_image_name_their_row(self):
@@ -309,7 +309,7 @@ def test_a_question_is_the_same_to_a_model_in_every_form(folder: Path):
     Image.new("RGB", (16, 16), (4, 4, 4)).save(folder / "4.png")
     policy = policy_of("qwen2.5-vl")
     drawn = [policy.rollout([prompt], group_size=3, seed=5) for prompt in read(folder, *rows)]
-    said = [[sample.text for sample in rollout.samples] for rollout in drawn]
-    assert said[:6] == [said[0]] * 6
+    texts = [[sample.text for sample in rollout.samples] for rollout in drawn]
+    assert texts[:6] == [texts[0]] * 6
     assert [rollout.old_logprob_BT.tolist() for rollout in drawn[:6]] == [drawn[0].old_logprob_BT.tolist()] * 6
     assert drawn[6].old_logprob_BT.tolist() != drawn[0].old_logprob_BT.tolist()

@@ -186,7 +186,7 @@ class TestErrors:
             load_prompts(tmp_path / "no" / "train.txt")
 
     @pytest.mark.parametrize(
-        ("name", "text", "said"),
+        ("name", "text", "message"),
         [
             ("a.txt", "\n \n", "holds no prompts"),
             ("a.jsonl", '{"prompt": "a"}\n\n{"prompt": "b"', r"a.jsonl, line 3 is not JSON: .* at column 15"),
@@ -204,9 +204,9 @@ class TestErrors:
             ("a.parquet", "prompt", "not a readable parquet file"),
         ],
     )
-    def test_malformed_files(self, tmp_path: Path, name: str, text: str, said: str):
+    def test_malformed_files(self, tmp_path: Path, name: str, text: str, message: str):
         (tmp_path / name).write_text(text)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             load_prompts(tmp_path / name)
 
     def test_not_utf8(self, tmp_path: Path):

@@ -80,11 +80,11 @@ def letters(length: int) -> Any:
     class Spoken(shown("design/design.md")["LetterPolicy"]):
         def rollout(self, prompts: Any, *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
             rollout = super().rollout(prompts, group_size=group_size, seed=seed, plan=plan)
-            said = [
+            texts = [
                 dataclasses.replace(s, tokens=[ord(c) for c in s.text or ""], finished="e" in (s.text or ""))
                 for s in rollout.samples
             ]
-            return dataclasses.replace(rollout, samples=said)
+            return dataclasses.replace(rollout, samples=texts)
 
     return Spoken(length)
 

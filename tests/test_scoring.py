@@ -106,7 +106,7 @@ class TestFailures:
             score(FOUR, [one_bad], max_failure_frac=0.2)
 
     @pytest.mark.parametrize(
-        ("returned", "said"),
+        ("returned", "message"),
         [
             ([1.0], "'fixed': expected 4 values, one per sample in order, got 1"),
             ([1.0] * 5, "expected 4 values, one per sample in order, got 5"),
@@ -118,8 +118,8 @@ class TestFailures:
             ([1.0, [2.0], 3.0, 4.0], r"number or None, got \[2.0\] of type list"),
         ],
     )
-    def test_a_malformed_answer_stops_at_once(self, returned: Any, said: str):
-        with pytest.raises(RewardError, match=said):
+    def test_a_malformed_answer_stops_at_once(self, returned: Any, message: str):
+        with pytest.raises(RewardError, match=message):
             score(FOUR, [returning(returned)], max_failure_frac=1.0)
 
     def test_names_and_weights_are_checked(self):

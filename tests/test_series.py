@@ -53,9 +53,9 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 def test_each_run_begins_where_the_one_before_ended(tmp_path: Path) -> None:
     """The same weights as by two commands, the second with the first one's folder as its adapter."""
-    said = train(str(written(tmp_path)))
+    output = train(str(written(tmp_path)))
     series, alone = tmp_path / "runs/two", tmp_path / "alone"
-    assert f"run 2 of 2: {series / '2-hard'}" in said
+    assert f"run 2 of 2: {series / '2-hard'}" in output
     single = ["runs=[]", f"output={alone}"]
     train(str(written(tmp_path)), *single, "name=first")
     changed = ["rollout.group_size=8", "objective.surrogate=policy_gradient", "steps=1", "warmup=null"]
@@ -72,8 +72,8 @@ def test_a_series_resumes(tmp_path: Path) -> None:
     series = tmp_path / "runs/two"
     expected, stamp = weights(series / "2-hard"), (series / "1-easy/metrics.jsonl").stat().st_mtime_ns
     rmtree(series / "2-hard")
-    said = train("--resume", str(series))
-    assert "run 1 of 2" not in said
+    output = train("--resume", str(series))
+    assert "run 1 of 2" not in output
     assert (series / "1-easy/metrics.jsonl").stat().st_mtime_ns == stamp
     assert all(torch.equal(tensor, expected[key]) for key, tensor in weights(series / "2-hard").items())
     refused = CliRunner().invoke(app, ["train", "--resume", str(series), "steps=9"])
@@ -99,8 +99,8 @@ def test_the_runs_of_a_series(tmp_path: Path) -> None:
     assert first.warmup is not None
     assert second.warmup is None
     assert runs_of(first) == [first]
-    said = CliRunner().invoke(app, ["explain", str(written(tmp_path))]).output
-    assert said.index("1-easy, seed 0") < said.index("policy_gradient")
+    output = CliRunner().invoke(app, ["explain", str(written(tmp_path))]).output
+    assert output.index("1-easy, seed 0") < output.index("policy_gradient")
 
 
 @pytest.mark.parametrize(
@@ -136,5 +136,5 @@ def test_a_series_is_no_run_to_evaluate(tmp_path: Path) -> None:
     (tmp_path / "1-easy/config.yaml").touch()
     done = CliRunner().invoke(app, ["evaluate", str(tmp_path)])
     assert done.exit_code == 2
-    said = " ".join(done.output.split())
-    assert f"{tmp_path} is the folder of a series; use one of its runs: {tmp_path / '1-easy'}" in said
+    output = " ".join(done.output.split())
+    assert f"{tmp_path} is the folder of a series; use one of its runs: {tmp_path / '1-easy'}" in output

@@ -232,13 +232,13 @@ def drawn_alone(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Ten
             policy.rollout(prompts_of("llama"), group_size=2, seed=0)
             result.append(held())
         job.barrier()
-        said: list[Tensor] = []
+        logprobs: list[Tensor] = []
         for one in (whole, policy):
             with one.weights.using("reference"):
-                said.append(one.rollout(prompts_of("llama"), group_size=2, seed=1).old_logprob_BT)
+                logprobs.append(one.rollout(prompts_of("llama"), group_size=2, seed=1).old_logprob_BT)
         job.barrier()
     result.append(held())
-    return result, said
+    return result, logprobs
 
 
 def tried_alone(folder: Path, names: Sequence[str]) -> list[Tensor]:
@@ -263,8 +263,8 @@ def alone(folder: Path, names: Sequence[str]) -> tuple[Any, list[Tensor]]:
 
 @pytest.mark.parametrize("engine", ["fsdp2", pytest.param("zero3", marks=(needs_deepspeed, pytest.mark.nightly))])
 def test_a_model_is_gathered_on_each_process_while_it_samples(engine: str, tmp_path: Path) -> None:
-    ((parted, *drawing, after), said), tried = on_two(tmp_path, (), function="alone", engine=engine)
-    assert torch.equal(*said)
+    ((parted, *drawing, after), logprobs), tried = on_two(tmp_path, (), function="alone", engine=engine)
+    assert torch.equal(*logprobs)
     assert torch.equal(*tried)
     whole = sum(parameter.numel() for parameter in scenarios.policy_of("llama").trainable)
     assert after == parted < whole
@@ -296,7 +296,7 @@ def test_unsupported_sharding_raises() -> None:
 
 @needs_deepspeed
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "logprobs"),
     [
         ({"zero_optimization": {"stage": 1}}, "ZeRO-1 is not supported"),
         (
@@ -307,8 +307,8 @@ def test_unsupported_sharding_raises() -> None:
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, "offload_param.device, which"),
     ],
 )
-def test_ignored_settings_of_deepspeed_raise(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_ignored_settings_of_deepspeed_raise(settings: dict[str, Any], logprobs: str) -> None:
+    with pytest.raises(ConfigError, match=logprobs):
         Sharding(Accelerator(cpu=True), DeepSpeedPlugin(hf_ds_config=settings))
 
 

@@ -87,8 +87,8 @@ def test_two_nodes_of_slurm_are_one_run(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    said = [node.communicate(timeout=300)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
+    outputs = [node.communicate(timeout=300)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
     (folder,) = (tmp_path / "runs").iterdir()
     assert json.loads((folder / "run.json").read_text())["machine"]["processes"] == 2
 
@@ -109,10 +109,10 @@ def test_the_command_starts_its_processes(engine: str, name: str, tmp_path: Path
     done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     (folder,) = (tmp_path / "runs").iterdir()
-    said = json.loads((folder / "run.json").read_text())
-    assert (said["status"], said["machine"]["processes"], said["machine"]["sharding"]) == ("finished", 2, name)
-    assert said["command"].startswith("mmgrpo train ")
-    assert said["command"].endswith(f" --accelerate {tmp_path / 'mine.yaml'} --processes 2")
+    output = json.loads((folder / "run.json").read_text())
+    assert (output["status"], output["machine"]["processes"], output["machine"]["sharding"]) == ("finished", 2, name)
+    assert output["command"].startswith("mmgrpo train ")
+    assert output["command"].endswith(f" --accelerate {tmp_path / 'mine.yaml'} --processes 2")
     stored = read_shards(folder / "checkpoints" / "step-000001" / "policy" / "transformer")
     exported = export_run(str(folder), ExportRequest(to=tmp_path / "exported"))
     loaded = SD3Transformer2DModel.from_pretrained(exported / "transformer").state_dict()
@@ -133,10 +133,10 @@ def test_the_command_ends_as_its_processes_do(told: signal.Signals, tmp_path: Pa
             time.sleep(0.1)
         children = Path(f"/proc/{launched.pid}/task/{launched.pid}/children").read_text().split()
         os.kill(launched.pid if told == signal.SIGTERM else int(children[-1]), told)
-        said, complained = launched.communicate(timeout=100)
+        output, complained = launched.communicate(timeout=100)
     assert launched.returncode == 128 + told
     how = f"mmgrpo train --resume {folder} --accelerate {tmp_path / 'mine.yaml'} --processes 2"
-    assert f": {how}\n" in said
+    assert f": {how}\n" in output
     assert "Traceback" not in complained
     status = json.loads((folder / "run.json").read_text())["status"]
     assert status == ("terminated" if told == signal.SIGTERM else "failed")

@@ -43,7 +43,7 @@ def same(audio: Any, expected: Audio, *, within: float = 0.0) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("values", "rate", "said"),
+    ("values", "rate", "message"),
     [
         (np.zeros((1, 4)), 8000, "float32 tensor on the CPU, got a ndarray"),
         (torch.zeros(1, 4, dtype=torch.float64), 8000, "got torch.float64 on cpu"),
@@ -55,8 +55,8 @@ def same(audio: Any, expected: Audio, *, within: float = 0.0) -> bool:
         (torch.zeros(1, 4), 8000.0, "got 8000.0"),
     ],
 )
-def test_invalid_audio_raises(values: Any, rate: Any, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_invalid_audio_raises(values: Any, rate: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         Audio(values, rate)
 
 
@@ -137,7 +137,7 @@ def test_a_playlist_is_no_audio(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "said"),
+    ("form", "message"),
     [
         (3, "audio must be a path, bytes, .* got a int"),
         ({"array": [0.0, float("inf")], "sampling_rate": 8}, "not finite"),
@@ -149,8 +149,8 @@ def test_a_playlist_is_no_audio(tmp_path: Path) -> None:
         (b"RIFFxxxx", "the audio of 8 bytes cannot be opened"),
     ],
 )
-def test_unreadable_audio_raises_with_the_reason(form: Any, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_unreadable_audio_raises_with_the_reason(form: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         load_audio(form)
 
 
@@ -286,7 +286,7 @@ class TestServing:
         assert MIN_PIXELS < 8000
 
     @pytest.mark.parametrize(
-        ("change", "said"),
+        ("change", "message"),
         [
             ({"values": "AAA"}, "not float32 in base64 of its shape"),
             ({"shape": [3, 1]}, "not float32 in base64 of its shape"),
@@ -299,10 +299,10 @@ class TestServing:
             ),
         ],
     )
-    def test_invalid_audio_in_requests_raises(self, change: dict[str, Any], said: str) -> None:
+    def test_invalid_audio_in_requests_raises(self, change: dict[str, Any], message: str) -> None:
         body, _ = pack_samples([Sample(Prompt("p"), 0, 0, audio=tone())], form="png")
         request = json.loads(body)
         sound = request["samples"][0]["audio"]
         (sound if "sampling_rate" in change else sound["values"]).update(change)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             unpack_request(json.dumps(request).encode(), JSON)

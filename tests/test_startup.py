@@ -25,7 +25,7 @@ print(code, *sorted(set(%r) & set(sys.modules)), file=sys.stderr)
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         (("--help",), "serve-rewards"),
         (("--version",), "mmgrpo 0.1.0"),
@@ -39,10 +39,10 @@ print(code, *sorted(set(%r) & set(sys.modules)), file=sys.stderr)
         (("explain", "recipes/sd3.5-flow-grpo-fast"), "Flow-GRPO-Fast with CPS"),
     ],
 )
-def test_commands_without_computation_import_no_compute_library(command: tuple[str, ...], said: str) -> None:
+def test_commands_without_computation_import_no_compute_library(command: tuple[str, ...], message: str) -> None:
     call = [sys.executable, "-c", CALL % (HEAVY,), *command]
     done = subprocess.run(call, capture_output=True, text=True, timeout=120)
-    assert said in done.stdout
+    assert message in done.stdout
     assert done.stderr.split() == ["0"]
 
 

@@ -67,7 +67,7 @@ class TestHacking:
 
     def test_the_alert_names_an_existing_checkpoint(self):
         # the older half of the window ends at step 2, and later checkpoints saw the fall
-        for steps_saved, said in (
+        for steps_saved, text in (
             ((1, 2, 4), "go back to the checkpoint of step 2"),
             ((1, 6), "go back to the checkpoint of step 1"),
             ((4, 6), "keep checkpoints: set checkpoint.every"),
@@ -77,7 +77,7 @@ class TestHacking:
             )
             assert subject is not None
             (alarm,) = rewarded(Watchdog(subject), [1, 1, 2, 2], [0.8, 0.8, 0.7, 0.7])
-            assert alarm.suggested_fix.endswith(said)
+            assert alarm.suggested_fix.endswith(text)
 
     @pytest.mark.parametrize(
         ("trained", "judged"),
@@ -256,9 +256,9 @@ class TestWhatIsTrainedOn:
 
 
 def test_explain_lists_the_alerts() -> None:
-    said = " ".join(explanation(run_of(stop=["grid"], length=None)).split())
+    text = " ".join(explanation(run_of(stop=["grid"], length=None)).split())
     kinds = "hacking, diversity, grid, dead_groups, on_policy_gap, no_effect"
-    assert f"watchdog alerts for {kinds}; an alert stops the run: grid" in said
+    assert f"watchdog alerts for {kinds}; an alert stops the run: grid" in text
 
 
 def test_variety_within_groups() -> None:

@@ -27,8 +27,8 @@ def table(result: Sequence[Agreement]) -> Iterator[str]:
     for one in result:
         source = one.case.source
         called = f"{source.repo}@{one.commit or '-'}, `{source.names[0]}`"
-        said = f": {one.case.said}" if one.case.said else ""
-        yield f"| {one.case.method} | {called}{said} | {_written(one.difference) or 'no clone'} |"
+        note = f": {one.case.note}" if one.case.note else ""
+        yield f"| {one.case.method} | {called}{note} | {_written(one.difference) or 'no clone'} |"
 
 
 def agrees(one: Agreement) -> bool:

@@ -150,7 +150,7 @@ RIGHT_OR_WRONG = "rewards 0 or 1"
 PREFIXES = {"name": "prefix_tree", "weight": 1.0, "normalize": True, "eps": 1e-6}
 CASES: Sequence[Case] = (
     advantage(
-        "dapo", _verl(GRPO), _call(GRPO), over={"advantage.zero_variance_groups": "keep"}, said="whole groups kept"
+        "dapo", _verl(GRPO), _call(GRPO), over={"advantage.zero_variance_groups": "keep"}, note="whole groups kept"
     ),
     advantage("gspo", _verl(GRPO), _call(GRPO)),
     advantage(
@@ -172,48 +172,48 @@ CASES: Sequence[Case] = (
         ),
         _pass_at,
         step=_right,
-        said=f"k 4, {RIGHT_OR_WRONG}",
+        note=f"k 4, {RIGHT_OR_WRONG}",
     ),
     advantage(
         "bnpo",
         _verl("compute_bnpo_outcome_advantage", repo="changyi7231/BNPO", path="recipe/bnpo/src/bnpo_ray_trainer.py"),
         _call("compute_bnpo_outcome_advantage", right=True),
         step=_right,
-        said=RIGHT_OR_WRONG,
+        note=RIGHT_OR_WRONG,
     ),
     advantage(
         "rloo",
         _verl("compute_rloo_outcome_advantage"),
         _call("compute_rloo_outcome_advantage"),
         over={"advantage.kl.beta": 0.0, "advantage.kl.divergence": None},
-        said="without the divergence in the reward",
+        note="without the divergence in the reward",
     ),
     advantage(
         "ngrpo",
         _verl("compute_ngrpo_outcome_advantage", repo="nangongrui-ngr/NGRPO"),
         _call("compute_ngrpo_outcome_advantage", right=True),
         step=_right,
-        said=RIGHT_OR_WRONG,
+        note=RIGHT_OR_WRONG,
     ),
     advantage(
         "nsr",
         _verl("compute_psr_nsr_outcome_advantage", repo="nangongrui-ngr/NGRPO"),
         _verdict,
         step=_right,
-        said=f"weighted by 0.1, {RIGHT_OR_WRONG}",
+        note=f"weighted by 0.1, {RIGHT_OR_WRONG}",
     ),
     advantage(
         "riskpo",
         _verl("compute_grpo_bundle_rvar_outcome_advantage_quantile_tracking", repo="RTkenny/RiskPO"),
         _risk,
-        said="credit_assign_mode std, use_q_track_mode batch",
+        note="credit_assign_mode std, use_q_track_mode batch",
     ),
     advantage(
         "raft",
         _verl("compute_raft_outcome_advantage", repo="RLHFlow/Minimal-RL"),
         _raft,
         step=_right,
-        said=RIGHT_OR_WRONG,
+        note=RIGHT_OR_WRONG,
     ),
     advantage(
         "reinforce-rej",
@@ -225,7 +225,7 @@ CASES: Sequence[Case] = (
         _verl("logistic_reweight", repo="aeroplanepaper/GRPO-LEAD", path=f"verl/{CORE}"),
         _lead,
         step=_right,
-        said=f"times the standardised reward, {RIGHT_OR_WRONG}",
+        note=f"times the standardised reward, {RIGHT_OR_WRONG}",
     ),
     advantage(
         "tempo",
@@ -233,7 +233,7 @@ CASES: Sequence[Case] = (
         _tempo,
         over={"advantage.eps": 1e-6, "advantage.estimators": [PREFIXES]},
         step=_right,
-        said=f"eps 1e-6, float32, {RIGHT_OR_WRONG}",
+        note=f"eps 1e-6, float32, {RIGHT_OR_WRONG}",
     ),
     advantage(
         "lambda-grpo",
@@ -243,13 +243,13 @@ CASES: Sequence[Case] = (
             names=("InfPRMTree", "InfPRMNode"),
         ),
         _prefix_counts,
-        said="loss_scales times the standardised reward, float32",
+        note="loss_scales times the standardised reward, float32",
     ),
     advantage(
         "ppl",
         _verl("calculate_ppl", repo="RUCAIBox/Slow_Thinking_with_LLMs", path=f"entropy2performance/verl/{CORE}"),
         _perplexity,
-        said="its ppl_weight in a factor on the standardised reward, float32",
+        note="its ppl_weight in a factor on the standardised reward, float32",
     ),
     advantage(
         "stable-grpo",
@@ -261,14 +261,14 @@ CASES: Sequence[Case] = (
         ),
         _noisy,
         step=_right,
-        said=RIGHT_OR_WRONG,
+        note=RIGHT_OR_WRONG,
     ),
     advantage(
         "hbpo",
         _verl(GRPO, repo="ZJU-REAL/HBPO"),
         _budgeted,
         step=lambda rows: replace(rows.step(rows.reward_B), groups=_by_four(rows).tolist()),
-        said="groups of 4",
+        note="groups of 4",
     ),
     _tracked("flow-grpo", "yifan123/flow_grpo", over_all=True),
     _tracked("grpo-guard", "yifan123/flow_grpo", over_all=False),

@@ -129,7 +129,7 @@ class Case:
     source: Source
     theirs: Callable[[SimpleNamespace, Rows], Numbers]
     ours: Callable[[Rows], Numbers]
-    said: str = ""
+    note: str = ""
 
 
 def advantage(
@@ -139,7 +139,7 @@ def advantage(
     *,
     over: Mapping[str, Any] | None = None,
     step: Callable[[Rows], Step] = lambda rows: rows.step(rows.reward_B),
-    said: str = "",
+    note: str = "",
 ) -> Case:
     """A comparison of advantages, (B, T); ``over`` is laid over the method's file."""
     config = config_of(method, over)
@@ -150,7 +150,7 @@ def advantage(
     def of_theirs(functions: SimpleNamespace, rows: Rows) -> Numbers:
         return {"advantage": theirs(functions, rows).double().where(rows.mask_BT, 0.0)}
 
-    return Case(method=method, source=source, theirs=of_theirs, ours=ours, said=said)
+    return Case(method=method, source=source, theirs=of_theirs, ours=ours, note=note)
 
 
 def loss(
@@ -161,7 +161,7 @@ def loss(
     over: Mapping[str, Any] | None = None,
     step: Callable[[Rows], Step] = lambda rows: rows.step(rows.reward_B),
     only: Sequence[str] = ("value", "gradient"),
-    said: str = "",
+    note: str = "",
 ) -> Case:
     """A comparison of losses and of their gradients by the log-probabilities."""
     config = config_of(method, over)
@@ -176,7 +176,7 @@ def loss(
         (gradient_BT,) = torch.autograd.grad(value, given.logprob_BT)
         return _chosen({"value": value.detach(), "gradient": gradient_BT}, only)
 
-    return Case(method=method, source=source, theirs=of_theirs, ours=ours, said=said)
+    return Case(method=method, source=source, theirs=of_theirs, ours=ours, note=note)
 
 
 def _given(config: RunConfig, rows: Rows, step: Step) -> Given:

@@ -60,7 +60,7 @@ def latents(rows: Rows) -> Latents:
     return Latents(sigmas, index, latent, velocity.requires_grad_(), ends)
 
 
-def _case(method: str, source: Source, theirs: Callable[[SimpleNamespace, Latents, float], Numbers], said: str) -> Case:
+def _case(method: str, source: Source, theirs: Callable[[SimpleNamespace, Latents, float], Numbers], note: str) -> Case:
     policy = read_layers(find_config(f"methods/{method}"))["policy"]
 
     def ours(rows: Rows) -> Numbers:
@@ -79,7 +79,7 @@ def _case(method: str, source: Source, theirs: Callable[[SimpleNamespace, Latent
         at = latents(rows)
         return _differentiated(at, theirs(functions, at, policy["strength"]))
 
-    return Case(method=method, source=source, theirs=of_theirs, ours=ours, said=said)
+    return Case(method=method, source=source, theirs=of_theirs, ours=ours, note=note)
 
 
 def _differentiated(at: Latents, numbers: Numbers) -> Numbers:
@@ -138,8 +138,8 @@ def _of_second_order(at: Latents) -> Numbers:
     )
     step = DenoisingStep(level=level, next_level=next_level, second_sigma=float(at.sigmas[1]))
     now = velocity_to_prediction(at.latent_BCHW, at.velocity_BCHW, level)
-    said = Prediction(at.next_BCHW, torch.zeros_like(at.next_BCHW))
-    following = kernel_mean(ddim(step, strength=0.0), extrapolated(at.latent_BCHW, now, said, step, before))
+    prediction = Prediction(at.next_BCHW, torch.zeros_like(at.next_BCHW))
+    following = kernel_mean(ddim(step, strength=0.0), extrapolated(at.latent_BCHW, now, prediction, step, before))
     return {"mean": following, "logprob": following.flatten(1).mean(1)}
 
 
@@ -173,7 +173,7 @@ CASES: Sequence[Case] = (
         ),
         theirs=lambda functions, rows: _differentiated(at := _later(rows), _after_the_window(functions, at)),
         ours=lambda rows: _differentiated(at := _later(rows), _of_second_order(at)),
-        said=FLOAT32,
+        note=FLOAT32,
     ),
     _case(
         "dance-grpo",

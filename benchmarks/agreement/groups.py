@@ -200,7 +200,7 @@ CASES: Sequence[Case] = (
         Source(repo="Red-RL/REAL", path=f"verl/{CORE}", names=("compute_policy_loss_real",)),
         _real,
         step=_right,
-        said=RIGHT_OR_WRONG,
+        note=RIGHT_OR_WRONG,
     ),
     loss(
         "disco",
@@ -209,7 +209,7 @@ CASES: Sequence[Case] = (
         over=_term("disco", tau=1.0, score_by="mean_ratio", against="old"),
         step=_right,
         only=GRADIENT,
-        said=f"without its constraint, {RIGHT_OR_WRONG}",
+        note=f"without its constraint, {RIGHT_OR_WRONG}",
     ),
     loss(
         "drpo",
@@ -218,7 +218,7 @@ CASES: Sequence[Case] = (
         over=_term("drpo", tau=10.0, spread=0.1, longest=T, score_by="mean_logprob"),
         step=_right,
         only=GRADIENT,
-        said=f"without its constraint, {RIGHT_OR_WRONG}",
+        note=f"without its constraint, {RIGHT_OR_WRONG}",
     ),
     loss(
         "pacs",
@@ -230,14 +230,14 @@ CASES: Sequence[Case] = (
         ),
         _pacs,
         step=_right,
-        said=f"weighted by question, {RIGHT_OR_WRONG}",
+        note=f"weighted by question, {RIGHT_OR_WRONG}",
     ),
     loss(
         "flow-of-reasoning",
         Source(repo="Yu-Fangxu/FoR", path="BlocksWorld/util.py", names=("tb_loss",)),
         _balance,
         step=lambda rows: rows.step(_positive(rows)),
-        said="a mean over groups",
+        note="a mean over groups",
     ),
     loss(
         "trpa",
@@ -247,7 +247,7 @@ CASES: Sequence[Case] = (
         _pairs,
         over=_term("preference", beta=0.1, pairs="all", top=1.0, sharper=2.5, score_by="mean_log_ratio"),
         step=_referred,
-        said=f"a mean over groups, without the divergence, {RIGHT_OR_WRONG}",
+        note=f"a mean over groups, without the divergence, {RIGHT_OR_WRONG}",
     ),
     loss(
         "sdpo",
@@ -255,10 +255,10 @@ CASES: Sequence[Case] = (
         _self_taught,
         over={"advantage.filters": []},
         step=_taught,
-        said="full_logit_distillation False, all rows with a teacher",
+        note="full_logit_distillation False, all rows with a teacher",
     ),
     *(
-        loss(method, source, theirs, over=LENGTH, step=_one_off_policy, said=OVER_ROWS)
+        loss(method, source, theirs, over=LENGTH, step=_one_off_policy, note=OVER_ROWS)
         for method, source, theirs in ON_AND_OFF
     ),
 )

@@ -182,7 +182,7 @@ CASES: Sequence[Case] = (
         _bounds(0.2, 0.2, clip_ratio_c=1e9),
         "seq-mean-token-sum-norm",
         over={"objective.aggregate": {"name": "constant_length", "length": T}},
-        said="of length 7",
+        note="of length 7",
     ),
     _verl("gspo", "compute_policy_loss_gspo", _bounds(3e-4, 4e-4), SAMPLE_MEAN),
     _verl("sapo", "compute_policy_loss_sapo", _bounds(0.2, 0.2, tau_pos=1.0, tau_neg=1.05), SAMPLE_MEAN),
@@ -191,7 +191,7 @@ CASES: Sequence[Case] = (
         "gpg",
         _source("GPGTrainer.compute_loss", repo="AMAP-ML/GPG", path="open-r1/src/open_r1/gpg_trainer.py"),
         _plain,
-        said="over the groups that teach, without adjust_gd",
+        note="over the groups that teach, without adjust_gd",
     ),
     loss(
         "ppl-position",
@@ -200,7 +200,7 @@ CASES: Sequence[Case] = (
         ),
         _late,
         step=lambda rows: replace(rows.step(rows.reward_B), number=200),
-        said="its bonus of later tokens on the standardised reward, at step 200",
+        note="its bonus of later tokens on the standardised reward, at step 200",
     ),
     _verl("gmpo", "compute_policy_loss_geo_mean", _bounds(0.4, 0.4), SAMPLE_MEAN),
     _verl(
@@ -209,7 +209,7 @@ CASES: Sequence[Case] = (
         _bounds(0.2, 0.2, policy_loss=Settings(kl_cov_ratio=0.1, ppo_kl_coef=1.0)),
         TOKEN_MEAN,
         over={"objective.modulations": [{"name": "kl_covariance", "share": 0.1}]},
-        said="a tenth of the tokens",
+        note="a tenth of the tokens",
     ),
     loss(
         "dcpo-clip",
@@ -228,13 +228,13 @@ CASES: Sequence[Case] = (
         _source("compute_policy_loss", "average_loss", repo="MikeWangWZHL/PAPO", path="verl/trainer/core_algos.py"),
         _dual,
         over={**WITHOUT_KL, "objective.terms": [], "objective.views": {}},
-        said="without its two divergences",
+        note="without its two divergences",
     ),
     loss(
         "gvpo",
         Source(repo="jszkc/GVPO", path="GVPO/gvpo_core_algos.py", names=("compute_policy_loss_gvpo",), needs=ALONE),
         _gvpo,
-        said="a mean over groups",
+        note="a mean over groups",
     ),
     loss(
         "aapo",
@@ -248,6 +248,6 @@ CASES: Sequence[Case] = (
         _replaying,
         over=WITHOUT_KL,
         step=_with_replays,
-        said="off_policy_loss_coef 1",
+        note="off_policy_loss_coef 1",
     ),
 )

@@ -184,7 +184,7 @@ CASES: Sequence[Case] = (
         _dgpo,
         over={"objective.terms": [{"name": "dgpo", "beta": 100.0}], "objective.kl.beta": 0.0},
         step=_referred,
-        said="without its clip, which stands elsewhere, and its divergence",
+        note="without its clip, which stands elsewhere, and its divergence",
     ),
     loss(
         "crd",
@@ -196,7 +196,7 @@ CASES: Sequence[Case] = (
         _crd,
         over={"objective.kl.beta": 0.0},
         step=_whole,
-        said="asked group by group, of the mean over levels, without the divergence",
+        note="asked group by group, of the mean over levels, without the divergence",
     ),
     loss(
         "flow-dppo",
@@ -215,13 +215,13 @@ CASES: Sequence[Case] = (
         _guarded,
         over={"objective.step_weight": None},
         step=_drifting,
-        said="without the weight of a step's length",
+        note="without the weight of a step's length",
     ),
     Case(
         method="diffusion-nft",
         source=_omni("DiffusionNFTLoss.compute_loss", "DiffusionNFTLoss._advantage_to_reward_prob"),
         theirs=_nft_theirs,
         ours=_nft_ours,
-        said="of advantages, without the divergence; the gradient is by the velocity",
+        note="of advantages, without the divergence; the gradient is by the velocity",
     ),
 )

@@ -61,7 +61,7 @@ CASES: Sequence[Case] = (
         ),
         theirs=_progress,
         ours=_window,
-        said="25 steps, as long as the window fits",
+        note="25 steps, as long as the window fits",
     ),
     Case(
         method="ead",
@@ -72,6 +72,6 @@ CASES: Sequence[Case] = (
         ),
         theirs=_annealed,
         ours=_cooled,
-        said="negexp, six tokens of 50 steps",
+        note="negexp, six tokens of 50 steps",
     ),
 )

@@ -58,7 +58,7 @@ def build(name: str) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         kind: Any = getattr(diffusers, name)
-        pipeline = kind(**{slot: _part(said, kind) for slot, said in recipes()[name]["parts"].items()})
+        pipeline = kind(**{slot: _part(part, kind) for slot, part in recipes()[name]["parts"].items()})
         for slot, method in (recipes()[name].get("prepare") or {}).items():
             getattr(getattr(pipeline, slot), method)()
         for component in pipeline.components.values():
@@ -75,19 +75,19 @@ def arguments(name: str) -> dict[str, Any]:
     return {key: _argument(value, kind) for key, value in (recipes()[name].get("call") or {}).items()}
 
 
-def _part(said: Any, pipeline: type) -> Any:
+def _part(part: Any, pipeline: type) -> Any:
     """A component by its name in the tables; a list of components; anything else is the value itself."""
-    if isinstance(said, list) and said and isinstance(said[0], str) and said[0][:1].isupper():
-        return [_part(one, pipeline) for one in said]
-    if isinstance(said, dict) and "class" in said:
-        class_name, _, variant = said["class"].partition(".")
+    if isinstance(part, list) and part and isinstance(part[0], str) and part[0][:1].isupper():
+        return [_part(one, pipeline) for one in part]
+    if isinstance(part, dict) and "class" in part:
+        class_name, _, variant = part["class"].partition(".")
         base = copy.deepcopy(_configurations()[class_name][variant or "base"])
-        return _component(_class(class_name, pipeline), {**base, **{k: v for k, v in said.items() if k != "class"}})
-    if not isinstance(said, str):
-        return said
-    if said.startswith("="):
-        return RESOURCES[said[1:]]()
-    return _part({"class": said}, pipeline) if said.partition(".")[0] in _configurations() else said
+        return _component(_class(class_name, pipeline), {**base, **{k: v for k, v in part.items() if k != "class"}})
+    if not isinstance(part, str):
+        return part
+    if part.startswith("="):
+        return RESOURCES[part[1:]]()
+    return _part({"class": part}, pipeline) if part.partition(".")[0] in _configurations() else part
 
 
 def _component(kind: Any, config: dict[str, Any]) -> Any:

@@ -149,8 +149,8 @@ def _setting(**settings: Any) -> Callable[[Attempt, str], Attempt]:
     def take(attempt: Attempt, message: str) -> Attempt:
         if all(attempt.settings.get(key) == value for key, value in settings.items()):
             return attempt
-        said = tuple(f"{key}: {value}" for key, value in settings.items())
-        return replace(attempt, settings={**attempt.settings, **settings}, options=(*attempt.options, *said))
+        text = tuple(f"{key}: {value}" for key, value in settings.items())
+        return replace(attempt, settings={**attempt.settings, **settings}, options=(*attempt.options, *text))
 
     return take
 
@@ -159,8 +159,8 @@ def _all_linear(attempt: Attempt, message: str) -> Attempt:
     if attempt.settings.get("lora"):
         return attempt
     lora = {"rank": 2, "alpha": 2.0, "targets": "all-linear"}
-    said = (*attempt.options, "lora.targets: all-linear")
-    return replace(attempt, settings={**attempt.settings, "lora": lora}, options=said)
+    text = (*attempt.options, "lora.targets: all-linear")
+    return replace(attempt, settings={**attempt.settings, "lora": lora}, options=text)
 
 
 def _first_order(attempt: Attempt, message: str) -> Attempt:

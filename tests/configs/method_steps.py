@@ -49,7 +49,7 @@ class Step:
         turns: what the environment gives for them, each a turn of its own.
         keys: of the states that these were written in.
         columns: numbers of each row's data row, by name.
-        said: what single rewards said of each row, by name; NaN where they do not apply.
+        named_rewards: values of single rewards of each row, by name; NaN where they do not apply.
         number: of the step in the run.
         drawn_by: which row drew each decision; None: its own.
     """
@@ -70,7 +70,7 @@ class Step:
     turns: Rows | None = None
     keys: Sequence[Sequence[str]] = ()
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    said: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    named_rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)
     number: int = 0
     drawn_by: Sequence[Sequence[int]] | None = None
 
@@ -180,7 +180,7 @@ def taught(config: RunConfig, step: Step) -> Taught:
         values=step.known,
         scoped=step.scoped,
         old_logprob=step.old_logprob,
-        said=step.said,
+        named_rewards=step.named_rewards,
         step=step.number,
         drawn_by=step.drawn_by,
     )

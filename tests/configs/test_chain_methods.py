@@ -205,12 +205,12 @@ PAID: dict[str, tuple[list[Sample], list[float | None]]] = {
 def test_rewards_of_chain_rows(name: str) -> None:
     (samples, expected), config = PAID[name], config_of(name)
     rewards = build_rewards(config.rewards)
-    said = [[number(one) for one in reward.function(samples)] for reward in rewards]
+    value_RB = [[number(one) for one in reward.function(samples)] for reward in rewards]
     scores = Scores(
         names=tuple(reward.name for reward in rewards),
         weight_R=torch.tensor([reward.weight for reward in rewards]),
-        value_BR=torch.tensor([[value or 0.0 for value in values] for values in said]).T,
-        valid_BR=torch.tensor([[value is not None for value in values] for values in said]).T,
+        value_BR=torch.tensor([[value or 0.0 for value in values] for values in value_RB]).T,
+        valid_BR=torch.tensor([[value is not None for value in values] for values in value_RB]).T,
     )
     group_B = torch.tensor([sample.group for sample in samples])
     result = combine_rewards(scores, group_B, reward_functions=rewards, chain=Algorithm.of(config).advantages, step=0)

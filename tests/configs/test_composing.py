@@ -89,9 +89,9 @@ def test_every_mechanism_combines_with_every_other_or_raises_with_a_reason(task:
     wrong = []
     for lower, upper in PAIRS[task]:
         expected = REFUSED.get((task, lower), {}).get(upper, "")
-        said = refusal(tmp_path, f"quickstart/{task}", f"methods/{lower}", f"methods/{upper}")
-        if bool(said) != bool(expected) or expected not in said:
-            wrong.append((lower, upper, said))
+        message = refusal(tmp_path, f"quickstart/{task}", f"methods/{lower}", f"methods/{upper}")
+        if bool(message) != bool(expected) or expected not in message:
+            wrong.append((lower, upper, message))
     assert wrong == []
 
 
@@ -139,10 +139,10 @@ def test_replaced_keys_are_listed(tmp_path: Path) -> None:
     assert config.method.replaced == {}
     of_dapo = list(method_rows(config))
     of_dapo = of_dapo[of_dapo.index(("merged below", "DAPO (2503.14476)")) :]
-    said = dict(of_dapo)
-    assert said["replaced"].startswith("methods included later override ")
-    assert "objective.surrogate = clipped (low 0.2, high 0.28)" in said["replaced"]
-    assert said["it sets"].startswith("rollout.strategy = refill (rounds 10), ")
+    replaced = dict(of_dapo)
+    assert replaced["replaced"].startswith("methods included later override ")
+    assert "objective.surrogate = clipped (low 0.2, high 0.28)" in replaced["replaced"]
+    assert replaced["it sets"].startswith("rollout.strategy = refill (rounds 10), ")
     assert [text for label, text in of_dapo if label == "deviation"] == list(dapo.deviations)
     assert load_config(tmp_path / "run.yaml", {"seed": 1}).method == config.method
     fragment = tmp_path / "fragment.yaml"
@@ -191,14 +191,14 @@ def test_custom_method_needs_no_paper(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "method", "said"),
+    ("task", "method", "message"),
     [
         ("arithmetic-text", "flow-grpo-fast", "flow-grpo-fast is for denoising policies, and the policy language is"),
         ("digits-image", "luffy", "luffy is for tokens, and the policy denoising is for denoising policies"),
     ],
 )
-def test_method_of_another_policy_raises(task: str, method: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_method_of_another_policy_raises(task: str, method: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
         laid(tmp_path, f"quickstart/{task}", f"methods/{method}")
 
 

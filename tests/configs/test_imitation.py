@@ -95,14 +95,14 @@ def test_prompts_to_explore_are_remembered_and_sampled() -> None:
         for group, (key, both) in enumerate(entropies.items())
         for m, entropy in enumerate(both)
     ]
-    said = explorability.function(samples)
-    assert said == pytest.approx([0.4, 0.5, 0.0, 0.0, 0.1, 0.0], abs=1e-6)
+    scores = explorability.function(samples)
+    assert scores == pytest.approx([0.4, 0.5, 0.0, 0.0, 0.1, 0.0], abs=1e-6)
     facts = PromptStats(
         keys=[key for key in entropies for _ in range(2)],
         reward_B=torch.zeros(6),
         valid_B=torch.ones(6).bool(),
         step=0,
-        rewards={"explorability": torch.tensor(said, dtype=torch.float64)},
+        rewards={"explorability": torch.tensor(scores, dtype=torch.float64)},
     )
     memory = update_prompt_stats(Memory().declared(sampler.columns), facts, [sampler.learn])
     assert memory.read("explorability_0_ago", list(entropies)).tolist() == pytest.approx([0.9, 0.0, 0.1], abs=1e-6)

@@ -13,7 +13,7 @@ from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample, Score
 from tests.maths.feedback_rows import feedback_of
 
-YES, NO = (f"<reflection>Verification: Is the solution correct? {said}</reflection>" for said in ("Yes", "No"))
+YES, NO = (f"<reflection>Verification: Is the solution correct? {word}</reflection>" for word in ("Yes", "No"))
 RIGHT, WRONG = r"so \boxed{7}", r"so \boxed{8}"
 TEXTS = (f"{WRONG}{NO}{RIGHT}{YES}", f"{RIGHT}{YES}", f"{WRONG}{YES}")
 PAID = ([0, 1, 1, 1], [1, 1], [0, 0])
@@ -27,8 +27,8 @@ def test_messages_are_scored_and_compared_by_position() -> None:
     config = load_config("papers/spoc")
     (reward,), (estimator,) = build_rewards(config.rewards), Algorithm.of(config).advantages.estimators
     samples = [Sample(Prompt("q", columns={"answer": "7"}), 0, m, text=text) for m, text in enumerate(TEXTS)]
-    said = reward.function(samples)
-    parts = [[one.value for one in score.scopes or ()] for score in said if isinstance(score, Score)]
+    word = reward.function(samples)
+    parts = [[one.value for one in score.scopes or ()] for score in word if isinstance(score, Score)]
     assert parts == list(PAID)
     assert reward.weight == 0
     value_BS, valid_BS = torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.bool)

@@ -300,13 +300,13 @@ class TestConfig:
         assert PromptsConfig.model_validate(section.model_dump(mode="json")) == section
 
     def test_one_way(self) -> None:
-        for wrong, said in (
+        for wrong, message in (
             ({"source": "a.txt", "sources": [{"source": "b.txt"}]}, "name one source"),
             ({"sources": [{"source": "b.txt"}, {"source": "b.txt"}]}, "repeat"),
             ({"sources": [{"source": "b.txt"}], "limit": 3}, "move limit under sources"),
             ({"source": "a.txt", "shuffle": False, "sampler": "weighted"}, "in_order"),
         ):
-            with pytest.raises(ValueError, match=said):
+            with pytest.raises(ValueError, match=message):
                 PromptsConfig.model_validate(wrong)
 
 

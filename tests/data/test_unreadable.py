@@ -50,22 +50,22 @@ def test_all_are_counted_and_named_where_they_are_left_out(tmp_path: Path, caplo
     with caplog.at_level(logging.WARNING):
         prompts = load_prompts(file, on_error="skip")
     assert [prompt.text for prompt in prompts] == ["one", "two", "three"]
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"{file}: 3 of 6 rows cannot be read and are left out: ")
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"{file}: 3 of 6 rows cannot be read and are left out: ")
     for line, why in ((2, "is not JSON"), (4, "is not UTF-8 (invalid start byte at byte 12)"), (5, ": ")):
-        assert f"{file}, line {line}{'' if why == ': ' else ' '}{why}" in said
-    assert "gone.png does not exist" in said
+        assert f"{file}, line {line}{'' if why == ': ' else ' '}{why}" in message
+    assert "gone.png does not exist" in message
 
 
 def test_of_many_the_first_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a"}\n' + "{\n" * 30)
     load_prompts(file, on_error="skip")
-    said = caplog.records[-1].getMessage()
-    assert "30 of 31 rows" in said
-    assert "line 21 is" in said
-    assert "line 22 is" not in said
-    assert said.endswith("; and 10 more")
+    message = caplog.records[-1].getMessage()
+    assert "30 of 31 rows" in message
+    assert "line 21 is" in message
+    assert "line 22 is" not in message
+    assert message.endswith("; and 10 more")
 
 
 def test_no_readable_row_raises_with_skip_too(tmp_path: Path) -> None:

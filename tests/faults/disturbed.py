@@ -192,15 +192,15 @@ def bereaved(case: Case, place: Place, whole: Whole, draw: random.Random, *, in_
         time.sleep(after_s)
         os.kill(pids[victim], signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     fell = time.monotonic()
-    result = ended(pids[1 - victim], place, log=f"said-{1 - victim}.log")
+    result = ended(pids[1 - victim], place, log=f"output-{1 - victim}.log")
     took_s = time.monotonic() - fell
     os.kill(pids[victim], signal.SIGKILL)
-    left = ended(pids[victim], place, log=f"said-{victim}.log")
+    left = ended(pids[victim], place, log=f"output-{victim}.log")
     what = f"process {victim} {how} after {after_s} s, at forward {at}: the other ended {took_s:.1f} s later"
     if result.code != CLEAR and result.code == left.code == DONE:
         return Disturbed(what=what, sitting=result)  # it had ended before
-    if result.code == CLEAR and "process" in result.said and took_s > 60:
-        result = Sitting(UNCLEAR, f"too late: {result.said}")
+    if result.code == CLEAR and "process" in result.output and took_s > 60:
+        result = Sitting(UNCLEAR, f"too late: {result.output}")
     return Disturbed(what=what, sitting=result)
 
 

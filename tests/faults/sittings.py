@@ -33,12 +33,12 @@ class Sitting:
 
     Attributes:
         code: of the process: done, an error of ours, Ctrl-C, something else; negative: the signal that killed it.
-        said: the end of what it printed.
+        output: the end of what it printed.
         worked_s: seconds that it was on a processor.
     """
 
     code: int
-    said: str
+    output: str
     worked_s: float = 0.0
 
     @property
@@ -91,7 +91,7 @@ def begin(
     reward: Reward | None = None,
     within: Callable[[Trainer], None] = lambda trainer: None,
     before: Callable[[], None] = lambda: None,
-    log: str = "said.log",
+    log: str = "output.log",
 ) -> int:
     """Begins or goes on with a run in a process of its own.
 
@@ -147,7 +147,7 @@ def begin_both(
         within: is called in each with the trainer, before it trains.
 
     Returns:
-        The processes, in rank order; ``said-RANK.log`` is what each prints.
+        The processes, in rank order; ``output-RANK.log`` is what each prints.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -158,18 +158,18 @@ def begin_both(
         os.environ.update(known, RANK=str(rank), LOCAL_RANK=str(rank))
 
     return [
-        begin(case, place, within=within, before=partial(before, rank), log=f"said-{rank}.log") for rank in range(2)
+        begin(case, place, within=within, before=partial(before, rank), log=f"output-{rank}.log") for rank in range(2)
     ]
 
 
 def sit_both(case: Case, place: Place, *, in_parts: bool = False) -> Sitting:
     """A sitting of two processes that nobody disturbs: how the first ended, or the second if that went wrong."""
     pids = begin_both(case, place, in_parts=in_parts)
-    result = [ended(pid, place, log=f"said-{rank}.log") for rank, pid in enumerate(pids)]
+    result = [ended(pid, place, log=f"output-{rank}.log") for rank, pid in enumerate(pids)]
     return result[0] if result[1].code == DONE else result[1]
 
 
-def ended(pid: int, place: Place, *, log: str = "said.log", limit_s: float = LIMIT_S) -> Sitting:
+def ended(pid: int, place: Place, *, log: str = "output.log", limit_s: float = LIMIT_S) -> Sitting:
     """Waits for a process; one that does not end is killed, which is code 1."""
     until = time.monotonic() + limit_s
     while (result := os.wait4(pid, os.WNOHANG))[0] == 0 and time.monotonic() < until:
@@ -177,9 +177,9 @@ def ended(pid: int, place: Place, *, log: str = "said.log", limit_s: float = LIM
     if result[0] == 0:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        return Sitting(UNCLEAR, f"it did not end within {limit_s:g} s: {_said(place, log)}")
+        return Sitting(UNCLEAR, f"it did not end within {limit_s:g} s: {_output_of(place, log)}")
     worked = result[2].ru_utime + result[2].ru_stime
-    return Sitting(os.waitstatus_to_exitcode(result[1]), _said(place, log), worked)
+    return Sitting(os.waitstatus_to_exitcode(result[1]), _output_of(place, log), worked)
 
 
 def worked_s(pid: int) -> float | None:
@@ -238,6 +238,6 @@ def watched(place: Place, at: int | None = None, late_s: float | None = None) ->
     return watch
 
 
-def _said(place: Place, log: str) -> str:
+def _output_of(place: Place, log: str) -> str:
     file = place.root / log
     return file.read_text(errors="replace")[-3000:] if file.is_file() else ""  # it was killed before it wrote

@@ -23,12 +23,12 @@ def feedback_of(
     valid: Sequence[bool] | None = None,
     scoped: Mapping[str, Scoped] | None = None,
     drawn_by: Sequence[Sequence[int]] | None = None,
-    said: Mapping[str, Sequence[float]] | None = None,
+    named_rewards: Mapping[str, Sequence[float]] | None = None,
     step: int = 0,
 ) -> Feedback:
     """Rows of these rewards; without a mask each has as many decisions as the tokens or states say, else 3.
 
-    What single rewards ``said`` is by name; NaN where they do not apply.
+    ``named_rewards`` are the values of single rewards, by name; NaN where they do not apply.
     """
     B = len(rewards)
     known = tokens or states or old_logprob or drawn_by
@@ -51,12 +51,12 @@ def feedback_of(
         token_BT=None if tokens is None else torch.tensor(tokens),
         values=values or {},
         scoped=scoped or {},
-        rewards={name: _column(value_B) for name, value_B in (said or {}).items()},
+        rewards={name: _column(value_B) for name, value_B in (named_rewards or {}).items()},
         step=step,
         sampled_by_BT=None if drawn_by is None else torch.tensor(drawn_by),
     )
 
 
 def _column(value_B: Sequence[float]) -> SampleColumn:
-    said_B = torch.tensor(value_B, dtype=torch.float64)
-    return SampleColumn(value_B=said_B, valid_B=~said_B.isnan())
+    value_B = torch.tensor(value_B, dtype=torch.float64)
+    return SampleColumn(value_B=value_B, valid_B=~value_B.isnan())

@@ -102,7 +102,7 @@ def test_a_stage_without_rows_is_left_out_and_a_later_one_follows_another() -> N
 
 
 @pytest.mark.parametrize(
-    ("then", "said"),
+    ("then", "message"),
     [
         ([], "one stage or more"),
         ([{"rows": "right"}], "names its prompt template"),
@@ -114,8 +114,8 @@ def test_a_stage_without_rows_is_left_out_and_a_later_one_follows_another() -> N
         ([{"prompt_template": "a", "rate": [1.0, 0.5]}], "least and the highest"),
     ],
 )
-def test_invalid_stages_raise(then: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_stages_raise(then: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         stages(then=then)
 
 

@@ -15,8 +15,8 @@ from mmgrpo.maths.terms import TERMS
 @pytest.mark.parametrize("registry", [ESTIMATORS, FILTERS, MODULATIONS, TERMS], ids=len)
 def test_docstrings_have_the_source_and_the_units(registry):
     for name, make in registry.items():
-        said = inspect.getdoc(make) or ""
-        assert "Units:" in said, name
-        assert "Source:" in said or name == "constant", name
+        docstring = inspect.getdoc(make) or ""
+        assert "Units:" in docstring, name
+        assert "Source:" in docstring or name == "constant", name
         parameters = inspect.signature(make).parameters.values()
         assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters), name

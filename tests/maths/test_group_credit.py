@@ -61,13 +61,13 @@ def test_a_group_that_is_all_right_has_made_no_mistakes() -> None:
     [((1.0, 1.0, 1.0, 1.0), 1.0), ((0.25, 0.25, 0.25, 0.25), 0.9)],
 )
 def test_uncertain_groups_count_less(share: tuple[float, ...], expected: float) -> None:
-    feedback = feedback_of([1.0, 0.0, 0.0, 0.0], [0] * 4, said={"answers": share})
+    feedback = feedback_of([1.0, 0.0, 0.0, 0.0], [0] * 4, named_rewards={"answers": share})
     check(given(uncertain_groups(shares="answers", strength=0.1), feedback), [[expected] * 3] * 4)
 
 
 def test_groups_of_equal_rewards_get_zeros() -> None:
     # w = sigmoid(5 (1 - 1)) = 0.5 of what is right, and nothing of what is wrong
-    feedback = feedback_of([1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1], said={"answers": (0.5, 0.5, 0.5, 0.5)})
+    feedback = feedback_of([1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1], named_rewards={"answers": (0.5, 0.5, 0.5, 0.5)})
     check(given(global_consistency(shares="answers"), feedback), [[0.5] * 3, [0.0] * 3, [0.0] * 3, [0.5] * 3])
 
 

@@ -100,7 +100,7 @@ def test_an_incomplete_sheet_has_no_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (functools.partial(group_and_part_advantage, parts=3), "group of 4 has no 3 equal parts"),
         (functools.partial(staged_advantage, parts=0), "no 0 equal parts"),
@@ -109,6 +109,6 @@ def test_an_incomplete_sheet_has_no_value() -> None:
         (functools.partial(risk_advantage, low=0.8, high=0.2), "0 < low < high <= 1"),
     ],
 )
-def test_parts_that_do_not_divide_the_group_raise(call, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_parts_that_do_not_divide_the_group_raise(call, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         call(rewards([0, 1, 2, 3]))

@@ -63,8 +63,8 @@ def test_self_rewards_are_fitted_to_the_rewards() -> None:
 
 @pytest.mark.parametrize(("step", "least"), [(199, 0.1), (200, 0.8)])
 def test_advantages_keep_before_the_start_and_for_equal_self_rewards(step: int, least: float) -> None:
-    said = torch.tensor([[0.0, -14.0], [0.0, -23.0]])
-    feedback = feedback_of([1.0, 0.0], [0, 0], mask=[[1, 1]] * 2, values={end_logprob(7): said}, step=step)
+    end_logprob_BT = torch.tensor([[0.0, -14.0], [0.0, -23.0]])
+    feedback = feedback_of([1.0, 0.0], [0, 0], mask=[[1, 1]] * 2, values={end_logprob(7): end_logprob_BT}, step=step)
     advantage_BT = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
     result_BT = self_rewarded(token=7, least=least, start=200).assign(feedback, advantage_BT)
     torch.testing.assert_close(result_BT, advantage_BT)

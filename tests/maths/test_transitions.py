@@ -231,11 +231,13 @@ def test_noise_coefficients_are_preserved_at_any_length(sampler, strength: float
 )
 def test_a_deterministic_step_determines_its_sample_and_noise(levels: tuple[Level, Level]) -> None:
     step = DenoisingStep(level=levels[0], next_level=levels[1], second_sigma=levels[1].sigma)
-    said = Prediction(torch.tensor([0.5, -2.0], dtype=torch.float64), torch.tensor([1.5, 0.25], dtype=torch.float64))
-    x = levels[0].alpha * said.x0 + levels[0].sigma * said.noise
-    result = secant_to_prediction(x, kernel_mean(ddim(step, strength=0.0), said), step)
-    close(result.x0, said.x0, 1e-12)
-    close(result.noise, said.noise, 1e-12)
+    prediction = Prediction(
+        torch.tensor([0.5, -2.0], dtype=torch.float64), torch.tensor([1.5, 0.25], dtype=torch.float64)
+    )
+    x = levels[0].alpha * prediction.x0 + levels[0].sigma * prediction.noise
+    result = secant_to_prediction(x, kernel_mean(ddim(step, strength=0.0), prediction), step)
+    close(result.x0, prediction.x0, 1e-12)
+    close(result.noise, prediction.noise, 1e-12)
 
 
 def test_a_flow_map_is_read_by_its_mean_velocity() -> None:

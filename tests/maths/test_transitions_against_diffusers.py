@@ -161,9 +161,9 @@ def test_steps_of_second_order_are_those_of_the_multistep_solver() -> None:
     for i, (level, next_level) in enumerate(pairwise(levels)):
         output = torch.randn(SHAPE, generator=generator)
         step = DenoisingStep(level=level, next_level=next_level, second_sigma=levels[1].sigma)
-        said = now = velocity_to_prediction(ours, output, level)
+        prediction = now = velocity_to_prediction(ours, output, level)
         if before is not None:
-            now = extrapolated(ours, said, before, step, levels[i - 1])
-        ours, before = kernel_mean(ddim(step, strength=0.0), now), said
+            now = extrapolated(ours, prediction, before, step, levels[i - 1])
+        ours, before = kernel_mean(ddim(step, strength=0.0), now), prediction
         stock = scheduler.step(output, scheduler.timesteps[i], stock, return_dict=False)[0]
     assert ((ours - stock).abs().max() / stock.abs().max()).item() < 1e-6

@@ -127,11 +127,11 @@ def test_the_value_of_a_token_is_its_reward_plus_the_next_value() -> None:
 
 
 def test_invalid_numbers_raise() -> None:
-    for make, said in (
+    for make, message in (
         (lambda: clipped_with_candidates(num=0), "1 or more, got 0"),
         (lambda: clipped_with_candidates(quantile=1.5), "between 0 and 1, got 1.5"),
         (lambda: likeliest_of_wrong(quantile=-0.1), "between 0 and 1, got -0.1"),
         (lambda: anchored_entropy(mass=0.0), "above 0 and at most 1, got 0"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             make()

@@ -262,7 +262,7 @@ def test_the_same_codes_with_another_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "prompt", "said"),
+    ("name", "settings", "prompt", "message"),
     [
         ("llamagen", {"grid": None}, Prompt("a"), "policy.grid: neither model nor processor"),
         ("llamagen", {"first_code": 60}, Prompt("a"), "policy.first_code"),
@@ -273,18 +273,18 @@ def test_the_same_codes_with_another_prompt() -> None:
         ("llamagen", {}, Prompt("a", audios=["x.wav"]), "support text prompts only"),
     ],
 )
-def test_unsupported_settings_raise(name: str, settings: dict[str, Any], prompt: Prompt, said: str) -> None:
-    with pytest.raises((ConfigError, DataError), match=said):
+def test_unsupported_settings_raise(name: str, settings: dict[str, Any], prompt: Prompt, message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
         policy_of(name, **settings).rollout([prompt], group_size=1, seed=0)
 
 
 def test_unsupported_plans_raise() -> None:
     policy = policy_of("llamagen")
-    for plan, said in (
+    for plan, message in (
         ({"environment": object}, "support no environments"),
         ({"sample_values": ("length",)}, "no sample value length"),
     ):
-        with pytest.raises((ConfigError, PolicyError), match=said):
+        with pytest.raises((ConfigError, PolicyError), match=message):
             rollout_of(policy, **plan)
     rollout = rollout_of(policy, sample_values=("certainty", "entropy"))
     sample = rollout.samples[0]

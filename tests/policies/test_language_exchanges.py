@@ -80,7 +80,7 @@ def exchange(policy: LanguagePolicy, name: str, make: Callable[[], Environment],
 
 
 @torch.no_grad()
-def said_at_once(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
+def logprobs_at_once(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
     """What the model itself, called on each row's whole text, gives for its tokens."""
     return torch.stack([plain_row(policy, rollout, row) for row in range(len(rollout.samples))])
 
@@ -152,7 +152,7 @@ def test_environment_texts_are_forced_and_turns_are_trained(name: str, settings:
         assert list(sample.turn_keys) == ["", "two red", "two red"][: len(spans)]
         assert sample.finished == (len(environment.heard) == 3)
     if "top_k" not in settings:
-        expected_BT = said_at_once(policy, rollout)
+        expected_BT = logprobs_at_once(policy, rollout)
         assert largest_difference(rollout.old_logprob_BT, expected_BT, rollout.mask_BT) < 3e-6
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 3e-6
 

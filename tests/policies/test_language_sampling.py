@@ -28,7 +28,7 @@ SEED = 3
 
 
 @torch.no_grad()
-def said_plainly(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor:
+def plain_logprobs(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor:
     """Logits of the model itself for a row's tokens, (T, V)."""
     token_T, encoded = rollout.trace.completions[row].token_T, rollout.trace.prompts[rollout.trace.prompt_of_B[row]]
     ids_1L = torch.cat([encoded.ids_P, token_T])[None]
@@ -89,7 +89,7 @@ def test_scheduled_temperatures_apply_to_sampling_and_scoring() -> None:
     greedy = policy.rollout(prompts_of("llama"), group_size=3, seed=SEED, plan=GREEDY)
     assert [sample.tokens for sample in rollout.samples] == [sample.tokens for sample in greedy.samples]
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
-    logprob_TV = said_plainly(policy, rollout, 0).div(TEMPERATURE).log_softmax(-1)
+    logprob_TV = plain_logprobs(policy, rollout, 0).div(TEMPERATURE).log_softmax(-1)
     plain_T = logprob_TV.gather(1, torch.tensor(rollout.samples[0].tokens)[:, None])[:, 0]
     torch.testing.assert_close(rollout.old_logprob_BT[0][rollout.mask_BT[0]], plain_T, rtol=0, atol=1e-5)
     warm = policy.rollout(
@@ -236,7 +236,7 @@ def test_certainty_is_the_divergence_of_the_uniform_distribution() -> None:
     names = ("certainty", "entropy")
     rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=SEED, plan=Plan(sample_values=names))
     sample = rollout.samples[0]
-    logits_TV = said_plainly(policy, rollout, 0) / TEMPERATURE
+    logits_TV = plain_logprobs(policy, rollout, 0) / TEMPERATURE
     uniform_V = torch.full((logits_TV.shape[-1],), 1 / logits_TV.shape[-1])
     kl_T = (uniform_V * (uniform_V.log() - logits_TV.log_softmax(-1))).sum(-1)
     entropy_T = -(logits_TV.softmax(-1) * logits_TV.log_softmax(-1)).sum(-1)

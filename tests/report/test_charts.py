@@ -36,8 +36,8 @@ def test_constant_metrics_have_no_chart(run: Path) -> None:
 def test_no_curve_is_repeated(run: Path) -> None:
     page = render(run)
     assert [title for title in page.texts("h3") if title in ("Reward", "judge")] == ["Reward"]
-    said = "judge: the curve of Reward; failed on up to 12.5% of a step's samples."
-    assert said in page.texts("p", "settled")
+    caption = "judge: the curve of Reward; failed on up to 12.5% of a step's samples."
+    assert caption in page.texts("p", "settled")
     rows = [{"step": s, "reward/mean": 0.25 * s, "reward/judge/mean": 0.5 * s} for s in (1, 2, 3)]
     write_lines(run / "metrics.jsonl", rows)
     assert [title for title in render(run).texts("h3") if title in ("Reward", "judge")] == ["Reward", "judge"]

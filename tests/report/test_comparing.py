@@ -123,8 +123,8 @@ def test_runs_that_cannot_be_compared(runs: list[Path], tmp_path: Path) -> None:
 
 
 def test_the_command_takes_one_run_or_several(runs: list[Path], tmp_path: Path) -> None:
-    said = CliRunner().invoke(app, ["report", *map(str, runs)]).output
-    assert "".join(said.split()) == str(runs[0] / "compare.html")
+    output = CliRunner().invoke(app, ["report", *map(str, runs)]).output
+    assert "".join(output.split()) == str(runs[0] / "compare.html")
     refused = CliRunner().invoke(app, ["report", str(runs[0]), "--out", str(tmp_path / "x.html")])
     assert refused.exit_code == 2
     assert "--out is for several runs" in refused.output

@@ -54,8 +54,11 @@ def test_boxes_over_input_images(tmp_path: Path) -> None:
 
 
 def test_boxes_over_generated_images(tmp_path: Path) -> None:
-    said: dict[str, object] = {"boxes": [{"box": [10, 5, 20, 10], "role": "stated"}], "space": {"name": "original"}}
-    write(tmp_path, "step-000000", [said, None], None)
+    explanation: dict[str, object] = {
+        "boxes": [{"box": [10, 5, 20, 10], "role": "stated"}],
+        "space": {"name": "original"},
+    }
+    write(tmp_path, "step-000000", [explanation, None], None)
     page = render(tmp_path)
     assert [(r["x"], r["y"], r["width"], r["height"]) for r in rects(page)] == [("25.0", "25.0", "25.0", "25.0")]
 
@@ -63,7 +66,10 @@ def test_boxes_over_generated_images(tmp_path: Path) -> None:
 def test_parsed_answers_are_displayed(tmp_path: Path) -> None:
     write(tmp_path, "step-000000", [{"parsed": "<b>7</b>"}], (8, 8))
     assert any("boxes 1.000 read <b>7</b>" in text for text in render(tmp_path).texts("div", "answer"))
-    result = [note_of(said, None).read for said in ({"parsed": None}, {"parsed": 3.0}, {"text": "STOP"}, {"boxes": []})]
+    result = [
+        note_of(explanation, None).read
+        for explanation in ({"parsed": None}, {"parsed": 3.0}, {"text": "STOP"}, {"boxes": []})
+    ]
     assert result == ["nothing", "3", "STOP", None]
 
 
@@ -78,28 +84,28 @@ def test_common_values_are_displayed_once(tmp_path: Path) -> None:
 
 
 def test_reasons_of_scores_in_words(tmp_path: Path) -> None:
-    said: dict[str, object] = {
+    explanation: dict[str, object] = {
         "parsed": 7.0, "reference": 8, "parts": {"type": 1, "place": 1 / 3},
         "majority": ["7", "8"], "reason": "<i>why</i>",
     }  # fmt: skip
     parts = "type 1, place 0.333, most say 7 or 8"
-    assert note_of(said, None) == RewardNote(read="7", wanted="8", reason="<i>why</i>", parts=parts)
-    assert note_of(said, "8").wanted is None  # the row's own reference stands beside the request
+    assert note_of(explanation, None) == RewardNote(read="7", wanted="8", reason="<i>why</i>", parts=parts)
+    assert note_of(explanation, "8").wanted is None  # the row's own reference stands beside the request
     assert note_of({"parts": 3, "reason": ["x"], "majority": []}, None) == RewardNote()
     assert note_of({"parts": {str(i): i for i in range(14)}}, None).parts == ", ".join(
         [*(f"{i} {i}" for i in range(12)), "and 2 more"]
     )
-    write(tmp_path, "step-000000", [said], (8, 8))
+    write(tmp_path, "step-000000", [explanation], (8, 8))
     answers = render(tmp_path).texts("div", "answer")
     assert f"boxes 1.000 read 7, wanted 8 ({parts}): <i>why</i>" in answers[-1]
 
 
 def test_spans_and_moments_are_on_a_timeline(tmp_path: Path) -> None:
-    said: dict[str, object] = {
+    explanation: dict[str, object] = {
         "spans": [{"span": [4, 8], "role": "stated"}, {"span": [2, 6], "role": "reference"}],
         "overlaps": [[2, 0.25], [7, 1]],
     }
-    line = timeline_of(said)
+    line = timeline_of(explanation)
     assert line is not None
     # from 2 to 8: 4 is a third of the way, 6 two thirds, 7 five sixths
     assert line.spans == (
@@ -109,7 +115,7 @@ def test_spans_and_moments_are_on_a_timeline(tmp_path: Path) -> None:
     assert line.label == "stated 4 to 8; reference 2 to 6; overlap 0.25 at 2; overlap 1.00 at 7"
     for nothing in ({}, {"spans": 3}, {"spans": [None, {"span": ["a", 1]}]}, {"overlaps": [[1], [float("nan"), 1]]}):
         assert timeline_of(nothing) is None
-    write(tmp_path, "step-000000", [said], (8, 8))
+    write(tmp_path, "step-000000", [explanation], (8, 8))
     drawn = [a["style"] for a in render(tmp_path).attributes("i") if a.get("class") in ("stated", "reference")]
     assert drawn == ["left:33.33%;width:66.67%", "left:0.0%;width:66.67%"]
 

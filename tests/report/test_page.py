@@ -100,8 +100,8 @@ def test_environment_names_the_machine_and_those_a_run_went_on_with(run: Path) -
     resumed = [{"at": "now", "machine": first}, {"at": "then", "machine": later}]
     (run / "run.json").write_text(json.dumps(about | {"resumed": resumed, "status": "running"}))
     page = render(run)
-    said = [" ".join(text.split()) for text in page.texts("tr")]
-    assert said[-11:-1] == [
+    rows = [" ".join(text.split()) for text in page.texts("tr")]
+    assert rows[-11:-1] == [
         "ProcessorA <b>9</b>, 2 cores",
         "GPUnone used",
         "Processes1",

@@ -65,11 +65,11 @@ class TestPlaces:
         shown = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
         assert len(shown) == 5  # the link that stays within, at two steps in the grid and at three in the gallery
         assert not any(np.array_equal(picture, SECRET) for picture in shown)
-        said = next(text for text in page.texts("p") if text.startswith("Not read"))
-        assert "../outside/0000.png" in said
-        assert "samples/step-000000/link.png" in said
-        assert "samples/step-000000/pipe.png" in said
-        assert "within.png" not in said
+        note = next(text for text in page.texts("p") if text.startswith("Not read"))
+        assert "../outside/0000.png" in note
+        assert "samples/step-000000/link.png" in note
+        assert "samples/step-000000/pipe.png" in note
+        assert "within.png" not in note
 
     @pytest.mark.parametrize("name", ["/dev/zero", "/dev/stdin", "a" * 5000, "nul\x00.png", "..", "", "./" * 3000])
     def test_names_that_mean_no_file(self, name: str, run: Path) -> None:
@@ -96,9 +96,9 @@ class TestPlaces:
         (run / "checkpoints").symlink_to(outside.parent)
         page = report(run)
         assert "4711" not in (run / "report.html").read_text()
-        said = next(text for text in page.texts("p") if text.startswith("Not read"))
+        note = next(text for text in page.texts("p") if text.startswith("Not read"))
         for name in ("metrics.jsonl", "evaluation.jsonl", "run.json", "config.yaml", "samples/step-000030"):
-            assert name in said
+            assert name in note
 
     @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "config.yaml", "samples/step-000000/samples.jsonl"])
     def test_pipes_are_not_waited_for(self, name: str, run: Path) -> None:

@@ -43,8 +43,8 @@ def write_texts(run: Path, name: str, texts: list[list[str]], advantages: list[l
 def written(tmp_path: Path) -> Path:
     """A run of three evaluated steps and of two training steps."""
     run = tmp_path / "texts"
-    for step, said in ((0, "2"), (10, "3"), (20, "7")):
-        write_texts(run, f"step-{step:06d}", [[said], [HOSTILE if step else ""]])
+    for step, answer in ((0, "2"), (10, "3"), (20, "7")):
+        write_texts(run, f"step-{step:06d}", [[answer], [HOSTILE if step else ""]])
     write_texts(run, "train-000001", [["1", "7", "77", "9..."], ["a", "b", "c", "d"]], [[-1, 0.5, 1.5, -1], [0.0] * G])
     write_texts(run, "train-000020", [["7"] * G, ["7", "1", "1", "1"]], [[0.0] * G, [1.5, -0.5, -0.5, -0.5]])
     return run

@@ -32,6 +32,6 @@ def numbers(scores: Sequence[float | Score | None]) -> list[float | None]:
     return [None if score is None else float(score) for score in scores]
 
 
-def said(scores: Sequence[float | Score | None]) -> list[dict[str, Any] | None]:
-    """What a reward said of its scores."""
+def explanations(scores: Sequence[float | Score | None]) -> list[dict[str, Any] | None]:
+    """The explanations of scores."""
     return [dict(score.explanation) if isinstance(score, Score) else None for score in scores]

@@ -54,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("logprobs") and self.server.first is not None:
             self.weighed(self.server.first(text))
         elif self.server.says is not None:
-            self.said(self.server.says(text))
+            self.send_text(self.server.says(text))
         else:
             self.answer(text, attempt)
 
@@ -79,11 +79,11 @@ class Handler(BaseHTTPRequestHandler):
         elif "huge" in text:
             self.reply(200, b" " * (2**22 + 10))
         elif "empty" in text:
-            self.said(None)
+            self.send_text(None)
         else:
-            self.said("I cannot say." if "mute" in text else "Score: 4")
+            self.send_text("I cannot say." if "mute" in text else "Score: 4")
 
-    def said(self, content: str | None) -> None:
+    def send_text(self, content: str | None) -> None:
         self.reply(200, json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]}).encode())
 
     def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:

@@ -149,10 +149,10 @@ def test_spaces_and_the_typed_text():
     )
     judge = GuiAction(coordinates="norm1000")
     assert scores_of(judge, [inside, outside]) == [1, 0]
-    said = explained(judge, inside)
-    assert said["parsed"] == "click at (150, 200)"
-    assert said["points"] == [{"point": [30, 20], "role": "stated"}]
-    assert said["parts"] == {"type": 1, "place": 1}
+    explanation = explained(judge, inside)
+    assert explanation["parsed"] == "click at (150, 200)"
+    assert explanation["points"] == [{"point": [30, 20], "role": "stated"}]
+    assert explanation["parts"] == {"type": 1, "place": 1}
     assert explained(reward(), wrote("type('x')", TYPE)) == {
         "parsed": "type: x", "reference": "type: hello big world", "parts": {"type": 1, "text": 0},
     }  # fmt: skip

@@ -39,10 +39,10 @@ def test_samples_without_text_or_reference_are_not_scored():
 
 
 def test_an_unparsed_reference_is_logged_once(caplog: pytest.LogCaptureFixture):
-    reward = YesNo(column="said_once")
-    samples = [wrote("yes", said_once="perhaps"), wrote("yes", said_once="yes")]
+    reward = YesNo(column="first_answer")
+    samples = [wrote("yes", first_answer="perhaps"), wrote("yes", first_answer="yes")]
     assert scores_of(reward, samples) == scores_of(reward, samples) == [None, 1]
-    assert caplog.text.count("yes_no cannot read 1 of 2 references in column 'said_once', such as 'perhaps'") == 1
+    assert caplog.text.count("yes_no cannot read 1 of 2 references in column 'first_answer', such as 'perhaps'") == 1
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ SCHEMA = "create table t(a, b); insert into t values (1, 'x'), (2, 'y'), (2, 'y'
 
 
 def told(reward: Any, code: str, **columns: Any) -> float | None:
-    (said,) = reward([wrote(f"```\n{code}\n```", **columns)])
-    return None if said is None else float(said)
+    (score,) = reward([wrote(f"```\n{code}\n```", **columns)])
+    return None if score is None else float(score)
 
 
 @needs_sandbox
@@ -100,8 +100,8 @@ def test_a_bench_of_the_row_and_a_number_of_the_output() -> None:
 
 
 def told_plain(reward: Any, text: str, **columns: Any) -> float | None:
-    (said,) = reward([wrote(text, **columns)])
-    return None if said is None else float(said)
+    (score,) = reward([wrote(text, **columns)])
+    return None if score is None else float(score)
 
 
 def test_missing_programs_and_columns_raise() -> None:

@@ -211,15 +211,15 @@ class TestQuestions:
 
     def test_half_is_misread_and_a_third_lacks_tags(self):
         examples = misread_digits()
-        said = [(example.text or "").removeprefix("<answer>").removesuffix("</answer>") for example in examples]
+        answer = [(example.text or "").removeprefix("<answer>").removesuffix("</answer>") for example in examples]
         true = [example.prompt.columns["answer"] for example in examples]
-        wrong = [(a, b) for a, b in zip(said, true, strict=True) if a != b]
+        wrong = [(a, b) for a, b in zip(answer, true, strict=True) if a != b]
         assert len(wrong) == 718  # round(0.5 * 1437 = 718.5), to even
         assert all(int(a) == PARTNER[int(b)] for a, b in wrong)
-        bare = [a == example.text for a, example in zip(said, examples, strict=True)]
+        bare = [a == example.text for a, example in zip(answer, examples, strict=True)]
         assert sum(bare) == 431  # 0.3 * 1437
         # drawn apart: of the misread ones about 30 % lack tags as well
-        both = sum(a and b != c for a, b, c in zip(bare, said, true, strict=True))
+        both = sum(a and b != c for a, b, c in zip(bare, answer, true, strict=True))
         assert 180 < both < 250
 
     def test_misreading_follows_from_its_seed(self):

@@ -111,15 +111,15 @@ def test_prompts_and_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused", "said"),
+    ("refused", "message"),
     [
         (lambda: misinstructed_edits(1.5), r"must be in \[0, 1\], got 1.5"),
         (lambda: held_out_edit_prompts(91), "per_edit must be from 1 to 90, got 91"),
         (lambda: EditVerifier(0.0), "must be above 0, got 0.0"),
     ],
 )
-def test_numbers_out_of_range(refused: Callable[[], object], said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_numbers_out_of_range(refused: Callable[[], object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
         refused()
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import drew, filmed, noise, numbers, said
+from tests.rewards.drawn import drew, explanations, filmed, noise, numbers
 from tests.rewards.endpoint import Server
 from tests.running import running
 
@@ -90,12 +90,12 @@ def test_no_server_is_a_failure_and_no_crash() -> None:
         url = gone.url
     (score,) = ApiJudge(url, "m", retries=1, backoff=0.01)([drew(noise(0))])
     assert math.isnan(float(score or 0))
-    assert said([score]) == [{"parsed": None}]
+    assert explanations([score]) == [{"parsed": None}]
 
 
 def test_the_reply_explains_the_score(server: Server) -> None:
     reward = ApiJudge(server.url, "tiny", question="{prompt}?", backoff=0.01)
-    result = said(reward([drew(noise(0), "a cat"), drew(noise(0), "mute")]))
+    result = explanations(reward([drew(noise(0), "a cat"), drew(noise(0), "mute")]))
     assert result == [{"parsed": 4.0, "reason": "Score: 4"}, {"parsed": None, "reason": "I cannot say."}]
 
 

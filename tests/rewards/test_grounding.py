@@ -141,11 +141,11 @@ def test_detection_without_boxes():
 
 
 def test_labels_must_agree():
-    said = json.dumps([{"bbox_2d": A, "label": "Dog"}, {"bbox_2d": B, "label": "cat"}])
+    answer = json.dumps([{"bbox_2d": A, "label": "Dog"}, {"bbox_2d": B, "label": "cat"}])
     wanted = [{"bbox": A, "label": "dog"}, {"bbox": B, "label": "dog"}]
-    assert score_of(Detection(**same()), said, wanted) == 0.5
-    assert score_of(Detection(**same(labels=False)), said, wanted) == 1
-    assert score_of(Detection(**same()), said, [A, B]) == 1
+    assert score_of(Detection(**same()), answer, wanted) == 0.5
+    assert score_of(Detection(**same(labels=False)), answer, wanted) == 1
+    assert score_of(Detection(**same()), answer, [A, B]) == 1
 
 
 def test_the_assignment_is_the_best_one_and_order_does_not_matter():

@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import drew, filmed, noise, numbers, said
+from tests.rewards.drawn import drew, explanations, filmed, noise, numbers
 from tests.tiny import language_models
 
 CLOSE = {"rel": 0, "abs": 1e-5}
@@ -98,9 +98,9 @@ def test_the_probabilities_explain_the_score(judge: str) -> None:
     tokenizer, _, logprob = asked(judge, [sample.image] if sample.image else [], "a red cat?")
     shares = [float(logprob[-1, tokenizer(str(n), add_special_tokens=False)["input_ids"][0]].exp()) for n in (1, 2, 3)]
     (score,) = VlmJudge(judge, mode="expected", question="{prompt}?", low=1, high=3)([sample])
-    assert said([score]) == [{"parts": pytest.approx(dict(zip("123", shares, strict=True)), abs=1e-4)}]
+    assert explanations([score]) == [{"parts": pytest.approx(dict(zip("123", shares, strict=True)), abs=1e-4)}]
     assert float(score or 0) == pytest.approx((shares[1] / 2 + shares[2]) / sum(shares), **CLOSE)
-    (yes,) = said(VlmJudge(judge)([sample]))
+    (yes,) = explanations(VlmJudge(judge)([sample]))
     assert list((yes or {})["parts"]) == ["no", "yes"]
 
 
@@ -120,7 +120,7 @@ def test_the_number_that_it_writes_is_read(judge: str, tmp_path: Path) -> None:
         part.save_pretrained(tmp_path)
     scores = VlmJudge(str(tmp_path), mode="parse", max_new_tokens=1)(samples())
     assert numbers(scores) == [0.75] * 3
-    assert said(scores) == [{"parsed": 4.0, "reason": "4"}] * 3
+    assert explanations(scores) == [{"parsed": 4.0, "reason": "4"}] * 3
 
 
 def test_frames_and_sources_are_in_the_question(judge: str) -> None:

@@ -60,8 +60,8 @@ def test_stated_by_hand():
     expected = [3.695518, 2.828427 - 0.25, 3.695518 - 0.125, 2.828427, 2.828427]
     for answer, factor in (("a", 1), ("b", 0)):
         pairs = zip(texts, lengths, strict=True)
-        said = [wrote(f"{text}. <answer>{answer}</answer>", "a", tokens=[1] * n) for text, n in pairs]
-        assert scores_of(reward, said) == pytest.approx([factor * value for value in expected], abs=1e-6)
+        samples = [wrote(f"{text}. <answer>{answer}</answer>", "a", tokens=[1] * n) for text, n in pairs]
+        assert scores_of(reward, samples) == pytest.approx([factor * value for value in expected], abs=1e-6)
     assert scores_of(reward, [wrote("<answer>a</answer>", "a", tokens=[1] * n) for n in (4096, 4097)]) == [
         pytest.approx(0, abs=1e-12),
         0,
@@ -95,14 +95,14 @@ def test_shorter_right_answers_and_longer_wrong_ones_score_more():
 
 
 def test_settings_are_checked():
-    for make, said in (
+    for make, message in (
         (lambda: Overlong(10, 11), "0 <= margin <= max_length, got 10 and 11"),
         (lambda: Repetition(0), "size must be at least 1, got 0"),
         (lambda: Repetition(3, 1.0), "at most 0, got 1"),
         (lambda: CosineLength(10, judge="digit_verifier"), "judge must be one of math_verify, .*got 'digit_verifier'"),
         (lambda: CosineLength(10, judge={"name": "count", "exact": 1}), r"judge \(count\): .*'exact'"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             make()
 
 

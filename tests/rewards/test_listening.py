@@ -20,7 +20,7 @@ from mmgrpo.data.audio_loading import resample_audio
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Audio, Prompt, Sample
 from tests.heard import silence, tone
-from tests.rewards.drawn import numbers, said
+from tests.rewards.drawn import explanations, numbers
 from tests.tiny import judges, listeners
 
 SHORT, LONG = tone(440, rate=16000, duration_s=0.3), tone(1200, rate=16000, duration_s=1.5)
@@ -63,7 +63,7 @@ class TestErrorRates:
         ]
         result = reward(samples)
         assert numbers(result) == [0.5, 0.0, 1.0, None, None, None]
-        assert said(result)[0] == {
+        assert explanations(result)[0] == {
             "parsed": "the cat sit",
             "reference": "the cat sat down",
             "reason": "error rate 0.50",
@@ -106,7 +106,7 @@ class TestRecognizers:
         ]
         result = reward(samples)
         assert numbers(result) == [1.0, 0.5, None, None]
-        assert said(result)[0] == {"parsed": heard, "reference": heard.lower(), "reason": "error rate 0.00"}
+        assert explanations(result)[0] == {"parsed": heard, "reference": heard.lower(), "reason": "error rate 0.00"}
         assert numbers(WordError(ctc, column=None)([made(SHORT, " ".join([first, *rest]))])) == [1.0]
 
     def test_a_recognizer_that_writes(self, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ class TestLevels:
         reward = Loudness(target_db=-20, tolerance_db=10)
         result = reward([made(tone(amplitude=0.1)), made(tone(amplitude=1.0)), made(silence()), made(None)])
         assert numbers(result) == [pytest.approx(1 - 0.301, abs=1e-3), 0.0, 0.0, None]
-        assert (said(result)[0] or {})["parts"]["level_db"] == pytest.approx(level, abs=1e-3)
+        assert (explanations(result)[0] or {})["parts"]["level_db"] == pytest.approx(level, abs=1e-3)
 
     def test_clipping(self) -> None:
         cut = Audio(torch.tensor([[0.5, 1.0, -1.0, 0.0]]), 8)
@@ -192,7 +192,7 @@ class TestLevels:
         asked = [made(half, duration_s=0.4), made(half, duration_s=0.5), made(half, duration_s=0.1), made(half)]
         result = SoundLength()([*asked, made(silence(), duration_s=1.0)])
         assert numbers(result) == [pytest.approx(1.0), pytest.approx(0.8), 0.0, None, 0.0]
-        assert (said(result)[1] or {})["parts"] == {"length_s": 0.4, "wanted_s": 0.5}
+        assert (explanations(result)[1] or {})["parts"] == {"length_s": 0.4, "wanted_s": 0.5}
         assert numbers(SoundLength(seconds=0.8)([made(half), made(half, duration_s=0.4)])) == [0.5, pytest.approx(1.0)]
 
     @pytest.mark.parametrize(

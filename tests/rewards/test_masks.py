@@ -155,9 +155,9 @@ def test_equal_to_coco():
     for seed in range(10):
         made, real = blob(seed), blob(seed + 100)
         pair = [coco.encode(np.asfortranarray(grid.astype(np.uint8))) for grid in (made, real)]
-        said = json.dumps({"size": list(made.shape), "counts": pair[0]["counts"].decode()})
+        answer = json.dumps({"size": list(made.shape), "counts": pair[0]["counts"].decode()})
         wanted = {"size": list(real.shape), "counts": pair[1]["counts"]}
-        assert score_of(reward(), said, wanted) == pytest.approx(coco.iou([pair[0]], [pair[1]], [0])[0, 0], abs=1e-12)
+        assert score_of(reward(), answer, wanted) == pytest.approx(coco.iou([pair[0]], [pair[1]], [0])[0, 0], abs=1e-12)
 
 
 def test_against_polygons_by_hand():
@@ -203,9 +203,9 @@ def test_one_region_in_every_frame(frame: Any, text: str):
         ],
         "space": {"name": "original", "width": 20, "height": 10},
     }
-    (said,) = MaskIou(coordinates=frame)([wrote(text, [0, 0, 10, 10], original_size=[20, 10], resized_size=[40, 30])])
-    assert said is not None
-    assert float(said) == pytest.approx(1, abs=1e-9)
+    (score,) = MaskIou(coordinates=frame)([wrote(text, [0, 0, 10, 10], original_size=[20, 10], resized_size=[40, 30])])
+    assert score is not None
+    assert float(score) == pytest.approx(1, abs=1e-9)
     halved = wrote(text, LEFT_HALF, resized_size=[40, 30], original_size=[40, 20])  # a mask at half the resolution
     (other,) = MaskIou(coordinates=frame)([halved])
     assert other is not None

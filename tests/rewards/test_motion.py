@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoProcessor
 from mmgrpo.config import RewardConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample
-from tests.rewards.drawn import drew, filmed, noise, numbers, said
+from tests.rewards.drawn import drew, explanations, filmed, noise, numbers
 from tests.tiny import judges
 
 
@@ -148,7 +148,7 @@ def test_invalid_settings_raise() -> None:
 
 def test_the_explanation_has_the_motion() -> None:
     """3 and 4 of 128 pixels are 2.34375 and 3.125 percent, together 5 of 128: 3.90625."""
-    (moved,) = said(Motion(direction="right")([filmed(pan(3, 4))]))
+    (moved,) = explanations(Motion(direction="right")([filmed(pan(3, 4))]))
     expected = {"right": 2.34375, "down": 3.125, "magnitude": 3.90625, "moving_frac": 1.0}
     assert moved == {"parts": pytest.approx(expected, abs=1e-4)}
 
@@ -156,7 +156,7 @@ def test_the_explanation_has_the_motion() -> None:
 def test_the_frames_explain_the_score() -> None:
     """Grey values 0, 102 and 255: neighbours differ by 0.4 and 0.6, so the third frame is least like the one before."""
     levels = [Image.new("RGB", (4, 4), (level,) * 3) for level in (0, 102, 255)]
-    assert said(TemporalConsistency()([filmed(levels)])) == [{"parts": {"least": 0.4, "at_frame": 2}}]
-    assert said(FrameMean(Brightness(), frames=3)([filmed(levels)])) == [
+    assert explanations(TemporalConsistency()([filmed(levels)])) == [{"parts": {"least": 0.4, "at_frame": 2}}]
+    assert explanations(FrameMean(Brightness(), frames=3)([filmed(levels)])) == [
         {"parts": {"frame 0": 0.0, "frame 1": 0.4, "frame 2": 1.0}}
     ]

@@ -166,10 +166,10 @@ def test_lines_have_the_boxes_of_their_positions(engine: str) -> None:
     left, top, right, bottom = ImageOps.invert(image.convert("L")).getbbox() or (0, 0, 0, 0)
     (score,) = OcrAccuracy(engine)([drew(image, '"Open"')])
     assert isinstance(score, Score)
-    said = dict(score.explanation)
-    assert said["text"] == "Open"
-    assert said["space"] == {"name": "original", "width": 320, "height": 160}
-    (line,) = said["boxes"]
+    explanation = dict(score.explanation)
+    assert explanation["text"] == "Open"
+    assert explanation["space"] == {"name": "original", "width": 320, "height": 160}
+    (line,) = explanation["boxes"]
     assert (line["role"], line["label"]) == ("stated", "Open")
     x, y, beyond_x, beyond_y = line["box"]
     assert (x + beyond_x, y + beyond_y) == pytest.approx((left + right, top + bottom), abs=8)

@@ -94,8 +94,8 @@ def test_any_value_of_a_row_and_any_json(value: Any) -> None:
 @fuzzed
 @given(st.lists(BOX, min_size=1, max_size=5), st.text("ab ,.:\n", max_size=8))
 def test_boxes_are_read_back(boxes: list[list[int]], before: str) -> None:
-    said = before + json.dumps([{"bbox_2d": box, "label": "a", "score": 0.5} for box in boxes])
-    assert [(list(box.numbers), box.label, box.score) for box in parse_boxes(said)] == [(b, "a", 0.5) for b in boxes]
+    answer = before + json.dumps([{"bbox_2d": box, "label": "a", "score": 0.5} for box in boxes])
+    assert [(list(box.numbers), box.label, box.score) for box in parse_boxes(answer)] == [(b, "a", 0.5) for b in boxes]
 
 
 @fuzzed
@@ -108,8 +108,8 @@ def test_json_is_read_back(value: Any) -> None:
 @fuzzed
 @given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6), st.text("abc'\"\\ ,()[]=", max_size=12))
 def test_calls_are_read_back(x: int, y: int, text: str) -> None:
-    said = f"click(x={x}, y={y}, text={text!r})"
-    (action,) = parse_actions(said)
+    answer = f"click(x={x}, y={y}, text={text!r})"
+    (action,) = parse_actions(answer)
     assert (action.kind, action.position) == ("click", (x, y))
     assert action.text == (text if text.strip() else None)
 

@@ -56,12 +56,12 @@ def test_unknown_extractions_raise(extract: Any):
 
 
 def test_rewards_read_parts_of_their_own():
-    said = wrote("<where>[0, 0, 1, 1]</where><answer>blue</answer>", "blue", box=[0, 0, 1, 1])
+    sample = wrote("<where>[0, 0, 1, 1]</where><answer>blue</answer>", "blue", box=[0, 0, 1, 1])
     alike = {"frame": "norm1", "reference_frame": "norm1"}
-    assert scores_of(BoxIou(column="box", extract={"tag": "where"}, coordinates=alike), [said]) == [1]
-    assert scores_of(BoxIou(column="box", extract="tag", coordinates=alike), [said]) == [0]
-    assert scores_of(ExactMatch(extract={"tag": "answer"}), [said]) == [1]
-    assert scores_of(ExactMatch(extract={"tag": "where"}), [said]) == [0]
+    assert scores_of(BoxIou(column="box", extract={"tag": "where"}, coordinates=alike), [sample]) == [1]
+    assert scores_of(BoxIou(column="box", extract="tag", coordinates=alike), [sample]) == [0]
+    assert scores_of(ExactMatch(extract={"tag": "answer"}), [sample]) == [1]
+    assert scores_of(ExactMatch(extract={"tag": "where"}), [sample]) == [0]
 
 
 def test_normalization():

@@ -85,10 +85,10 @@ def test_without_boxes():
 
 
 def test_stated_scores_order_the_boxes():
-    said = json.dumps([{"bbox": FAR, "score": 0.2}, {"bbox": A, "score": 0.9}])
+    answer = json.dumps([{"bbox": FAR, "score": 0.2}, {"bbox": A, "score": 0.9}])
     sure, unsure = reward(confidence="stated", length_power=0), reward(length_power=0)
-    assert score_of(sure, said, [A]) == 1
-    assert score_of(unsure, said, [A]) == 0.5
+    assert score_of(sure, answer, [A]) == 1
+    assert score_of(unsure, answer, [A]) == 0.5
     wrong = json.dumps([{"bbox": FAR, "score": 0.9}, {"bbox": A, "score": 0.2}])
     assert score_of(sure, wrong, [A]) == 0.5
     without = json.dumps([{"bbox": A}, {"bbox": FAR, "score": 0.5}])
@@ -97,11 +97,11 @@ def test_stated_scores_order_the_boxes():
 
 def test_classes_are_averaged():
     known = [{"bbox": A, "label": "dog"}, {"bbox": B, "label": "cat"}]
-    said = json.dumps([{"bbox": A, "label": "dog"}, {"bbox": B, "label": "dog"}])
+    answer = json.dumps([{"bbox": A, "label": "dog"}, {"bbox": B, "label": "dog"}])
     # dogs: precision 1/2 at every recall; cats: none found
-    assert score_of(reward(), said, known) == pytest.approx(0.25)
-    assert score_of(reward(labels=False), said, known) == 1
-    assert score_of(reward(), said, [A, {"bbox": B, "label": "cat"}]) == 1
+    assert score_of(reward(), answer, known) == pytest.approx(0.25)
+    assert score_of(reward(labels=False), answer, known) == 1
+    assert score_of(reward(), answer, [A, {"bbox": B, "label": "cat"}]) == 1
     # a bird that no reference has is no false positive of a class, and costs by the penalty
     bird = json.dumps([{"bbox": A, "label": "dog"}, {"bbox": B, "label": "cat"}, {"bbox": C, "label": "bird"}])
     assert score_of(reward(length_power=0), bird, known) == 1
@@ -115,10 +115,10 @@ def test_equal_to_coco_where_scores_differ():
     for _ in range(60):
         known = [drawn(draw, draw.choice("ab")) for _ in range(draw.randint(1, 5))]
         stated = [moved(draw, draw.choice(known)) for _ in range(draw.randint(1, 7))]
-        said = json.dumps(stated)
-        ours = score_of(reward(confidence="stated", length_power=0), said, known)
+        answer = json.dumps(stated)
+        ours = score_of(reward(confidence="stated", length_power=0), answer, known)
         assert ours == pytest.approx(by_coco(stated, known, thresholds), abs=1e-9)
-        at_half = score_of(reward(confidence="stated", length_power=0, threshold=0.5), said, known)
+        at_half = score_of(reward(confidence="stated", length_power=0, threshold=0.5), answer, known)
         assert at_half == pytest.approx(by_coco(stated, known, [0.5]), abs=1e-9)
         values.append(ours)
     assert len(set(values)) > 30
@@ -167,8 +167,8 @@ def test_more_boxes_never_pay():
 
 
 def test_explanations_and_invalid_settings():
-    said = explained(reward(), wrote(json.dumps([A]), [B]))
-    assert [(one["box"], one["role"]) for one in said["boxes"]] == [(A, "stated"), (B, "reference")]
+    answer = explained(reward(), wrote(json.dumps([A]), [B]))
+    assert [(one["box"], one["role"]) for one in answer["boxes"]] == [(A, "stated"), (B, "reference")]
     assert explained(reward(max_boxes=1), wrote(json.dumps([A, B]), [A])) == {
         "boxes": [], "num_boxes": 2, "reason": "2 boxes, more than 1",
     }  # fmt: skip

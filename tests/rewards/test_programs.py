@@ -19,8 +19,8 @@ DOUBLE = "def f(x):\n    return 2 * x"
 
 def paid(code: str, tests: Any, **settings: Any) -> float | None:
     given: dict[str, Any] = {"time_s": 5.0} | settings
-    (said,) = CodeTests(**given)([wrote(f"so\n```python\n{code}\n```", tests=tests)])
-    return None if said is None else float(said)
+    (score,) = CodeTests(**given)([wrote(f"so\n```python\n{code}\n```", tests=tests)])
+    return None if score is None else float(score)
 
 
 TWO_TESTS = """
@@ -117,8 +117,8 @@ def test_pairs_of_input_and_output() -> None:
 
 
 def test_without_code_it_is_wrong() -> None:
-    (said,) = CodeTests(wrong=-1.0)([wrote("I do not know", tests="assert f(1)")])
-    assert float(said or 0) == -1
+    (score,) = CodeTests(wrong=-1.0)([wrote("I do not know", tests="assert f(1)")])
+    assert float(score or 0) == -1
 
 
 @pytest.mark.parametrize("tests", [None, 7, [], "", "assert (", {"inputs": ["1"], "outputs": []}, [{"input": "1"}]])

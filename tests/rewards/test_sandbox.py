@@ -16,11 +16,11 @@ from tests.rewards.sandboxed import needs_sandbox, ran
 
 pytestmark = needs_sandbox
 
-SAID_LAST = -1
+LAST_BYTE = -1
 
 
-def last_line(said: bytes) -> str:
-    return said.decode().strip().splitlines()[SAID_LAST]
+def last_line(output: bytes) -> str:
+    return output.decode().strip().splitlines()[LAST_BYTE]
 
 
 def test_a_program_reads_writes_and_ends() -> None:
@@ -101,13 +101,13 @@ def test_a_program_that_kills_itself_was_killed() -> None:
 
 
 def test_threads_run_sandboxes_of_their_own() -> None:
-    said: list[bytes] = []
-    threads = [threading.Thread(target=lambda: said.append(ran("print(7)").output)) for _ in range(3)]
+    outputs: list[bytes] = []
+    threads = [threading.Thread(target=lambda: outputs.append(ran("print(7)").output)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert said == [b"7\n"] * 3
+    assert outputs == [b"7\n"] * 3
 
 
 def test_without_a_limit_no_program_runs() -> None:

@@ -72,8 +72,8 @@ def test_the_recipe_of_a_chat_model_scores_the_text_after_the_thought(scored: st
     (reward,) = load_config("papers/rlmt").rewards
     told = reward.model_dump(exclude_unset=True) | {"model": scored, "dtype": "float32"}
     (made,) = build_rewards([RewardConfig.model_validate(told)])
-    said = score([wrote("<think>hm</think>seven")], [made])
-    assert (said.value_BR * said.weight_R).tolist() == [[pytest.approx(logits(scored, "q", "seven")[0], **CLOSE)]]
+    scores = score([wrote("<think>hm</think>seven")], [made])
+    assert (scores.value_BR * scores.weight_R).tolist() == [[pytest.approx(logits(scored, "q", "seven")[0], **CLOSE)]]
 
 
 def test_weights_of_labels_and_their_sigmoid(scored: str) -> None:
@@ -86,8 +86,11 @@ def test_turns_of_the_prompt_and_a_part_of_the_text(scored: str) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     reward = RewardModel(scored, extract="tag", missing=-9.0, dtype="float32")
     texts = ("<answer>seven</answer> or so", "seven")
-    said = reward([Sample(Prompt("c", messages=turns), 0, i, text=text) for i, text in enumerate(texts)])
-    assert [float(one or 0) for one in said] == [pytest.approx(logits(scored, "a", "b", "c", "seven")[0], **CLOSE), -9]
+    scores = reward([Sample(Prompt("c", messages=turns), 0, i, text=text) for i, text in enumerate(texts)])
+    assert [float(one or 0) for one in scores] == [
+        pytest.approx(logits(scored, "a", "b", "c", "seven")[0], **CLOSE),
+        -9,
+    ]
 
 
 def test_marks_of_turns_in_an_answer_are_words(scored: str) -> None:
@@ -111,11 +114,11 @@ def test_each_step_is_scored_at_its_separator(stepped: str) -> None:
     means = {"min": min(one, two), "mean": (one + two) / 2, "product": one * two, "last": two}
     for name, value in means.items():
         reward = StepRewardModel(stepped, aggregate=name, dtype="float32")  # pyright: ignore[reportArgumentType]
-        (said,) = reward([wrote("one\n\n\n\ntwo")])
-        assert isinstance(said, Score)
-        assert said.value == pytest.approx(value, **CLOSE)
-        assert [(scope.start, scope.end) for scope in said.scopes or ()] == [(0, 3), (7, 10)]
-        assert [scope.value for scope in said.scopes or ()] == pytest.approx([one, two], **CLOSE)
+        (scores,) = reward([wrote("one\n\n\n\ntwo")])
+        assert isinstance(scores, Score)
+        assert scores.value == pytest.approx(value, **CLOSE)
+        assert [(scope.start, scope.end) for scope in scores.scopes or ()] == [(0, 3), (7, 10)]
+        assert [scope.value for scope in scores.scopes or ()] == pytest.approx([one, two], **CLOSE)
     assert StepRewardModel(stepped)([wrote(" \n\n ")]) == [None]
 
 
@@ -124,12 +127,12 @@ def test_the_two_right_answers_of_the_best_weakest_step_train(stepped: str) -> N
     config = load_config("papers/mstar")
     told = [reward.model_dump(exclude_unset=True) for reward in config.rewards]
     rewards = build_rewards([RewardConfig.model_validate(one) for one in (told[0], told[1] | {"model": stepped})])
-    said = StepRewardModel(stepped, aggregate="min")([wrote("so\n\n\\boxed{7}")])
+    answer = StepRewardModel(stepped, aggregate="min")([wrote("so\n\n\\boxed{7}")])
     samples = [
         Sample(Prompt("q", columns={"answer": "7"}), 0, i, text=f"so\n\n\\boxed{{{n}}}") for i, n in enumerate((7, 8))
     ]
     scores = shape_scores(score(samples, rewards), rewards, 0)[0]
-    (alone,) = said
+    (alone,) = answer
     assert isinstance(alone, Score)
     assert (scores.value_BR * scores.weight_R).sum(1).tolist() == pytest.approx([alone.value, 0.0])
     of_five = taught(config, Step(reward=(0.9, 0.2, 0.0, 0.6, 0.0)))

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoProcessor
 from mmgrpo.data.image_loading import LazyImages
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import drew, noise, numbers, said
+from tests.rewards.drawn import drew, explanations, noise, numbers
 from tests.tiny import judges
 
 
@@ -116,7 +116,7 @@ def test_only_pixels_outside_the_mask_count() -> None:
     everything = 1 - (8 + 0.2) / 16
     scores = EditConsistency()(rows)
     assert numbers(scores) == [pytest.approx(kept), 1.0, pytest.approx(everything), None, None, None]
-    first, second, third, *_ = said(scores)
+    first, second, third, *_ = explanations(scores)
     assert first == {"parts": {"outside_frac": 0.5, "outside_max": 0.2, "inside_change": 1.0}}
     assert second == {"parts": {"outside_frac": 0.5, "outside_max": 0.0, "inside_change": 0.0}}
     assert third == {"parts": {"outside_frac": 1.0, "outside_max": 1.0}}
@@ -144,7 +144,7 @@ def test_direction_of_an_edit_is_the_cosine_of_two_differences(clip: str) -> Non
     ]
     scores = EditDirection(clip)(rows)
     changes = {"image_change": float(shown.norm()), "text_change": float(told.norm())}
-    assert said(scores)[0] == {"parts": pytest.approx(changes, abs=1e-4)}
+    assert explanations(scores)[0] == {"parts": pytest.approx(changes, abs=1e-4)}
     assert numbers(scores) == [pytest.approx(expected, abs=1e-5), pytest.approx(0, abs=1e-3), None, None]
 
 

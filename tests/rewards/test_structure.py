@@ -85,7 +85,7 @@ def test_position_and_further_keys_of_the_object():
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Format(tags="think"), "different names such as"),
         (lambda: Format(tags=["a", "a"]), "different names such as"),
@@ -94,6 +94,6 @@ def test_position_and_further_keys_of_the_object():
         (lambda: JsonSchema({"a": {"b": "text"}}), r"keys\.a\.b must be one of string, integer"),
     ],
 )
-def test_settings_are_checked(make: Any, said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_settings_are_checked(make: Any, message: str):
+    with pytest.raises(ConfigError, match=message):
         make()

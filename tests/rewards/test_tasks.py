@@ -47,10 +47,10 @@ def test_clips_in_order(text: str, value: float):
 
 def test_items_may_be_words_and_pay_by_their_number():
     moves = Ordering(mode="exact", per_item=0.2)
-    said = ["<|up|><|up|><|left|>", "<|up|> <|left|>", "up, up, left"]
-    assert [score_of(moves, text, said[0]) for text in said] == pytest.approx([0.6, 0, 0.6])
+    answer = ["<|up|><|up|><|left|>", "<|up|> <|left|>", "up, up, left"]
+    assert [score_of(moves, text, answer[0]) for text in answer] == pytest.approx([0.6, 0, 0.6])
     places = Ordering(mode="positions", per_item=0.2)
-    assert score_of(places, said[1], said[0]) == pytest.approx(0.2)  # one of three places
+    assert score_of(places, answer[1], answer[0]) == pytest.approx(0.2)  # one of three places
     assert score_of(Ordering(), "2, 1", [1, 2]) == 0
     assert score_of(Ordering(), "a", ["a"]) == 1
     assert score_of(Ordering(), "1 1", "1 1") is None
@@ -90,8 +90,8 @@ def test_numbers_of_a_symbol(text: str, result: list[float]):
 def test_all_must_be_among_those_stated():
     reward = NumberList(mode="contains", symbol="P", absolute=1e-4, extract="boxed")
     known = ["0.1P", "1.9P"]
-    said = [r"\boxed{1.9P, 0.1P}", r"\boxed{0.1P}", r"1.9P, \boxed{0.1P}", r"\boxed{0.1P, 1.9P, 3P}"]
-    assert [score_of(reward, text, known) for text in said] == [1, 0, 0, 1]
+    answer = [r"\boxed{1.9P, 0.1P}", r"\boxed{0.1P}", r"1.9P, \boxed{0.1P}", r"\boxed{0.1P, 1.9P, 3P}"]
+    assert [score_of(reward, text, known) for text in answer] == [1, 0, 0, 1]
     assert score_of(reward, r"\boxed{0.1P}", ["0.1P", "0.1P"]) == 0
     assert score_of(reward, r"\boxed{P}", "none") is None
 
@@ -135,9 +135,9 @@ def test_calls_are_read_in_other_forms_and_bounded():
 
 
 def test_a_row_may_have_separate_tags():
-    said = wrote("<think>a</think><tool_call>b</tool_call>", tags=["think", "tool_call"])
-    assert scores_of(Format(column="tags"), [said, wrote("<think>a</think><answer>b</answer>")]) == [1, 1]
-    assert scores_of(Format(), [said]) == [0]
+    sample = wrote("<think>a</think><tool_call>b</tool_call>", tags=["think", "tool_call"])
+    assert scores_of(Format(column="tags"), [sample, wrote("<think>a</think><answer>b</answer>")]) == [1, 1]
+    assert scores_of(Format(), [sample]) == [0]
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_probabilities(text: str, outcome: Any, value: float):
 
 def test_confidence_in_the_answer():
     reward = Brier(of={"name": "exact_match", "extract": "tag"}, extract={"tag": "sure"})
-    said = ["<answer>blue</answer><sure>8/10</sure>", "<answer>red</answer><sure>8/10</sure>"]
-    assert [score_of(reward, text, "blue") for text in said] == pytest.approx([1 - 0.04, 1 - 0.64])
-    assert score_of(reward, said[0]) is None
+    answer = ["<answer>blue</answer><sure>8/10</sure>", "<answer>red</answer><sure>8/10</sure>"]
+    assert [score_of(reward, text, "blue") for text in answer] == pytest.approx([1 - 0.04, 1 - 0.64])
+    assert score_of(reward, answer[0]) is None
     with pytest.raises(ConfigError, match=r"Brier\.of must be one of math_verify"):
         Brier(of="box_iou")
     failing = Brier(of=lambda samples: [float("nan") for _ in samples])
@@ -238,8 +238,8 @@ def test_paths_over_an_image():
     assert score_of(reward, str([[0, 0]] * 201), path) == 0
     assert score_of(reward, "[1, 2]", []) is None
     pixels = Trajectory(coordinates="norm1000")
-    said = wrote("[[0, 0], [500, 500]]", [[0, 0], [100, 50]], original_size=[200, 100])
-    assert scores_of(pixels, [said]) == [1]
+    sample = wrote("[[0, 0], [500, 500]]", [[0, 0], [100, 50]], original_size=[200, 100])
+    assert scores_of(pixels, [sample]) == [1]
     with pytest.raises(DataError, match="size of the original image is needed"):
         Trajectory(coordinates="original")([wrote("[1, 2]", [[1, 2]])])
 
@@ -250,7 +250,7 @@ def test_length_is_best_at_its_peak(tokens: int, value: float):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Ordering(per_item=0), "per_item must be positive"),
         (lambda: Ordering(items="tokens"), "items must be one of words, characters"),  # type: ignore[arg-type]
@@ -265,8 +265,8 @@ def test_length_is_best_at_its_peak(tokens: int, value: float):
         (lambda: LengthPeak(100, peak=1), "0 < peak < 1"),
     ],
 )
-def test_settings_are_checked(make: Any, said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_settings_are_checked(make: Any, message: str):
+    with pytest.raises(ConfigError, match=message):
         make()
 
 
@@ -320,9 +320,9 @@ def test_meaning_is_the_cosine_of_mean_hidden_states(tmp_path: Path):
 
 def test_a_path_pays_up_to_its_first_wrong_move_and_by_its_turns():
     prefix, whole = Ordering(mode="prefix", per_item=1), Ordering(mode="exact", per_item=2, turns=True)
-    said = ["up up left", "up up right left", "left up", "up up left down"]
-    assert [score_of(prefix, text, "up up left") for text in said] == [3, 2, 0, 3]
-    assert [score_of(whole, text, "up up left") for text in said] == [12, 0, 0, 0]  # 3 moves, 2 runs, twice
+    answer = ["up up left", "up up right left", "left up", "up up left down"]
+    assert [score_of(prefix, text, "up up left") for text in answer] == [3, 2, 0, 3]
+    assert [score_of(whole, text, "up up left") for text in answer] == [12, 0, 0, 0]  # 3 moves, 2 runs, twice
 
 
 FIELDS = {"a": "Cat", "b": [{"n": 1}, {"n": 2}], "c": None}

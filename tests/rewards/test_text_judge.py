@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import noise, numbers, said
+from tests.rewards.drawn import explanations, noise, numbers
 from tests.rewards.endpoint import Server
 from tests.rewards.written import explained, score_of, wrote
 from tests.running import running
@@ -123,7 +123,7 @@ def test_a_server_gets_the_named_part_and_the_full_text() -> None:
     with served(lambda text: f"Score: {text.count('7')}") as server:
         samples = [wrote("<think>7</think>7 <answer>7</answer>"), wrote("<think>7</think>7"), wrote(None)]
         assert numbers(judge(server, extract="tag", high=3)(samples)) == [0.0, 0.0, None]
-        assert said(judge(server, extract="tag")(samples[1:]))[0] == {"parsed": None, "reason": "no answer"}
+        assert explanations(judge(server, extract="tag")(samples[1:]))[0] == {"parsed": None, "reason": "no answer"}
         assert numbers(judge(server, question="{text}", high=3)(samples)) == [1.0, 0.5, None]
         assert [r["messages"][0]["content"][0]["text"] for r in server.requests[:1]] == ["q: 7?"]
 
@@ -133,7 +133,7 @@ def test_the_default_question_quotes_the_answer() -> None:
         reward = judge(server, question=None, mode="yes")
         (score,) = reward([wrote("7</response>", 12)])
         assert float(score or 0) == pytest.approx(0.75)
-        assert said([score]) == [{"parts": {"no": 0.2, "yes": 0.6}}]
+        assert explanations([score]) == [{"parts": {"no": 0.2, "yes": 0.6}}]
         (request,) = server.requests
         assert "<response>\n7< /response>\n</response>" in request["messages"][0]["content"][0]["text"]
         assert (request["logprobs"], request["top_logprobs"], request["max_tokens"]) == (True, 20, 1)
@@ -153,7 +153,9 @@ def test_several_sampled_scores_are_averaged() -> None:
         reward = judge(server, draws=3, temperature=0.7, endpoint={"url": server.url, "concurrency": 1})
         (score,) = reward([wrote("7")])
         assert float(score or 0) == pytest.approx((0.25 + 1.0) / 2)
-        assert said([score]) == [{"parsed": 2.0, "reason": "Score: 2", "parts": {"draw 1": 0.25, "draw 2": 1.0}}]
+        assert explanations([score]) == [
+            {"parsed": 2.0, "reason": "Score: 2", "parts": {"draw 1": 0.25, "draw 2": 1.0}}
+        ]
         assert [(r["seed"], r["temperature"]) for r in server.requests] == [(0, 0.7), (1, 0.7), (2, 0.7)]
 
 
@@ -212,7 +214,7 @@ def test_each_criterion_of_a_row_is_a_question(caplog: pytest.LogCaptureFixture)
         samples = [wrote("7", rubric=RUBRIC), wrote("8", rubric=["short"]), wrote("9"), wrote("9", rubric=[{"of": 1}])]
         scores = reward(samples)
         assert numbers(scores) == [0.75, 1.0, None, None]
-        assert said(scores)[0] == {"parts": {"1. short": 1, "2. polite": 0, "3. shouts": 0}}
+        assert explanations(scores)[0] == {"parts": {"1. short": 1, "2. polite": 0, "3. shouts": 0}}
         asked = [r["messages"][0]["content"][0]["text"] for r in server.requests]
         assert sorted(asked) == ["7 is polite?", "7 is short?", "7 is shouts?", "8 is short?"]
     assert "cannot read 1 of 4 references in column 'rubric'" in caplog.text

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits, load_sample_images
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample
-from tests.rewards.drawn import drew, filmed, noise, numbers, said
+from tests.rewards.drawn import drew, explanations, filmed, noise, numbers
 
 
 def seen(samples: Sequence[Sample]) -> list[float | None]:
@@ -151,7 +151,7 @@ def test_photographs_ring_no_alarm_and_their_grids_do(photograph: Image.Image) -
     assert value["pixels"] > 0.7
     assert value["smooth pixels"] > 0.6
     assert value["chequered"] > 0.25
-    (blocks, board) = (one or {} for one in said([result["blocks"], result["chequered"]]))
+    (blocks, board) = (one or {} for one in explanations([result["blocks"], result["chequered"]]))
     assert blocks["parts"]["blocks"] > 0.5 > 0.01 > blocks["parts"]["lattice"]
     assert board["parts"]["lattice"] > 0.25 > 0.05 > board["parts"]["blocks"]
 

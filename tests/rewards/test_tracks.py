@@ -26,14 +26,14 @@ def reward(**settings: Any) -> Tracking:
     return Tracking(**{"coordinates": alike(), **settings})
 
 
-def said(boxes: dict[str, Any], **more: Any) -> str:
+def boxes_text(boxes: dict[str, Any], **more: Any) -> str:
     return json.dumps({"boxes": boxes, **more})
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        said({"1": BOX, "2": HALF}),
+        boxes_text({"1": BOX, "2": HALF}),
         '```json\n[{"frame": 1, "bbox_2d": [0, 0, 10, 10]}, {"frame": 2, "bbox_2d": [0, 0, 10, 5]}]\n```',
         '{"0:01": [0, 0, 10, 10], "2 s": [0, 0, 10, 5]}',
         "{'frame_1': (0, 0, 10, 10), 'frame_2': (0, 0, 10, 5)}",
@@ -54,32 +54,34 @@ def test_spans_are_read():
         '{"start": 2, "end": 6}',
     ):
         assert parse_track(text).span == (2, 6)
-    for text in ("", "[2, 6]", '{"time": 2}', '{"time": [2, "now"]}', said({"1": BOX})):
+    for text in ("", "[2, 6]", '{"time": 2}', '{"time": [2, "now"]}', boxes_text({"1": BOX})):
         assert parse_track(text).span is None
 
 
 def test_mean_iou_by_hand():
-    assert score_of(reward(), said({"1": BOX, "2": HALF, "3": AWAY}), THREE) == pytest.approx(1.5 / 3)
-    assert score_of(reward(), said({"1": BOX, "2": HALF}), THREE) == pytest.approx(1.5 / 3)
-    assert score_of(reward(over="shared"), said({"1": BOX, "2": HALF}), THREE) == pytest.approx(1.5 / 2)
-    with_more = said({"1": BOX, "2": HALF, "7": BOX})
+    assert score_of(reward(), boxes_text({"1": BOX, "2": HALF, "3": AWAY}), THREE) == pytest.approx(1.5 / 3)
+    assert score_of(reward(), boxes_text({"1": BOX, "2": HALF}), THREE) == pytest.approx(1.5 / 3)
+    assert score_of(reward(over="shared"), boxes_text({"1": BOX, "2": HALF}), THREE) == pytest.approx(1.5 / 2)
+    with_more = boxes_text({"1": BOX, "2": HALF, "7": BOX})
     assert score_of(reward(), with_more, THREE) == pytest.approx(1.5 / 3)
     assert score_of(reward(over="union"), with_more, THREE) == pytest.approx(1.5 / 4)
     for over in ("reference", "shared", "union"):
-        assert score_of(reward(over=over), said({"7": BOX}), THREE) == 0
+        assert score_of(reward(over=over), boxes_text({"7": BOX}), THREE) == 0
         assert score_of(reward(over=over), "nothing", THREE) == 0
 
 
 def test_with_time_by_hand():
     # 4 .. 8 and 2 .. 6: 2 of 6; boxes 1 and 0.5
-    text = said({"2": BOX, "4": HALF}, time=[4, 8])
+    text = boxes_text({"2": BOX, "4": HALF}, time=[4, 8])
     assert score_of(reward(), text, SPANNED) == pytest.approx(0.5 * 0.75 + 0.5 / 3)
     assert score_of(reward(temporal=0.2), text, SPANNED) == pytest.approx(0.8 * 0.75 + 0.2 / 3)
     assert score_of(reward(temporal=0), text, SPANNED) == 0.75
-    assert score_of(reward(), said({"2": BOX, "4": BOX}), SPANNED) == 0.5
-    assert score_of(reward(), said({}, time=[2, 6]), SPANNED) == 0.5
-    assert score_of(reward(), said({"2": BOX, "4": BOX}, time=[6, 2]), SPANNED) == 0.5
-    assert score_of(reward(), said({"1": BOX, "2": BOX, "3": BOX}, time=[0, 1]), THREE) == 1  # no span is asked for
+    assert score_of(reward(), boxes_text({"2": BOX, "4": BOX}), SPANNED) == 0.5
+    assert score_of(reward(), boxes_text({}, time=[2, 6]), SPANNED) == 0.5
+    assert score_of(reward(), boxes_text({"2": BOX, "4": BOX}, time=[6, 2]), SPANNED) == 0.5
+    assert (
+        score_of(reward(), boxes_text({"1": BOX, "2": BOX, "3": BOX}, time=[0, 1]), THREE) == 1
+    )  # no span is asked for
 
 
 def test_spans_by_hand():
@@ -90,11 +92,11 @@ def test_spans_by_hand():
 
 
 def test_moments_may_be_near():
-    text = said({"1.2": BOX, "2.4": BOX, "2.9": HALF})
+    text = boxes_text({"1.2": BOX, "2.4": BOX, "2.9": HALF})
     assert score_of(reward(), text, THREE) == 0
     assert score_of(reward(tolerance=0.3), text, THREE) == pytest.approx(1.5 / 3)
     assert score_of(reward(tolerance=0.5), text, THREE) == pytest.approx(2.5 / 3)
-    once = said({"1.5": BOX})  # near two, counted for one
+    once = boxes_text({"1.5": BOX})  # near two, counted for one
     assert score_of(reward(tolerance=0.6), once, THREE) == pytest.approx(1 / 3)
 
 
@@ -105,31 +107,33 @@ def test_the_order_does_not_matter_and_the_values_are_bounded():
         known = {"time": [0, 5], "boxes": {str(draw.randint(0, 9)): BOX for _ in range(5)}}
         shuffled = dict(draw.sample(sorted(boxes.items()), len(boxes)))
         for over in ("reference", "shared", "union"):
-            one = score_of(reward(over=over), said(boxes, time=[1, 3]), known)
-            assert one == pytest.approx(score_of(reward(over=over), said(shuffled, time=[1, 3]), known))
+            one = score_of(reward(over=over), boxes_text(boxes, time=[1, 3]), known)
+            assert one == pytest.approx(score_of(reward(over=over), boxes_text(shuffled, time=[1, 3]), known))
             assert 0 <= one <= 1
 
 
 def test_spaces_and_references():
-    sample = wrote(said({"1": [0, 0, 500, 500]}), {"boxes": {"1": [0, 0, 100, 50]}}, original_size=[200, 100])
+    sample = wrote(boxes_text({"1": [0, 0, 500, 500]}), {"boxes": {"1": [0, 0, 100, 50]}}, original_size=[200, 100])
     assert scores_of(Tracking(coordinates="norm1000"), [sample]) == [1]
     assert (
-        score_of(reward(coordinates=alike(reference_layout="xywh")), said({"1": [5, 5, 15, 15]}), {"1": [5, 5, 10, 10]})
+        score_of(
+            reward(coordinates=alike(reference_layout="xywh")), boxes_text({"1": [5, 5, 15, 15]}), {"1": [5, 5, 10, 10]}
+        )
         == 1
     )
-    assert score_of(reward(), said({"1": BOX}), said({"1": BOX})) == 1
+    assert score_of(reward(), boxes_text({"1": BOX}), boxes_text({"1": BOX})) == 1
     for reference in ("a dog", {}, {"boxes": {}}, [BOX], {"time": [6, 2], "boxes": {"1": BOX}}):
-        assert score_of(reward(), said({"1": BOX}), reference) is None
+        assert score_of(reward(), boxes_text({"1": BOX}), reference) is None
 
 
 def test_explanations_of_tracks():
-    assert explained(reward(), wrote(said({"2": BOX}, time=[4, 8]), SPANNED)) == {
+    assert explained(reward(), wrote(boxes_text({"2": BOX}, time=[4, 8]), SPANNED)) == {
         "parsed": "boxes at 1 of 2 moments",
         "overlaps": [[2, 1], [4, 0]],
         "spans": [{"span": [4, 8], "role": "stated"}, {"span": [2, 6], "role": "reference"}],
         "parts": {"boxes": 0.5, "span": 0.3333},
     }
-    many = said({str(i): BOX for i in range(30)})
+    many = boxes_text({str(i): BOX for i in range(30)})
     assert explained(reward(max_moments=20), wrote(many, THREE)) == {"reason": "30 boxes, more than 20"}
 
 
@@ -138,7 +142,11 @@ def test_explanations_of_tracks():
 )
 def test_long_strings_end(piece: str):
     started = time.monotonic()
-    for text in (piece * (300_000 // len(piece)), said({str(i): BOX for i in range(2_500)}), "[" * 30 + "1" + "]" * 30):
+    for text in (
+        piece * (300_000 // len(piece)),
+        boxes_text({str(i): BOX for i in range(2_500)}),
+        "[" * 30 + "1" + "]" * 30,
+    ):
         assert 0 <= score_of(reward(max_moments=2000), text, SPANNED) <= 1
     assert time.monotonic() - started < 20
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Sample
-from tests.rewards.drawn import drew, filmed, numbers, said
+from tests.rewards.drawn import drew, explanations, filmed, numbers
 from tests.tiny import language_models
 
 CLOSE = {"rel": 0, "abs": 1e-5}
@@ -71,7 +71,7 @@ def trained(folder: Path, *, special: bool = True, outputs: int = 3, whole: bool
     head = nn.Linear(model.config.text_config.hidden_size, outputs, bias=False)
     held = model.state_dict() | {"base_model.model.rm_head.weight": head.weight.detach()}
     save_checkpoint(folder, {old_name(name) if old else name: value for name, value in held.items()}, whole)
-    said = {
+    explanations = {
         "data_config": {
             "fps": 2.0,
             "num_frames": None,
@@ -89,7 +89,7 @@ def trained(folder: Path, *, special: bool = True, outputs: int = 3, whole: bool
         "peft_lora_config": {"lora_enable": True, "lora_r": 4, "lora_alpha": 8, "use_rslora": False},
         "inference_config": NORMS,
     }
-    (folder / "model_config.json").write_text(json.dumps(said))
+    (folder / "model_config.json").write_text(json.dumps(explanations))
     (folder / "template.txt").write_text(TEMPLATE if special else "Rate {text_prompt}.")
     return Trained(folder, model, head, processor)
 
@@ -159,7 +159,7 @@ def test_scores_are_those_of_the_model_it_was_saved_from(made: Trained) -> None:
     assert numbers(reward(made, batch_size=1)(samples())) == pytest.approx(expected, **CLOSE)
     plain = reward(made, normalize=False, weights={"MQ": 2.0})(samples())
     assert numbers(plain) == pytest.approx([2 * mq for _, mq, _ in raw], **CLOSE)
-    parts = [(one or {})["parts"] for one in said(plain)]
+    parts = [(one or {})["parts"] for one in explanations(plain)]
     assert [list(part) for part in parts] == [["VQ", "MQ", "TA"]] * 2
     np.testing.assert_allclose([list(part.values()) for part in parts], raw, atol=1e-4)
 

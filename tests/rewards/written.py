@@ -22,11 +22,11 @@ def score_of(reward: Reward, text: str | None, answer: Any = None) -> Any:
 
 def scores_of(reward: Reward, samples: Sequence[Sample]) -> list[float | None]:
     """What the reward says of samples, without its explanations."""
-    return [None if said is None else float(said) for said in reward(samples)]
+    return [None if score is None else float(score) for score in reward(samples)]
 
 
 def explained(reward: Reward, sample: Sample) -> dict[str, Any]:
     """The explanation of the reward for one sample."""
-    (said,) = reward([sample])
-    assert isinstance(said, Score)
-    return dict(said.explanation)
+    (score,) = reward([sample])
+    assert isinstance(score, Score)
+    return dict(score.explanation)

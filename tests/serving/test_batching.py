@@ -105,8 +105,8 @@ def test_a_request_waits_no_longer_than_its_window():
 
 
 def test_values_failures_and_explanations_are_returned():
-    said = [None, 0.1, math.nan, math.inf, Score(1.5, {"boxes": [1]}), Score(math.nan, {"why": "x"})]
-    batcher = Batcher("r", lambda samples: said, Metrics())
+    scores = [None, 0.1, math.nan, math.inf, Score(1.5, {"boxes": [1]}), Score(math.nan, {"why": "x"})]
+    batcher = Batcher("r", lambda samples: scores, Metrics())
     answer = batcher.submit(wrote(*"abcdef")).result(10)
     assert answer.values == [None, 0.1, None, None, 1.5, None]
     assert answer.failed == [2, 3, 5]
@@ -119,8 +119,8 @@ def test_values_failures_and_explanations_are_returned():
 
 def test_explanations_of_every_kind_arrive():
     """As JSON has them; none of them ends the thread that judges."""
-    said = [Score(1.0, {1: (2, 3)}), Score(1.0, {"path": "\ud800"}), Score(1.0, {"nested": {"deep": [None, 0.5]}})]  # type: ignore[dict-item]
-    batcher = Batcher("r", lambda samples: said, Metrics())
+    scores = [Score(1.0, {1: (2, 3)}), Score(1.0, {"path": "\ud800"}), Score(1.0, {"nested": {"deep": [None, 0.5]}})]  # type: ignore[dict-item]
+    batcher = Batcher("r", lambda samples: scores, Metrics())
     for _ in range(2):
         answer = batcher.submit(wrote("a", "b", "c")).result(10)
         assert answer.explanations == [{"1": [2, 3]}, {"path": "?"}, {"nested": {"deep": [None, 0.5]}}]

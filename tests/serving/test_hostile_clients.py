@@ -77,9 +77,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("place", range(len(HOSTILE)))
 def test_hostile_bodies_are_rejected(server: str, place: int):
-    status, said = post(server, *HOSTILE[place])
+    status, body = post(server, *HOSTILE[place])
     assert status == 400
-    assert json.loads(said)["error"]
+    assert json.loads(body)["error"]
     assert get(server, "/health")[0] == 200
 
 
@@ -145,19 +145,19 @@ def answering(*answers: bytes) -> tuple[str, threading.Thread]:
 
     def answer() -> None:
         with listening:
-            for said in answers:
+            for reply in answers:
                 connection, _ = listening.accept()
                 with connection:
                     connection.recv(65536)
-                    connection.sendall(said)
+                    connection.sendall(reply)
 
     thread = threading.Thread(target=answer)
     thread.start()
     return f"http://127.0.0.1:{listening.getsockname()[1]}", thread
 
 
-def http(status: str, said: bytes) -> bytes:
-    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(said), said)
+def http(status: str, body: bytes) -> bytes:
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
 
 
 JUDGED = b'{"values": [0.5], "failed": [], "explanations": null, "error": null}'

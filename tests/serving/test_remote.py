@@ -120,11 +120,11 @@ def test_groups_stay_complete():
 
 
 def test_none_and_failures_arrive(caplog: pytest.LogCaptureFixture):
-    def said(samples: Sequence[Sample]) -> list[Any]:
+    def with_failures(samples: Sequence[Sample]) -> list[Any]:
         return [None, 0.1, math.nan, Score(2.0, {"answer": "7"})]
 
     samples = [Sample(Prompt("q"), 0, i) for i in range(4)]
-    with serving({"said": said, "raises": told}) as url:
+    with serving({"said": with_failures, "raises": told}) as url:
         values = RemoteReward(url, "said")(samples)
         assert values[:3] == pytest.approx([None, 0.1, math.nan], nan_ok=True)
         assert values[3] == Score(2.0, {"answer": "7"})
@@ -213,10 +213,10 @@ def test_a_server_of_another_kind_raises():
         listening.settimeout(10)
 
         def answer() -> None:
-            for said in (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", b"SSH-2.0\r\n\r\n"):
+            for reply in (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", b"SSH-2.0\r\n\r\n"):
                 connection, _ = listening.accept()
                 connection.recv(65536)
-                connection.sendall(said)
+                connection.sendall(reply)
                 connection.close()
 
         thread = threading.Thread(target=answer)

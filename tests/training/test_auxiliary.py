@@ -258,7 +258,7 @@ def test_below_weights_by_1_or_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "message"),
     [
         ({}, "name one source"),
         ({"examples": ALOUD, "column": "a"}, "name one source"),
@@ -266,8 +266,8 @@ def test_below_weights_by_1_or_0() -> None:
         ({"examples": ALOUD, "weight_by_success": "failure"}, "leave out weight_by_success"),
     ],
 )
-def test_an_empty_section_raises(section: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_an_empty_section_raises(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         AuxiliaryConfig.model_validate(section)
 
 

@@ -171,7 +171,7 @@ def test_value_estimator_without_a_critic_is_a_configuration_error(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"critic.policy": None}, "critic.policy: the policy of this run is a live one"),
         (
@@ -180,8 +180,10 @@ def test_value_estimator_without_a_critic_is_a_configuration_error(tmp_path: Pat
         ),
     ],
 )
-def test_unsupported_critics_raise_before_the_first_sample(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_unsupported_critics_raise_before_the_first_sample(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         trainer_of(config_of(tmp_path, **changes))
 
 

@@ -90,8 +90,8 @@ def test_the_phase_is_named_and_the_last_complete_step_saved(name: str, tmp_path
         output = tmp_path / phase
         trainer = case.make(output, None, case.reward)
         on_forward(case, trainer, at, too_much)
-        said = {"the rollout": "lower policy.rollout_batch", "the update": "lower policy.update_batch"}[phase]
-        with pytest.raises(OutOfMemoryError, match=f"out of memory in {phase} at step 2: {said}"):
+        message = {"the rollout": "lower policy.rollout_batch", "the update": "lower policy.update_batch"}[phase]
+        with pytest.raises(OutOfMemoryError, match=f"out of memory in {phase} at step 2: {message}"):
             trainer.train()
         assert checkpoint_steps(output / "run") == [1]
         resumed = case.make(output, output / "run", case.reward)

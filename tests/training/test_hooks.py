@@ -129,14 +129,14 @@ def test_a_mask_keeps_the_others_bitwise() -> None:
 
 def test_wrong_numbers() -> None:
     weight = [nn.Parameter(torch.zeros(1))]
-    for hook, said in (
+    for hook, message in (
         ({"name": "slow_fast", "inner": 0, "alpha": 0.5}, "inner >= 1"),
         ({"name": "slow_fast", "inner": 1, "alpha": -0.5}, "alpha >= 0"),
         ({"name": "mask", "share": 0.0}, "0 < share"),
         ({"name": "mask", "part": 0.1}, "takes no 'part'"),
         ({"name": "maks"}, "did you mean mask"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             optimizer(weight, hook)
 
 
@@ -190,13 +190,13 @@ def test_a_reference_that_follows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "message"),
     [
         ({}, "leave the section out"),
         ({"ema": {"decay": 0.9}, "reset_optimizer": True}, "set reset_every"),
         ({"reset_every": 0}, "greater than or equal to 1"),
     ],
 )
-def test_invalid_sections_raise(section: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_sections_raise(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         validated({"update": {"reference": section}})

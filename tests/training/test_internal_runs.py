@@ -46,9 +46,9 @@ def test_values_are_those_of_the_plain_model() -> None:
         prompt_P = rollout.trace.prompts[rollout.trace.prompt_of_B[row]].ids_P
         token_T = torch.tensor(list(sample.tokens or ()))
         with torch.no_grad():
-            said = policy.model(torch.cat([prompt_P, token_T])[None], output_hidden_states=True)
+            output = policy.model(torch.cat([prompt_P, token_T])[None], output_hidden_states=True)
         here = slice(len(prompt_P) - 1, -1)
-        state_TD, logits_TV = said.hidden_states[-1][0, here], said.logits[0, here] / TEMPERATURE
+        state_TD, logits_TV = output.hidden_states[-1][0, here], output.logits[0, here] / TEMPERATURE
         expected = {
             RANK_OF_STATES: effective_rank(state_TD).expand(len(token_T)),
             rank_velocity(2): velocity(state_TD, 2).expand(len(token_T)),
@@ -70,8 +70,8 @@ def test_attention_is_that_of_the_plain_model() -> None:
         prompt_P = rollout.trace.prompts[rollout.trace.prompt_of_B[row]].ids_P
         token_T = torch.tensor(list(sample.tokens or ()))
         with torch.no_grad():
-            said = policy.model(torch.cat([prompt_P, token_T])[None], output_attentions=True)
-        middle = said.attentions[len(said.attentions) // 3 : 2 * len(said.attentions) // 3 + 1]
+            output = policy.model(torch.cat([prompt_P, token_T])[None], output_attentions=True)
+        middle = output.attentions[len(output.attentions) // 3 : 2 * len(output.attentions) // 3 + 1]
         weight_hTL = torch.cat([weight[0, :, -len(token_T) :] for weight in middle])
         order_h = distances(weight_hTL, inf).mean(1).argsort()
         num = round(0.3 * len(order_h))

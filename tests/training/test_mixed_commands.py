@@ -86,18 +86,18 @@ def test_sample_wants_to_know_which_task(run: Path, tmp_path: Path) -> None:
     told = call(*asked, "--task", "more")
     assert told.exit_code == 0, told.output
     of_sums = call("sample", str(run / "sums"), "12+13=", "--out", str(tmp_path))  # goes beside what is there
-    said, where = told.stdout.split(" samples in ")
-    assert of_sums.stdout.split(" samples in ")[0] == said
+    output, where = told.stdout.split(" samples in ")
+    assert of_sums.stdout.split(" samples in ")[0] == output
     assert "".join(of_sums.stdout.split(" samples in ")[1].split()) == "".join(where.split()) + "-2"
     file = str(run.parent / "run.yaml")
     of_file = call("sample", file, "12+13=", "--out", str(tmp_path), "--task", "more", "--checkpoint", str(run))
-    assert of_file.stdout.split(" samples in ")[0] == said
+    assert of_file.stdout.split(" samples in ")[0] == output
 
 
 def test_explain_prints_the_part_of_each_task(run: Path) -> None:
-    said = " ".join(call("explain", str(run)).stdout.split())
-    assert "task of a mixed run prompts" in said
-    assert "in the first and then each 2th step of it; steps are those here trains the policy of sums" in said
+    output = " ".join(call("explain", str(run)).stdout.split())
+    assert "task of a mixed run prompts" in output
+    assert "in the first and then each 2th step of it; steps are those here trains the policy of sums" in output
 
 
 def test_a_finished_run_is_reported_and_one_task_does_not_resume_alone(run: Path) -> None:

@@ -275,8 +275,8 @@ def test_contexts() -> None:
     prompt = Prompt("how many", columns={"hint": "two", "solution": "a b c d"})
     assert shown_by(template(text="Q: {prompt}"), prompt).text == "Q: how many"
     assert shown_by(column_hint(column="hint", text="{prompt} ({hint})"), prompt).text == "how many (two)"
-    said = shown_by(systems(texts=["be brief", "be kind"]), prompt, 3).messages
-    assert said == [{"role": "system", "content": "be kind"}, {"role": "user", "content": "how many"}]
+    answer = shown_by(systems(texts=["be brief", "be kind"]), prompt, 3).messages
+    assert answer == [{"role": "system", "content": "be kind"}, {"role": "user", "content": "how many"}]
     assert shown_by(solution_prefix(share=0.5), prompt).prefix == "a b "
     assert shown_by(solution_prefix(share=0.0), prompt) is prompt
     with pytest.raises(DataError, match="column 'hint'"):

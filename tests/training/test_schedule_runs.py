@@ -84,7 +84,7 @@ class TestConfigAt:
         assert validated(parse_yaml(dump_config(config))) == config
 
     @pytest.mark.parametrize(
-        ("sections", "said"),
+        ("sections", "message"),
         [
             (
                 {"schedules": {"policy.model": {"name": "step", "values": ["a"], "at": []}}},
@@ -103,12 +103,12 @@ class TestConfigAt:
             ({"phases": [{"until": 4, "set": {}}, {"until": 4, "set": {}}]}, "until must increase"),
         ],
     )
-    def test_fixed_keys_raise_on_loading(self, sections: dict[str, Any], said: str) -> None:
-        with pytest.raises(ConfigError, match=said):
+    def test_fixed_keys_raise_on_loading(self, sections: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
             config_of(**sections)
 
     @pytest.mark.parametrize(
-        ("sections", "said"),
+        ("sections", "message"),
         [
             ({"schedules": {"objective.kl.beta": {"name": "linaer"}}}, "did you mean linear"),
             ({"schedules": {"objective.kl.beta": {"name": "linear", "start": 1, "end": 2}}}, "needs steps"),
@@ -134,9 +134,9 @@ class TestConfigAt:
             ),
         ],
     )
-    def test_wrong_numbers(self, sections: dict[str, Any], said: str) -> None:
+    def test_wrong_numbers(self, sections: dict[str, Any], message: str) -> None:
         rewards = [{"name": "overlong", "max_length": 40, "margin": 10}]
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             course_of(config_of(policy={"name": "language", "model": "m"}, rewards=rewards, **sections))
 
 

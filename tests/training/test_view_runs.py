@@ -219,8 +219,8 @@ def test_explain_lists_views_and_their_evaluations() -> None:
         "objective.views.masked.weights": "now",
         "method": None,
     }
-    (said,) = dict(view_rows(Algorithm.of(load_config("methods/papo", {"policy": None, **grad})))).values()
-    assert said.endswith("; a pass with each pass of the policy, and one with gradient")
+    (text,) = dict(view_rows(Algorithm.of(load_config("methods/papo", {"policy": None, **grad})))).values()
+    assert text.endswith("; a pass with each pass of the policy, and one with gradient")
 
 
 def section(tmp_path: Path, **values: Any) -> Any:
@@ -232,7 +232,7 @@ TERM = {"name": "divergence", "form": "k3", "view": "other", "weight": -0.1}
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "text"),
     [
         (
             {"objective": {"terms": [{**TERM, "weight": 0.0}]}},
@@ -251,21 +251,21 @@ TERM = {"name": "divergence", "form": "k3", "view": "other", "weight": -0.1}
         ({"objective": {"views": {"other": {"prompt_template": {"name": "masked_image", "patches": 3}}}}}, "patch"),
     ],
 )
-def test_unsupported_views_raise_before_the_first_sample(values: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_unsupported_views_raise_before_the_first_sample(values: dict[str, Any], text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=text):
         Trainer(policy_of("llama"), one_of_four, prompts_of("llama"), section(tmp_path, **values))
 
 
 @pytest.mark.parametrize(
-    ("views", "said"),
+    ("views", "text"),
     [
         ({"reference": {}}, "must not have the names"),
         ({"other": {"weights": "old", "policy": "language"}}, "separate weights"),
         ({"other": {"weight": "old"}}, "did you mean weights"),
     ],
 )
-def test_an_invalid_section_raises(views: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_section_raises(views: dict[str, Any], text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=text):
         section(tmp_path, objective={"views": views})
 
 

@@ -52,9 +52,9 @@ def test_interrupted_runs_resume(tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 143
-    assert said.decode().splitlines()[-1].startswith("interrupted: running runs save a checkpoint")
+    assert output.decode().splitlines()[-1].startswith("interrupted: running runs save a checkpoint")
     assert not (cut / "runs/gspo-0").exists()
     for folder in (cut, whole):
         assert subprocess.run([*command, str(folder)], check=False, timeout=300).returncode == 0

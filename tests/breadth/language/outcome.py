@@ -41,11 +41,11 @@ class Outcome:
 
     Attributes:
         verdict: one of the constants above.
-        said: why it was refused, or what is wrong.
+        message: why it was refused, or what is wrong.
     """
 
     verdict: str
-    said: str = ""
+    message: str = ""
 
     @property
     def exact(self) -> bool:
@@ -60,9 +60,9 @@ def outcome(model: Any, processor: Any, prompts: Sequence[Prompt]) -> Outcome:
         try:
             result.append(_variant(copy.deepcopy(model), processor, prompts, lora))
         except MmgrpoError as error:
-            result.append(Outcome(verdict=REFUSED, said=f"{error}"))
+            result.append(Outcome(verdict=REFUSED, message=f"{error}"))
         except Exception as error:
-            result.append(Outcome(verdict=WRONG, said=f"{variant}: {type(error).__name__}: {error}"))
+            result.append(Outcome(verdict=WRONG, message=f"{variant}: {type(error).__name__}: {error}"))
     order = (SHARED, SINGLE, PLAIN, REFUSED, WRONG)
     return max(result, key=lambda one: order.index(one.verdict))
 
@@ -75,14 +75,14 @@ def _variant(model: Any, processor: Any, prompts: Sequence[Prompt], lora: Any) -
         rollout = policy.rollout(prompts, group_size=2, seed=SEED)
         wrong = _wrong(policy, rollout, prompts)
     if wrong is not None:
-        return Outcome(verdict=WRONG, said=wrong)
+        return Outcome(verdict=WRONG, message=wrong)
     way = policy.path
     return Outcome(verdict=PLAIN if not isinstance(way, CachedPath) else SHARED if way.shared else SINGLE)
 
 
 def _wrong(policy: LanguagePolicy, rollout: Rollout, prompts: Sequence[Prompt]) -> str | None:
-    if (said := _unlike_generate(policy, prompts)) is not None:
-        return said
+    if (message := _unlike_generate(policy, prompts)) is not None:
+        return message
     if not (gap := _plain_gap(policy, rollout, rollout.old_logprob_BT)) <= VALUE:
         return f"what is stored lies {gap:.1e} from the plain call"
     move(policy.trainable, scale=0.02)

@@ -18,10 +18,10 @@ from tests.breadth.language.outcome import GRADIENT, PLAIN, REFUSED, SHARED, SIN
 
 PAGE = Path(__file__).parents[3] / "docs" / "design/breadth-language.md"
 COMMAND = "python -m tests.breadth.language.table"
-SAID = 240
+MAX_LENGTH = 240
 VERDICTS = (SHARED, SINGLE, PLAIN, REFUSED, WRONG)
 KINDS = (SEEING, HEARING, WRITING, TRANSLATING)
-CELLS = r"\| (?P<name>[^|]+) \| (?P<architecture>\w+) \| (?P<verdict>[^|]+) \| (?P<said>.*) \|"
+CELLS = r"\| (?P<name>[^|]+) \| (?P<architecture>\w+) \| (?P<verdict>[^|]+) \| (?P<message>.*) \|"
 ROW = re.compile(f"^{CELLS}$", re.MULTILINE)
 VERSION = re.compile(r"^\| transformers (\S+) \|", re.MULTILINE)
 NOT_TRIED = "\n## Not tried\n"
@@ -47,18 +47,20 @@ def tried(family: Family) -> Outcome:
     return outcome(model, processor, family.prompts)
 
 
-def shortened(said: str) -> str:
+def shortened(message: str) -> str:
     """One line that a table can hold."""
-    reason = re.search(r"no forward path is exact \((.*)\); use another", said, re.DOTALL)
-    line = " ".join((reason[1] if reason else said).replace("|", "/").split())
-    return line if len(line) <= SAID else f"{line[: SAID - 4]} ..."
+    reason = re.search(r"no forward path is exact \((.*)\); use another", message, re.DOTALL)
+    line = " ".join((reason[1] if reason else message).replace("|", "/").split())
+    return line if len(line) <= MAX_LENGTH else f"{line[: MAX_LENGTH - 4]} ..."
 
 
 def written() -> dict[str, Outcome]:
     """The rows of the page as it is."""
     result = ROW.finditer(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else ()
     return {
-        row["name"]: Outcome(verdict=row["verdict"], said=row["said"]) for row in result if row["verdict"] in VERDICTS
+        row["name"]: Outcome(verdict=row["verdict"], message=row["message"])
+        for row in result
+        if row["verdict"] in VERDICTS
     }
 
 
@@ -76,8 +78,8 @@ def page(outcomes: Mapping[str, Outcome], version: str) -> str:
         for family in families().values():
             if family.kind == kind:
                 result = outcomes[family.name]
-                said = shortened(result.said)
-                parts.append(f"| {family.name} | {family.architecture} | {result.verdict} | {said} |\n")
+                message = shortened(result.message)
+                parts.append(f"| {family.name} | {family.architecture} | {result.verdict} | {message} |\n")
     return "".join([*parts, *_untried()])
 
 
@@ -113,7 +115,7 @@ def main(arguments: list[str]) -> None:
     outcomes = written()
     for name in chosen:
         outcomes[name] = tried(families()[name])
-        print(f"{name}: {outcomes[name].verdict} {shortened(outcomes[name].said)}", flush=True)
+        print(f"{name}: {outcomes[name].verdict} {shortened(outcomes[name].message)}", flush=True)
         if set(families()) <= set(outcomes):
             PAGE.write_text(page(outcomes, made_with), encoding="utf-8")
 

@@ -20,7 +20,7 @@ HANDFUL = {
 @pytest.mark.parametrize("name", HANDFUL)
 def test_a_few_families_match_the_table(name: str) -> None:
     result = tried(families()[name])
-    assert result.verdict == HANDFUL[name], result.said
+    assert result.verdict == HANDFUL[name], result.message
     assert written()[name].verdict == HANDFUL[name]
 
 
@@ -28,7 +28,7 @@ def test_a_few_families_match_the_table(name: str) -> None:
 @pytest.mark.parametrize("name", list(families()))
 def test_every_family_matches_the_table(name: str) -> None:
     result = tried(families()[name])
-    assert result.verdict == written()[name].verdict, result.said
+    assert result.verdict == written()[name].verdict, result.message
 
 
 def test_the_table_is_that_of_the_families() -> None:

@@ -34,8 +34,8 @@ SEARCHED = {"kind": "type_and_submit", "field": "search", "typed": "cats"}
 
 
 def did(kind: str, name: str | None = None, text: str | None = None) -> str:
-    said = "".join(f"<{tag}>{held}</{tag}>" for tag, held in (("name", name), ("text", text)) if held is not None)
-    return f"<rationale>so</rationale><kind>{kind}</kind>{said}"
+    answer = "".join(f"<{tag}>{held}</{tag}>" for tag, held in (("name", name), ("text", text)) if held is not None)
+    return f"<rationale>so</rationale><kind>{kind}</kind>{answer}"
 
 
 def told(answer: str) -> str:

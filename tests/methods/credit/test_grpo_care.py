@@ -25,7 +25,7 @@ def test_advantages_have_the_dtype_of_their_input() -> None:
         old_logprob=[[0.0, 0.0]] * 3,
         values={of_view("slow"): torch.tensor([[0.0, 0.5], [0.0, 0.25], [0.0, 0.5]]).log()},
         scoped={"answer": scoped},
-        said={"accuracy": [1.0, 1.0, 0.0]},
+        named_rewards={"accuracy": [1.0, 1.0, 0.0]},
     )
     estimator = likely_answers(view="slow", of="accuracy", part="answer", eps=0.0)
     # 1.5, 1 and 0: mean 5 / 6, sample deviation sqrt(7 / 12)

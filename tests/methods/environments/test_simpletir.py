@@ -29,7 +29,7 @@ def test_turn_without_a_program_and_an_answer_is_void() -> None:
 
 def test_samples_with_void_turns_count_in_the_advantages_and_do_not_train() -> None:
     """Rewards 1 and 0 in each of two groups; of the first group the wrong sample is void."""
-    rows = Step(reward=(1.0, 0.0, 1.0, 0.0), groups=(0, 0, 1, 1), said={"void": (0.0, 1.0, 0.0, float("nan"))})
+    rows = Step(reward=(1.0, 0.0, 1.0, 0.0), groups=(0, 0, 1, 1), named_rewards={"void": (0.0, 1.0, 0.0, float("nan"))})
     result = taught(config_of("simpletir"), rows)
     assert result.mask_BT.any(1).tolist() == [True, False, True, True]
     expected = [[A_TWO_6] * 2, [-A_TWO_6] * 2] * 2

@@ -9,7 +9,7 @@ from tests.configs.method_steps import Step, assert_credit, config_of, taught
 
 OUTCOME = (1.0, 0.0, 0.0)
 CALL = (0.5, 0.5, 0.0)
-ROWS = Step(reward=OUTCOME, said={"turn": CALL}, turns=((0, 0),) * 3, keys=[[]] * 3, lengths=(2, 2, 1))
+ROWS = Step(reward=OUTCOME, named_rewards={"turn": CALL}, turns=((0, 0),) * 3, keys=[[]] * 3, lengths=(2, 2, 1))
 
 
 def test_first_turn_has_the_advantage_of_its_call() -> None:

@@ -13,7 +13,7 @@ LOSS = (
     Step(
         reward=(*ONE_OF_TWO, 1.0),
         sources=(0, 0, 2),
-        said={"explained": (nan, nan, 1.0)},
+        named_rewards={"explained": (nan, nan, 1.0)},
         log_ratio=((UP, UP), (0.0, 0.0), (0.5, 0.0)),
     ),
     2 / 3 * (-0.1 * A_TWO + 0.75),

@@ -13,15 +13,15 @@ from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit, assert_loss
 from tests.maths.feedback_rows import feedback_of
 
-SAID = end_logprob(151652)
+END = end_logprob(151652)
 # at the step 200: 0.1 (-14 + 23) = 0.9 and 0, of mean 0.45 and sample deviation 0.6363961: 0.7071068 and minus that
 CREDIT = (
-    Step(reward=ONE_OF_TWO, number=200, values={SAID: [[0.0, -14.0], [0.0, -23.0]]}),
+    Step(reward=ONE_OF_TWO, number=200, values={END: [[0.0, -14.0], [0.0, -23.0]]}),
     [[0.9 * A_TWO_6 + 0.0707107] * 2, [-0.9 * A_TWO_6 - 0.0707107] * 2],
 )
 
 # the right one says 0 and the wrong one -0.5, each alone of its kind: 0.1 ((0 - 1)^2 + (-0.5 - 0)^2) / 2
-LOSS = (Step(reward=ONE_OF_TWO, values={SAID: [[0.0, -23.0], [0.0, -28.0]]}), 0.0625)
+LOSS = (Step(reward=ONE_OF_TWO, values={END: [[0.0, -23.0], [0.0, -28.0]]}), 0.0625)
 
 
 def test_advantages_of_the_method() -> None:
@@ -45,7 +45,7 @@ def test_a_sample_without_a_reward_has_no_error() -> None:
         segment_BT=zero_BT.long(),
         reward_BT=torch.tensor([[1.0, 1.0], [float("nan")] * 2]),
         group_BT=zero_BT.long(),
-        values={SAID: ends_BT},
+        values={END: ends_BT},
     )
     assert float(self_reward(token=151652).loss(decisions).value) == pytest.approx(0.01 / 2 / 2)
 
@@ -53,7 +53,7 @@ def test_a_sample_without_a_reward_has_no_error() -> None:
 def test_a_text_that_was_cut_off_rewards_itself_with_nothing() -> None:
     """Scores 0.1 (-14 + 23) = 0.9 and 0: a tenth of 0.7071 and of minus that."""
     feedback = feedback_of(
-        [1.0, 0.0], [0, 0], old_logprob=[[0.0, 0.0]] * 2, values={SAID: torch.tensor([[0.0, -14.0], [0.0, 0.0]])}
+        [1.0, 0.0], [0, 0], old_logprob=[[0.0, 0.0]] * 2, values={END: torch.tensor([[0.0, -14.0], [0.0, 0.0]])}
     )
     advantage_BT = self_rewarded(token=151652).assign(feedback, torch.zeros(2, 2))
     assert advantage_BT[:, 0].tolist() == pytest.approx([0.0707107, -0.0707107])
@@ -68,7 +68,7 @@ def test_decisions_without_rewards_raise() -> None:
         mask_BT=torch.ones(1, 1, dtype=torch.bool),
         weight_BT=zero_BT,
         segment_BT=zero_BT.long(),
-        values={SAID: zero_BT},
+        values={END: zero_BT},
     )
     with pytest.raises(ConfigError, match="self_reward needs group_BT and reward_BT"):
         self_reward(token=151652).loss(decisions)
