@@ -263,8 +263,8 @@ def worker(side: str, case: Case, steps: int, device: str) -> None:
     intervals = [b - a for a, b in zip(clock.called, clock.called[1:], strict=False)]
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     peak_mb = torch.cuda.max_memory_allocated() / 2**20 if device.startswith("cuda") else grown / 1024
-    found = {"seconds": intervals[1:], "peak_mb": peak_mb, "mean_tokens": float(np.mean(clock.tokens))}
-    print(json.dumps(found))
+    result = {"seconds": intervals[1:], "peak_mb": peak_mb, "mean_tokens": float(np.mean(clock.tokens))}
+    print(json.dumps(result))
 
 
 def measured(side: str, case: str, steps: int, device: str) -> dict[str, Any]:
@@ -298,12 +298,12 @@ def compare(case: str, rounds: int, steps: int, device: str = "cpu") -> Comparis
     peak_mb = dict.fromkeys(SIDES, 0.0)
     ratios: list[float] = []
     for _ in range(rounds):
-        found = {side: measured(side, case, steps, device) for side in SIDES}
+        result = {side: measured(side, case, steps, device) for side in SIDES}
         for side in SIDES:
-            seconds[side] += found[side]["seconds"]
-            peak_mb[side] = max(peak_mb[side], found[side]["peak_mb"])
-        ratios.append(median(found["trl"]["seconds"]) / median(found["mmgrpo"]["seconds"]))
-        print(case, {side: (found[side]["mean_tokens"], found[side]["seconds"]) for side in SIDES}, flush=True)
+            seconds[side] += result[side]["seconds"]
+            peak_mb[side] = max(peak_mb[side], result[side]["peak_mb"])
+        ratios.append(median(result["trl"]["seconds"]) / median(result["mmgrpo"]["seconds"]))
+        print(case, {side: (result[side]["mean_tokens"], result[side]["seconds"]) for side in SIDES}, flush=True)
     return Comparison(seconds, peak_mb, ratios)
 
 

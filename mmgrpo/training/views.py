@@ -56,7 +56,7 @@ class ViewRows:
         view: the view.
         policy: the policy that scores them.
         rollout: the same rows and columns, for it to evaluate.
-        seen_B: bool, the rows that have the view.
+        has_view_B: bool, the rows that have the view.
     """
 
     view: View
