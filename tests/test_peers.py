@@ -47,7 +47,7 @@ def lose_one(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     about = json.loads((place.run / "run.json").read_text())
     return {
         "code": other.code,
-        "said": other.said,
+        "said": other.output,
         "took_s": took_s,
         "victim": lost.code,
         "of": victim,

@@ -57,7 +57,7 @@ def two_rounds(
     prompts = prompts_of(name)
     plan = Plan(environment=make, max_turns=max_turns)
     first = sample_requests(
-        policy, [Request(prompt=0, members=(0, 1, 2, 3))], [0], prompt_of=prompts.__getitem__, contexts={}, plan=plan,
+        policy, [Request(prompt=0, members=(0, 1, 2, 3))], [0], prompt_of=prompts.__getitem__, prompt_templates={}, plan=plan,
         seed=SEED,
     )  # fmt: skip
     (rollout,) = first.rollouts
@@ -65,7 +65,7 @@ def two_rounds(
     start = rollout.samples[member].turn_starts[branch_of]
     request = Request(prompt=0, members=(4, 5, 6, 7), continues=Branch(member, start))
     later = sample_requests(
-        policy, [request], [0], prompt_of=prompts.__getitem__, contexts={}, plan=plan, seed=SEED,
+        policy, [request], [0], prompt_of=prompts.__getitem__, prompt_templates={}, plan=plan, seed=SEED,
         before=[first],
     )  # fmt: skip
     (branches,) = later.rollouts
@@ -114,13 +114,13 @@ def test_branch_in_a_turn_of_the_environment_raises() -> None:
     policy, prompts = terse("llama", max_new_tokens=60), prompts_of("llama")
     plan = Plan(environment=Corridor, max_turns=3)
     first = sample_requests(
-        policy, [Request(prompt=0, members=(0, 1, 2, 3))], [0], prompt_of=prompts.__getitem__, contexts={}, plan=plan,
+        policy, [Request(prompt=0, members=(0, 1, 2, 3))], [0], prompt_of=prompts.__getitem__, prompt_templates={}, plan=plan,
         seed=SEED,
     )  # fmt: skip
     sample = next(sample for sample in first.rollouts[0].samples if len(sample.turn_ends) > 1)
     request = Request(prompt=0, members=(4,), continues=Branch(sample.member, sample.turn_ends[0]))
     with pytest.raises(ConfigError, match="which the environment wrote"):
         sample_requests(
-            policy, [request], [0], prompt_of=prompts.__getitem__, contexts={}, plan=plan, seed=SEED,
+            policy, [request], [0], prompt_of=prompts.__getitem__, prompt_templates={}, plan=plan, seed=SEED,
             before=[first],
         )  # fmt: skip
