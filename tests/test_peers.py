@@ -41,13 +41,13 @@ def lose_one(folder: Path, names: Sequence[str]) -> dict[str, Any]:
 
     place = placed(root)
     pids = begin_both(case, place, within=within)
-    other = ended(pids[1 - victim], place, log=f"said-{1 - victim}.log")
+    other = ended(pids[1 - victim], place, log=f"output-{1 - victim}.log")
     took_s = time.time() - float((root / "fell").read_text())
-    lost = ended(pids[victim], place, log=f"said-{victim}.log")
+    lost = ended(pids[victim], place, log=f"output-{victim}.log")
     about = json.loads((place.run / "run.json").read_text())
     return {
         "code": other.code,
-        "said": other.output,
+        "output": other.output,
         "took_s": took_s,
         "victim": lost.code,
         "of": victim,
@@ -80,7 +80,7 @@ def test_one_that_is_killed_is_missed(found: dict[str, Any]) -> None:
     cause = f"process {victim} of 2 (pid {one['pid']} on "
     assert (one["code"], one["victim"]) == (2, -9)
     assert one["took_s"] < 60
-    assert cause in one["said"]
+    assert cause in one["output"]
     assert one["status"] == "failed"
     assert one["error"].startswith(f"ProcessLostError: {cause}")
     assert "is gone: it was killed or crashed" in one["error"]
@@ -91,11 +91,11 @@ def test_a_failure_of_one_process_is_raised_by_all(found: dict[str, Any]) -> Non
     one, victim = found, found["of"]
     assert (one["code"], one["victim"]) == (2, 1)
     assert one["took_s"] < 60
-    assert f"process {victim} of 2 failed: KeyError: 'lost'" in one["said"]
+    assert f"process {victim} of 2 failed: KeyError: 'lost'" in one["output"]
     assert one["status"] == "failed"
-    # the main process writes its own error down; where another failed, what that one said
-    said = "KeyError: 'lost'" if victim == 0 else "ProcessLostError: process 1 of 2 failed: KeyError: 'lost'"
-    assert one["error"].startswith(said)
+    # the main process writes its own error down; where another failed, the error of that one
+    message = "KeyError: 'lost'" if victim == 0 else "ProcessLostError: process 1 of 2 failed: KeyError: 'lost'"
+    assert one["error"].startswith(message)
 
 
 @by("killed 0")

@@ -57,8 +57,8 @@ def two_rounds(
     prompts = prompts_of(name)
     plan = Plan(environment=make, max_turns=max_turns)
     first = sample_requests(
-        policy, [Request(prompt=0, members=(0, 1, 2, 3))], [0], prompt_of=prompts.__getitem__, prompt_templates={}, plan=plan,
-        seed=SEED,
+        policy, [Request(prompt=0, members=(0, 1, 2, 3))], [0], prompt_of=prompts.__getitem__, prompt_templates={},
+        plan=plan, seed=SEED,
     )  # fmt: skip
     (rollout,) = first.rollouts
     member = next(sample.member for sample in rollout.samples if len(sample.turn_ends) > branch_of)
@@ -114,8 +114,8 @@ def test_branch_in_a_turn_of_the_environment_raises() -> None:
     policy, prompts = terse("llama", max_new_tokens=60), prompts_of("llama")
     plan = Plan(environment=Corridor, max_turns=3)
     first = sample_requests(
-        policy, [Request(prompt=0, members=(0, 1, 2, 3))], [0], prompt_of=prompts.__getitem__, prompt_templates={}, plan=plan,
-        seed=SEED,
+        policy, [Request(prompt=0, members=(0, 1, 2, 3))], [0], prompt_of=prompts.__getitem__, prompt_templates={},
+        plan=plan, seed=SEED,
     )  # fmt: skip
     sample = next(sample for sample in first.rollouts[0].samples if len(sample.turn_ends) > 1)
     request = Request(prompt=0, members=(4,), continues=Branch(sample.member, sample.turn_ends[0]))
