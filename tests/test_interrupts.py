@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,9 @@ import pytest
 from sklearn.neural_network import MLPClassifier
 
 from mmgrpo import Trainer
+from mmgrpo.cli import app
 from mmgrpo.system import interrupts
+from tests.forked import on_processes
 from tests.policies.tiny_language import policy_of
 
 FEATURES, LABELS = np.eye(8), np.arange(8) % 2
@@ -96,6 +96,14 @@ def test_a_second_interrupt_that_a_reward_swallows_ends_the_run_before_its_updat
     assert all(bool((one == two).all()) for one, two in zip(before, policy.trainable, strict=True))
 
 
+def interrupted_command(folder: Path, arguments: Sequence[str]) -> Any:
+    """The exit code of a command in a folder."""
+    os.chdir(folder)
+    with pytest.raises(SystemExit) as end:
+        app(arguments)
+    return end.value.code
+
+
 def test_the_command_ends_where_loading_swallows_an_interrupt(tmp_path: Path) -> None:
     module = """
         import os, signal
@@ -107,16 +115,11 @@ def test_the_command_ends_where_loading_swallows_an_interrupt(tmp_path: Path) ->
         def rows():
             return [Prompt("1+1=", columns={"answer": "2"})]
     """
-    (tmp_path / "swallowing.py").write_text(textwrap.dedent(module))
-    command = [
-        sys.executable,
-        "-m",
-        "mmgrpo",
-        "train",
-        "quickstart/arithmetic-text",
-        "prompts.source=python:swallowing:rows",
-    ]
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    (folder / "swallowing.py").write_text(textwrap.dedent(module))
+    command = ["train", "quickstart/arithmetic-text", "prompts.source=python:swallowing:rows"]
     small = ["steps=1", "warmup.steps=1", "evaluation=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
-    ended = subprocess.run([*command, *small], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 130, ended.stdout + ended.stderr
-    assert not list((tmp_path / "runs").glob("*/metrics.jsonl"))
+    function = {"module": "tests.test_interrupts", "function": "interrupted_command"}
+    assert on_processes(tmp_path, [*command, *small], **function, processes=1) == 130
+    assert not list((folder / "runs").glob("*/metrics.jsonl"))

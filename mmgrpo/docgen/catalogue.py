@@ -11,6 +11,7 @@ from typing import Any
 from mmgrpo.config import RewardConfig
 from mmgrpo.config.registry import REWARDS, names, resolve
 from mmgrpo.docgen.configuration import type_name, value_text
+from mmgrpo.docgen.reward_signatures import docstring_at
 from mmgrpo.errors import MmgrpoError
 
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -86,9 +87,13 @@ def is_in(target: str, module: str) -> bool:
 
 
 def summary_of(name: str) -> str:
-    """The first paragraph of a reward's docstring, in Markdown; the error if it cannot be imported."""
+    """The first paragraph of a reward's docstring, in Markdown, read from its source.
+
+    A reward without a readable source is imported; if that fails, the error in Markdown.
+    """
+    docstring = docstring_at(names("rewards")[name])
     try:
-        return _marked(_summary_and_body(resolve("rewards", name))[0])
+        return _marked(_split(inspect.getdoc(resolve("rewards", name)) if docstring is None else docstring)[0])
     except MmgrpoError as error:
         return f"({_escaped(str(error))})"
 
@@ -107,7 +112,7 @@ def page_of(name: str) -> str:
         MissingPackageError: its module needs a package that is not installed.
     """
     reward = resolve("rewards", name)
-    summary, body = _summary_and_body(reward)
+    summary, body = _split(inspect.getdoc(reward))
     passages = list(_passages(body))
     texts, labeled = [text for label, text in passages if not label], dict(passages)
     example = labeled.pop("Example", f"{{name: {name}}}").strip("` .")
@@ -138,9 +143,9 @@ def reward_pages() -> dict[str, str]:
     return {"index.md": rewards_index(), **{f"{name}.md": page_of(name) for name in REWARDS}}
 
 
-def _summary_and_body(reward: Any) -> tuple[str, str]:
+def _split(docstring: str | None) -> tuple[str, str]:
     """The first paragraph of a docstring without "Reward:", on one line, and the rest."""
-    summary, _, body = (inspect.getdoc(reward) or "").partition("\n\n")
+    summary, _, body = (docstring or "").partition("\n\n")
     return " ".join(summary.split()).removeprefix("Reward: "), body
 
 

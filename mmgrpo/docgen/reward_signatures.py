@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.util import resolve_name
 from pathlib import Path
@@ -55,7 +56,7 @@ def signature_at(target: str) -> RewardSignature | None:
     source = _source_of(module)
     if source is None or "." in attribute:
         return None
-    tree = ast.parse(source.read_bytes())
+    tree = _parsed(source, source.stat().st_mtime_ns)
     definition = next((node for node in tree.body if getattr(node, "name", None) == attribute), None)
     if isinstance(definition, ast.ClassDef):
         return _of_class(definition)
@@ -66,7 +67,13 @@ def signature_at(target: str) -> RewardSignature | None:
 
 
 def summary_line(target: str) -> str | None:
-    """The first line of the docstring at "module:attribute"; None if the source of its module does not have it.
+    """The first line of the docstring at "module:attribute"; None if the source of its module does not have it."""
+    docstring = docstring_at(target)
+    return None if docstring is None else docstring.partition("\n")[0]
+
+
+def docstring_at(target: str) -> str | None:
+    """The docstring at "module:attribute"; None if the source of its module does not have it.
 
     An attribute that a package imports from another module, even only for type checkers, is looked up there.
     """
@@ -75,10 +82,10 @@ def summary_line(target: str) -> str | None:
         source = _source_of(module)
         if source is None:
             return None
-        tree = ast.parse(source.read_bytes())
+        tree = _parsed(source, source.stat().st_mtime_ns)
         definition = next((node for node in tree.body if getattr(node, "name", None) == attribute), None)
         if isinstance(definition, ast.ClassDef | ast.FunctionDef):
-            return (ast.get_docstring(definition) or "").partition("\n")[0]
+            return ast.get_docstring(definition) or ""
         package = module if source.name == "__init__.py" else module.rpartition(".")[0]
         imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module)
         origin = next((node for node in imports if attribute in {alias.name for alias in node.names}), None)
@@ -89,6 +96,11 @@ def summary_line(target: str) -> str | None:
             return None
         module = defining_module
     return None
+
+
+@lru_cache
+def _parsed(source: Path, modified_ns: int) -> ast.Module:
+    return ast.parse(source.read_bytes())
 
 
 def _require(name: str, settings: Mapping[str, Any]) -> None:

@@ -7,8 +7,6 @@ import io
 
 from PIL import Image
 
-from mmgrpo.data.audio_loading import load_audio, resample_audio
-from mmgrpo.data.spectrograms import spectrogram
 from mmgrpo.errors import DataError
 from mmgrpo.samples import Audio
 
@@ -31,6 +29,9 @@ def played(data: bytes, share: int) -> tuple[str, Image.Image, bool] | None:
     """
     if not data.startswith(RIFF):
         return None
+    from mmgrpo.data.audio_loading import load_audio, resample_audio  # with torch, which other pages do not need
+    from mmgrpo.data.spectrograms import spectrogram
+
     try:
         audio = load_audio(data)
     except (DataError, MemoryError):
