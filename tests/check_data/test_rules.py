@@ -193,6 +193,7 @@ def test_every_rule_has_a_broken_file() -> None:
     assert {broken.rule for broken in BROKEN} | {*LEDGER_FAULTS, *others} == set(RULES)
 
 
+@pytest.mark.nightly  # `.ci/run` runs the command at every commit
 def test_command_finds_no_fault_in_the_shipped_data(capsys: pytest.CaptureFixture[str]) -> None:
     data = DataFiles()
     assert main([], data=data) == 0, capsys.readouterr().out
