@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from PIL import Image, ImageChops, ImageStat
 from typer.testing import CliRunner, Result
 
 from mmgrpo.cli import app
+from mmgrpo.cli.command_line import _sample_text
 from mmgrpo.cli.launch import launch
 from mmgrpo.config.loading import LAUNCHED, LAUNCHES, load_config
+from mmgrpo.environment import Turn
 from mmgrpo.runs.resuming import resume_command
+from mmgrpo.types import Prompt, Sample
 from tests.tiny.language_models import make
 
 SMALL = [
@@ -274,3 +278,11 @@ def test_the_launcher_forwards_the_warning_signal_of_slurm(monkeypatch: pytest.M
     ]  # fmt: skip
     told = get_args_parser().parse_args(["script.py"]).signals_to_handle  # as accelerate has torch read it
     assert told == "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+
+
+def test_conversations_are_printed_turn_by_turn() -> None:
+    replies = (Turn(text="Image 2", images=[Image.new("RGB", (2, 2))] * 2), Turn(text="16"), Turn(done=True))
+    sample = Sample(Prompt("which?"), 0, 0, text="zoomIm", turn_texts=["zoom", "count", "7"], turn_replies=replies)
+    assert _sample_text(sample) == "zoom\n→ [2 media] Image 2\ncount\n→ 16\n7"
+    assert _sample_text(replace(sample, finished=False)).endswith("\n7 ... (cut off by the length limit)")
+    assert _sample_text(Sample(Prompt("which?"), 0, 0, text="7")) == "7"

@@ -421,7 +421,18 @@ def init(folder: Annotated[Path, typer.Argument(help="Output folder; created if 
 
 
 def _sample_text(sample: Sample) -> str:
-    return f"{sample.text}{'' if sample.finished else ' ... (cut off by the length limit)'}"
+    """The text; of a conversation its turns, each followed by an arrow and the environment's reply."""
+    end = "" if sample.finished else " ... (cut off by the length limit)"
+    if not sample.turn_texts:
+        return f"{sample.text}{end}"
+    replies = [*(sample.turn_replies or [None] * len(sample.turn_texts))[:-1], None]
+    lines = []
+    for text, reply in zip(sample.turn_texts, replies, strict=True):
+        lines.append(text)
+        if reply is not None:
+            media = f"[{reply.num_media} {'medium' if reply.num_media == 1 else 'media'}]" if reply.num_media else ""
+            lines.append(" ".join(filter(None, ("→", media, reply.text))))
+    return "\n".join(lines) + end
 
 
 for _listing in (recipes, policies, rewards, methods):

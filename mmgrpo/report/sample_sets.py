@@ -17,6 +17,25 @@ MAX_STEPS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRecord:
+    """One recorded turn of a conversation, and the reply of the environment.
+
+    Attributes:
+        text: the turn.
+        reward: the environment's reward for it; None if it has none.
+        reply: text of the reply; None if the conversation ends with this turn.
+        images: images and audio of the reply; None for one that was not saved.
+        num_videos: number of videos of the reply, which are not saved.
+    """
+
+    text: str
+    reward: float | None = None
+    reply: str | None = None
+    images: tuple[Path | None, ...] = ()
+    num_videos: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRecord:
     """One recorded sample.
 
@@ -25,7 +44,7 @@ class SampleRecord:
         path: the generated image, video or audio.
         sound: the audio of a generated video.
         text: the generated text.
-        turns: (state, text) of each turn of a dialogue; state None if it is not recorded.
+        turns: the turns of a conversation.
         rewards: reward -> value, for rewards that applied.
         group: number of the group within the step.
         images: the input images and audio; None for one that was not saved.
@@ -41,7 +60,7 @@ class SampleRecord:
     prompt: str
     path: Path | None
     text: str | None
-    turns: tuple[tuple[str | None, str], ...] = ()
+    turns: tuple[TurnRecord, ...] = ()
     rewards: Mapping[str, float]
     group: int = 0
     images: tuple[Path | None, ...] = ()
@@ -53,6 +72,11 @@ class SampleRecord:
     explanations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     image_size: tuple[float, float] | None = None
     sound: Path | None = None
+
+    @property
+    def has_replies_with_media(self) -> bool:
+        """Whether a reply of its conversation has images, audio or videos."""
+        return any(turn.images or turn.num_videos for turn in self.turns)
 
     @property
     def notes(self) -> dict[str, RewardNote]:
@@ -157,7 +181,6 @@ def _same(prompt: str, images: Sequence[Path | None], other: str, others: Sequen
 def _record(row: Mapping[str, Any], folder: Path) -> SampleRecord:
     rewards = row.get("rewards")
     numbers = rewards.items() if isinstance(rewards, dict) else ()
-    inputs = [file for key in ("images", "sounds") for file in _list(row.get(key))]
     explained, sizes = row.get("explanations"), row.get("image_sizes")
     explanations = explained if isinstance(explained, dict) else {}
     size = sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], list) else []
@@ -165,10 +188,10 @@ def _record(row: Mapping[str, Any], folder: Path) -> SampleRecord:
         prompt=str(row.get("prompt", "")),
         path=folder / row["file"] if isinstance(row.get("file"), str) else None,
         text=_text(row, "text"),
-        turns=_turns(row.get("turns")),
+        turns=_turns(row.get("turns"), folder),
         rewards={name: value for name, value in numbers if is_finite(value)},
         group=_integer(row, "group") or 0,
-        images=tuple(folder / name if isinstance(name, str) else None for name in inputs),
+        images=_input_files(row, folder),
         num_videos=_integer(row, "num_videos") or 0,
         reference=_text(row, "reference"),
         finished=row.get("finished") is not False,
@@ -184,9 +207,29 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _turns(rows: object) -> tuple[tuple[str | None, str], ...]:
-    turns = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return tuple((_text(row, "state"), _text(row, "text") or "") for row in turns)
+def _turns(rows: object, folder: Path) -> tuple[TurnRecord, ...]:
+    """The turns; of a line without replies, the reply to a turn is the state before the next one."""
+    turns = [row for row in _list(rows) if isinstance(row, dict)]
+    states = [*(_text(turn, "state") for turn in turns[1:]), None]
+    return tuple(_turn(turn, state, folder) for turn, state in zip(turns, states, strict=False))
+
+
+def _turn(row: Mapping[str, Any], next_state: str | None, folder: Path) -> TurnRecord:
+    reply = row.get("reply")
+    reply = reply if isinstance(reply, dict) else {"text": next_state}
+    return TurnRecord(
+        text=_text(row, "text") or "",
+        reward=row["reward"] if is_finite(row.get("reward")) else None,
+        reply=_text(reply, "text"),
+        images=_input_files(reply, folder),
+        num_videos=_integer(reply, "num_videos") or 0,
+    )
+
+
+def _input_files(row: Mapping[str, Any], folder: Path) -> tuple[Path | None, ...]:
+    """Paths of the saved images and audio of a prompt or a reply."""
+    names = [name for key in ("images", "sounds") for name in _list(row.get(key))]
+    return tuple(folder / name if isinstance(name, str) else None for name in names)
 
 
 def _text(row: Mapping[str, Any], key: str) -> str | None:

@@ -18,6 +18,7 @@ from mmgrpo.report.sample_sets import (
     RewardChange,
     SampleRecord,
     SampleSet,
+    TurnRecord,
     common_changes,
     first_and_last,
     shared_requests,
@@ -112,6 +113,7 @@ class Texts:
         num_requests: number of requests to choose from.
         num_movers: number of rows, at the start, that were chosen by the change of their scores.
         groups: groups of a few training steps, by step.
+        reply_pictures: path -> image of an environment's reply; None for one that cannot be read.
         num_saved_steps: number of training steps with saved groups.
     """
 
@@ -123,13 +125,19 @@ class Texts:
     num_requests: int
     num_movers: int
     groups: tuple[TrainedGroup, ...]
+    reply_pictures: Mapping[Path, EmbeddedImage | None]
     num_saved_steps: int
 
     @property
     def pictures(self) -> list[EmbeddedImage]:
         """Every image of the requests."""
         requests = [row.request for row in self.rows] + [group.request for group in self.groups]
-        return [picture for request in requests for picture in request.pictures if picture]
+        pictures = [picture for request in requests for picture in request.pictures]
+        return [picture for picture in (*pictures, *self.reply_pictures.values()) if picture]
+
+    def pictures_of(self, turn: TurnRecord) -> list[EmbeddedImage | None]:
+        """The images of the reply to a turn."""
+        return [self.reply_pictures.get(path) if path else None for path in turn.images[:MAX_IMAGES]]
 
     @property
     def is_brief(self) -> bool:
@@ -137,7 +145,7 @@ class Texts:
         records = [record for row in self.rows for record in row.answers] + [
             s for group in self.groups for s in group.members
         ]
-        return all(len(record.text or "") <= 60 for record in records if record)
+        return all(len(record.text or "") <= 60 and not record.has_replies_with_media for record in records if record)
 
 
 def texts_of(
@@ -160,7 +168,8 @@ def texts_of(
     if not chosen and not groups:
         return None
     request_records = [ends[0].records[index] for index in chosen] + [records[0] for _, records in groups]
-    num_pictures = sum(min(len(record.images), MAX_IMAGES) for record in request_records)
+    reply_paths = _reply_paths([sample_set.records[index] for sample_set in ends for index in chosen], groups)
+    num_pictures = len(reply_paths) + sum(min(len(record.images), MAX_IMAGES) for record in request_records)
     load = partial(load_picture, files, share=media_bytes // max(num_pictures, 1))
     common = common_changes(ends, written)
     hidden = {change.name for change in common if _is_explained_once(change.name, ends, written)}
@@ -181,6 +190,7 @@ def texts_of(
         num_requests=len(written),
         num_movers=len(movers),
         groups=tuple(_trained_group(step, records, load) for step, records in groups),
+        reply_pictures={path: load(path) for path in dict.fromkeys(reply_paths)},
         num_saved_steps=len(trained),
     )
 
@@ -234,12 +244,22 @@ def _groups(sample_set: SampleSet) -> list[tuple[int, list[SampleRecord]]]:
     return [(sample_set.step, records) for records in groups[:MAX_GROUPS]]
 
 
+def _members(records: Sequence[SampleRecord]) -> list[SampleRecord]:
+    """The answers of a group that the page shows, sorted by descending advantage."""
+    return evenly(sorted(records, key=lambda record: -(record.advantage or 0.0)), MAX_MEMBERS)
+
+
+def _reply_paths(answers: Sequence[SampleRecord], groups: Sequence[tuple[int, Sequence[SampleRecord]]]) -> list[Path]:
+    """The files of the environment's replies, once for each place on the page."""
+    records = [*answers, *(record for _, members in groups for record in _members(members))]
+    return [path for record in records for turn in record.turns for path in turn.images[:MAX_IMAGES] if path]
+
+
 def _trained_group(step: int, records: Sequence[SampleRecord], load: Load) -> TrainedGroup:
-    ranked = sorted(records, key=lambda record: -(record.advantage or 0.0))
     return TrainedGroup(
         step=step,
         request=_request(records, load, grouped=True),
-        members=tuple(evenly(ranked, MAX_MEMBERS)),
+        members=tuple(_members(records)),
         num_members=len(records),
         is_dead=all(record.advantage == 0 for record in records),
     )

@@ -20,6 +20,7 @@ from mmgrpo.data.audio_loading import encode_wav, load_audio, resample_audio
 from mmgrpo.data.clips import encoded, filmstrip
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.errors import DataError
+from mmgrpo.samples import Turn
 from mmgrpo.types import Audio, Prompt, Sample, Scores
 
 logger = logging.getLogger(__name__)
@@ -46,14 +47,14 @@ def write_samples(
     """Writes ``samples.jsonl``, a line per sample, and the image, video (MP4) or audio (16-bit WAV) of each sample.
 
     ``frames.png`` has filmstrips of the first videos. Samples with a text, or whose prompt has media, come with the
-    prompt's images and audio, each saved once under the hash of its content.
+    images and audio of the prompt and of the environment's turns, each saved once under the hash of its content.
 
     Args:
         folder: the folder; created if missing.
         samples: the samples.
         scores: their scores.
         advantage_B: their advantages in training.
-        prompt_media: folder for the prompts' images and audio; None: ``images/`` next to the folder.
+        prompt_media: folder for the images and audio of prompts and turns; None: ``images/`` next to the folder.
 
     Returns:
         The folder.
@@ -82,7 +83,7 @@ def write_samples(
             if sample.text is not None:
                 line["finished"] = sample.finished
                 line |= {} if sample.tokens is None else {"num_tokens": len(sample.tokens)}
-                line |= {"turns": _turns(sample)} if sample.turn_texts else {}
+                line |= {"turns": _turns(sample, folder, media_folder)} if sample.turn_texts else {}
                 line |= {"environment_error": sample.environment_error} if sample.environment_error else {}
             if advantage_B is not None:
                 line["advantage"] = float(advantage_B[row])
@@ -105,10 +106,18 @@ def _stacked(strips: Sequence[Image.Image]) -> Image.Image:
     return sheet
 
 
-def _turns(sample: Sample) -> list[dict[str, Any]]:
-    """Returns the turns of an interaction: state (None if unknown) and text."""
-    states = sample.turn_keys or [None] * len(sample.turn_texts)
-    return [{"state": state, "text": text} for state, text in zip(states, sample.turn_texts, strict=True)]
+def _turns(sample: Sample, folder: Path, media_folder: Path) -> list[dict[str, Any]]:
+    """The turns of a conversation: state (None if unknown), text, reward, and the reply that the next turn follows."""
+    N = len(sample.turn_texts)
+    states, rewards = sample.turn_keys or [None] * N, sample.turn_rewards or [None] * N
+    replies = [*(sample.turn_replies or [None] * N)[:-1], None]
+    turns: list[dict[str, Any]] = []
+    for state, text, reward, reply in zip(states, sample.turn_texts, rewards, replies, strict=True):
+        turn: dict[str, Any] = {"state": state, "text": text}
+        turn |= {} if reward is None else {"reward": reward}
+        turn |= {} if reply is None else {"reply": {"text": reply.text, **_save_inputs(reply, folder, media_folder)}}
+        turns.append(turn)
+    return turns
 
 
 def identity(sample: Sample) -> dict[str, Any]:
@@ -214,28 +223,35 @@ def _save_prompt(prompt: Prompt, folder: Path, media_folder: Path) -> dict[str, 
     """Saves a prompt's images and audio; returns the fields of its samples' lines."""
     references: Mapping[str, Any] = {name: prompt.columns.get(name) for name in REFERENCES}
     reference = next((value for value in references.values() if isinstance(value, str | int | float)), None)
-    saved = [_save_prompt_image(media_folder, image) for image in prompt.images]
+    return {
+        **_save_inputs(prompt, folder, media_folder),
+        "reference": None if reference is None else str(reference),
+    }
+
+
+def _save_inputs(source: Prompt | Turn, folder: Path, media_folder: Path) -> dict[str, Any]:
+    """Saves the images and audio of a prompt or of a turn of the environment; returns their fields."""
+    saved = [_save_input_image(media_folder, image) for image in source.images]
     prefix = "" if media_folder == folder else f"../{media_folder.name}/"
-    audio_names = [_save_prompt_audio(media_folder, prefix, audio) for audio in prompt.audios]
+    audio_names = [_save_input_audio(media_folder, prefix, audio) for audio in source.audios]
     return {
         "images": [None if image is None else f"{prefix}{image.name}" for image in saved],
         "image_sizes": [None if image is None else list(image.size) for image in saved],
-        "num_videos": len(prompt.videos),
+        "num_videos": len(source.videos),
         **({"sounds": audio_names} if audio_names else {}),
-        "reference": None if reference is None else str(reference),
     }
 
 
 @dataclass(frozen=True, slots=True)
 class _SavedImage:
-    """File name of a prompt's saved image, and its original size."""
+    """File name of a saved image, and its original size."""
 
     name: str
     size: tuple[int, int]
 
 
-def _save_prompt_image(folder: Path, image: Any) -> _SavedImage | None:
-    """Saves a prompt's image, downscaled; returns None for a format that only the policy can open."""
+def _save_input_image(folder: Path, image: Any) -> _SavedImage | None:
+    """Saves an image, downscaled; returns None for a format that only the policy can open."""
     try:
         small = load_image(image)
     except DataError:
@@ -252,8 +268,8 @@ def _save_prompt_image(folder: Path, image: Any) -> _SavedImage | None:
     return _SavedImage(name, size)
 
 
-def _save_prompt_audio(folder: Path, prefix: str, audio: Any) -> str | None:
-    """Saves the beginning of a prompt's audio in mono; returns None for a format that only the policy can open."""
+def _save_input_audio(folder: Path, prefix: str, audio: Any) -> str | None:
+    """Saves the beginning of an audio in mono; returns None for a format that only the policy can open."""
     try:
         full = load_audio(audio)
     except DataError:

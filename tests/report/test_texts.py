@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mmgrpo.environment import Turn
 from mmgrpo.runs.sample_files import write_samples
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.report.folder import sample, write_lines
@@ -160,6 +161,54 @@ def test_a_conversation_is_displayed_turn_by_turn(tmp_path: Path) -> None:
     page = render(tmp_path)
     assert page.texts("p", "wrote") == ["17+25=", "42"]
     assert page.texts("p", "told") == [f"42 {HOSTILE}"]  # what it was asked stands above
+
+
+def conversation(member: int, num_images: int = 1) -> Sample:
+    """Two turns; the reply to the first shows images, the reply to the last is not part of the conversation."""
+    images = [Image.fromarray(pixels(10 * member + number)) for number in range(num_images)]
+    replies = (
+        Turn(text=f"seen {HOSTILE}", images=images, videos=["clip.mp4"], reward=0.25),
+        Turn(text="over", done=True),
+    )
+    return Sample(
+        Prompt("which?", images=(Image.fromarray(pixels(99)),)), 0, member, text="zoom 7", tokens=[1, 2, 3],
+        turn_starts=[0, 2], turn_ends=[1, 3], turn_texts=["zoom", f"it is {member}"], turn_rewards=[0.25, None],
+        turn_keys=["which?", None], turn_replies=replies,
+    )  # fmt: skip
+
+
+def test_images_of_replies_are_embedded_between_the_turns(tmp_path: Path) -> None:
+    one = torch.ones(2, 1)
+    scores = Scores(names=("right",), weight_R=one[0], value_BR=one, valid_BR=one > 0)
+    samples = [conversation(0), conversation(1, num_images=7)]
+    write_samples(tmp_path / "samples/train-000001", samples, scores, advantage_B=torch.tensor([1.0, -1.0]))
+    lines = [json.loads(line) for line in (tmp_path / "samples/train-000001/samples.jsonl").read_text().splitlines()]
+    first, last = lines[0]["turns"]
+    assert (first["reward"], first["reply"]["text"], first["reply"]["num_videos"]) == (0.25, f"seen {HOSTILE}", 1)
+    assert first["reply"]["image_sizes"] == [[8, 8]]
+    assert last == {"state": None, "text": "it is 0"}
+    page = render(tmp_path)
+    first, second = by_class(page, "member ")
+    assert f"zoom reward of the turn 0.250 1 video, not saved seen {HOSTILE} it is 0 right" in first
+    assert "and 1 more 1 video" in second
+    embedded = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
+    assert len(embedded) == 1 + 1 + 6  # of the request, of each answer, of which at most six
+    for image, seed in zip(embedded, (99, 0, *range(10, 16)), strict=True):
+        np.testing.assert_array_equal(image, pixels(seed))
+    for path in (tmp_path / "samples/images").iterdir():
+        path.unlink()
+    assert len([attrs for attrs in render(tmp_path).attributes("span") if attrs.get("class") == "hole"]) == 8
+
+
+@pytest.mark.parametrize("wrong", [{"reply": 3}, {"reply": {"images": 3, "text": []}}, {"text": 7, "reward": "x"}, 5])
+def test_turns_of_another_make_still_render(tmp_path: Path, wrong: Any) -> None:
+    one = torch.ones(1, 1)
+    scores = Scores(names=("right",), weight_R=one[0], value_BR=one, valid_BR=one > 0)
+    folder = write_samples(tmp_path / "samples/step-000000", [conversation(0)], scores)
+    (row,) = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    row["turns"] = [row["turns"][0] | wrong if isinstance(wrong, dict) else wrong, row["turns"][1]]
+    write_lines(folder / "samples.jsonl", [row])
+    assert render(tmp_path).texts("p", "wrote")[-1] == "it is 0"
 
 
 def test_long_texts_keep_their_end(run: Path) -> None:
