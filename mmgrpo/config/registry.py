@@ -169,6 +169,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "tool_object": "mmgrpo.tools:ToolObjectEnvironment",
     "python": "mmgrpo.environments.python:PythonEnvironment",
     "image_tools": "mmgrpo.environments.image_tools:ImageToolsEnvironment",
+    "video_tools": "mmgrpo.environments.video_tools:VideoToolsEnvironment",
     "search": "mmgrpo.environments.search:SearchEnvironment",
     "sql": "mmgrpo.environments.sql:SqlEnvironment",
 }

@@ -258,7 +258,7 @@ class ImageTools:
         return load_image(self._images[int(number) - 1])
 
     def _answer(self, image: Image.Image, label: Any = "") -> list[dict[str, Any]]:
-        sized = _sized(image, self._settings)
+        sized = within_pixels(image, self._settings.pixels, FILTERS[self._settings.resample])
         self._calls_left -= 1
         self._images.append(sized)
         self._options.append({})
@@ -350,22 +350,34 @@ class ImageToolsEnvironment(Environment):
 
     def _environment(self, prompt: Prompt) -> ToolEnvironment:
         state = ImageTools(prompt.images, options_of(prompt, "image"), self._settings)
-        frame = self._settings.frame
-        methods = [MethodType(_described(TOOLS[tool], name, frame), state) for tool, name in self._names.items()]
+        frame = FRAMES[self._settings.frame]
+        methods = [
+            MethodType(renamed_tool(TOOLS[tool], name, frame=frame), state) for tool, name in self._names.items()
+        ]
         return ToolEnvironment(methods, self._describe)
 
 
 @cache
-def _described(function: Callable[..., Any], name: str, frame: str) -> Callable[..., Any]:
-    """A function under the name that the model calls, with the frame in its docstring."""
+def renamed_tool(function: Callable[..., Any], name: str, **texts: str) -> Callable[..., Any]:
+    """A function under the name that the model calls.
+
+    Args:
+        function: the function.
+        name: its name.
+        **texts: replacements of ``{..}`` in its docstring.
+
+    Returns:
+        The function; the same object for the same arguments.
+    """
 
     @wraps(function)
-    def described(*args: Any, **kwargs: Any) -> Any:
+    def renamed(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    described.__name__ = described.__qualname__ = name
-    described.__doc__ = (function.__doc__ or "").replace("{frame}", FRAMES[frame])
-    return described
+    renamed.__name__ = renamed.__qualname__ = name
+    for field, text in texts.items():
+        renamed.__doc__ = (renamed.__doc__ or "").replace(f"{{{field}}}", text)
+    return renamed
 
 
 def _cropped(image: Image.Image, box: tuple[float, float, float, float], settings: ImageToolSettings) -> Image.Image:
@@ -384,16 +396,25 @@ def _cropped(image: Image.Image, box: tuple[float, float, float, float], setting
     return image.crop((left, top, right, bottom))
 
 
-def _sized(image: Image.Image, settings: ImageToolSettings) -> Image.Image:
-    """The image enlarged or reduced, in its proportions, to a number of pixels within the bounds."""
-    least, most = settings.pixels
+def within_pixels(image: Image.Image, pixels: Sequence[int], resample: Image.Resampling) -> Image.Image:
+    """An image enlarged or reduced, in its proportions, to a number of pixels within bounds.
+
+    Args:
+        image: the image.
+        pixels: (least, most).
+        resample: the filter.
+
+    Returns:
+        The image; the same object within the bounds.
+    """
+    least, most = pixels
     num_pixels = image.width * image.height
     if least <= num_pixels <= most:
         return image
     scale = ((least if num_pixels < least else most) / num_pixels) ** 0.5
     nearest = ceil if num_pixels < least else floor
     width, height = (max(1, nearest(side * scale)) for side in image.size)
-    return image.resize((width, height), FILTERS[settings.resample])
+    return image.resize((width, height), resample)
 
 
 def _widened(low: int, high: int, limit: int, scale: float) -> tuple[int, int]:
