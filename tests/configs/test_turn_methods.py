@@ -39,6 +39,14 @@ SMALL: Mapping[str, Any] = {
 }
 
 
+VISION = "qwen2.5-vl"
+OTHERWISE: Mapping[str, Mapping[str, Any]] = {
+    "ssp": {"rollout.prompt_templates.solved.pattern": None},
+    "timesearch-r": {"rollout.environment": "python:tests.training.test_conversation_branches:Showing"},
+}
+"""Settings of methods that read tags, which a tiny model does not write, or frames."""
+
+
 @final
 class Maze(Environment):
     """A corridor that says after every step that it was wrong."""
@@ -71,20 +79,29 @@ def even_length(samples: Sequence[Sample]) -> list[float]:
 
 
 def rewards_of(config: RunConfig) -> list[NamedReward]:
-    """The return of the environment, and a reward for each label that the method reads."""
-    names = sorted(set(labels(config.advantage.model_dump())))
+    """The return of the environment, and one in place of each reward that the method adds or reads by its label."""
+    added = {reward.known_as: reward for reward in config.rewards if reward.from_method}
+    names = sorted(set(labels(config.advantage.model_dump())) - added.keys())
     return [
         NamedReward("returns", EnvironmentReturn()),
         *(NamedReward(name, even_length, weight=0.0) for name in names),
+        *(
+            NamedReward(name, even_length, weight=reward.weight, from_method=reward.from_method)
+            for name, reward in added.items()
+        ),
     ]
 
 
 @pytest.mark.parametrize("name", TURNS)
 def test_method_trains_on_conversations(name: str, tmp_path: Path) -> None:
-    config = load_config(f"methods/{name}", {**SMALL, "output": str(tmp_path)})
-    policy = terse("llama", max_new_tokens=60)
+    config = load_config(
+        f"methods/{name}", {**SMALL, **OTHERWISE.get(name, {}), "rewards": [], "output": str(tmp_path)}
+    )
+    model = VISION if name == "timesearch-r" else "llama"
+    prompts = [replace(prompt, columns={"answer": "7"}) for prompt in prompts_of(model)]
+    policy = terse(model, max_new_tokens=60)
     before = [parameter.detach().clone() for parameter in policy.trainable]
-    folder = Trainer(policy, rewards_of(config), prompts_of("llama"), config).train()
+    folder = Trainer(policy, rewards_of(config), prompts, config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert {line["step"] for line in lines} == {1, 2}
     for line in lines:

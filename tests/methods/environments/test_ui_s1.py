@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mmgrpo.maths.estimators.turn_credit import returns_until_wrong
 from mmgrpo.maths.feedback import Scoped
-from mmgrpo.methods.environments.ui_s1 import returns_until_wrong
 from tests.configs.method_steps import Step, assert_credit, config_of, taught
 
 REWARDS = ((1.0, 1.0, 1.0), (1.0, 0.5, 1.0), (1.0, 1.0, 0.25))

@@ -1,6 +1,6 @@
-"""UI-S1, arXiv:2509.11543.
+"""Credit by turns: estimators that compare the turns of conversations.
 
-The return of a step is compared with those of the group's steps of the same number, up to the first wrong action.
+Axes: B samples, T decisions, S turns of a sample.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def same_turns(
 
     Units: right and eps in the reward's units.
     Raises: ConfigError for a discount out of range, and if no sample has turns.
-    Source: UI-S1, arXiv:2509.11543, and its code (X-PLUG/MobileAgent, UI-S1/uis1/core_uis1.py).
+    Source: UI-S1, arXiv:2509.11543, and its code (X-PLUG/MobileAgent, UI-S1/uis1/core_uis1.py); Step-GRPO (R1-Router),
+        arXiv:2505.22095, with a discount of 0.
     """
     turns = feedback.turns.rewards
     return_BS = returns_until_wrong(turns, discount=discount, right=right)
