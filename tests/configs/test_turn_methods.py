@@ -80,7 +80,7 @@ def even_length(samples: Sequence[Sample]) -> list[float]:
 
 def rewards_of(config: RunConfig) -> list[NamedReward]:
     """The return of the environment, and one in place of each reward that the method adds or reads by its label."""
-    added = {reward.known_as: reward for reward in config.rewards if reward.from_method}
+    added = {reward.logged_name: reward for reward in config.rewards if reward.from_method}
     names = sorted(set(labels(config.advantage.model_dump())) - added.keys())
     return [
         NamedReward("returns", EnvironmentReturn()),

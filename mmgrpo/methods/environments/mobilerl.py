@@ -39,7 +39,7 @@ def shortest_path(
     Raises: ConfigError for a weight out of range, and if no sample has turns.
     Source: MobileRL, arXiv:2509.18119, shortest-path reward adjustment.
     """
-    turn_BT = feedback.turns.given.scope_BT.where(feedback.mask_BT, -1)
+    turn_BT = feedback.turns.rewards.scope_BT.where(feedback.mask_BT, -1)
     turns_B = (turn_BT.amax(1) + 1).clamp(min=1).double()
     reward_B, groups = feedback.reward_B.double(), feedback.groups
     succeeds_B = feedback.valid_B & (reward_B >= right)

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import final
 
-from mmgrpo.data.contexts import CONTEXTS, fill_template, require_places, with_text
-from mmgrpo.data.history import NOTHING, History, context
+from mmgrpo.data.history import NOTHING, History, prompt_template
+from mmgrpo.data.prompt_templates import PROMPT_TEMPLATES, fill_template, require_places, with_text
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Prompt, Sample
@@ -27,8 +27,8 @@ def _check_question_with_results(text: str, least: int) -> None:
         raise ConfigError(f"question_with_results needs least >= 1, got {least}")
 
 
-@CONTEXTS.register
-@context(check=_check_question_with_results)
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_question_with_results)
 def question_with_results(
     prompt: Prompt, member: int, history: History = NOTHING, *, text: str, least: int = 1
 ) -> Prompt | None:
@@ -56,7 +56,7 @@ class _Play:
     """The questions of a step, with their checks and solutions."""
 
     def __init__(self, of: Reward, samples: Sequence[Sample], posed: str, checked: str, solved: str) -> None:
-        rows = [row for row, sample in enumerate(samples) if sample.context in (checked, solved)]
+        rows = [row for row, sample in enumerate(samples) if sample.prompt_template in (checked, solved)]
         scores = of([samples[row] for row in rows]) if rows else []
         self.value: dict[int, float] = {}
         for row, score in zip(rows, scores, strict=True):
@@ -70,10 +70,10 @@ class _Play:
     def is_answerable(self, question: Identity, right: float) -> bool:
         return any(value >= right for value in self.checks.get(question, ()))
 
-    def _by_question(self, samples: Sequence[Sample], context: str) -> Mapping[Identity, list[float]]:
+    def _by_question(self, samples: Sequence[Sample], prompt_template: str) -> Mapping[Identity, list[float]]:
         values: dict[Identity, list[float]] = {}
         for row, value in self.value.items():
-            if samples[row].context == context and row in self.question_of:
+            if samples[row].prompt_template == prompt_template and row in self.question_of:
                 values.setdefault(self.question_of[row], []).append(value)
         return values
 
@@ -85,18 +85,19 @@ class Posed:
     1 - mean over its solutions of (r >= ``right``), r the inner reward; 0 without a right check or without a solution;
     None for other samples.
 
-    Settings: ``of``: the inner reward, by name or with its settings; ``posed``, ``checked``, ``solved``: contexts.
+    Settings: ``of``: the inner reward, by name or with its settings; ``posed``, ``checked``, ``solved``: prompt
+    templates.
     Range: 0 to 1.   Source: SSP's code, ssp_ray_trainer.py, ``_compute_proposer_rewards``, reward_type 1-acc.
     """
 
     def __init__(
         self, of: Reward, posed: str = "posed", checked: str = "checked", solved: str = "solved", right: float = 1.0
     ) -> None:
-        self.of, self._contexts, self._right = of, (posed, checked, solved), right
+        self.of, self._prompt_templates, self._right = of, (posed, checked, solved), right
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        play = _Play(self.of, samples, *self._contexts)
-        return [self._value(play, s) if s.context == self._contexts[0] else None for s in samples]
+        play = _Play(self.of, samples, *self._prompt_templates)
+        return [self._value(play, s) if s.prompt_template == self._prompt_templates[0] else None for s in samples]
 
     def _value(self, play: _Play, sample: Sample) -> float:
         solutions = play.solutions.get(sample.identity, ())
@@ -116,13 +117,13 @@ class Solved:
     def __init__(
         self, of: Reward, posed: str = "posed", checked: str = "checked", solved: str = "solved", right: float = 1.0
     ) -> None:
-        self.of, self._contexts, self._right = of, (posed, checked, solved), right
+        self.of, self._prompt_templates, self._right = of, (posed, checked, solved), right
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        play = _Play(self.of, samples, *self._contexts)
+        play = _Play(self.of, samples, *self._prompt_templates)
         return [
             play.value.get(row)
-            if sample.context == self._contexts[2]
+            if sample.prompt_template == self._prompt_templates[2]
             and row in play.question_of
             and play.is_answerable(play.question_of[row], self._right)
             else None

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mmgrpo.data.contexts import CONTEXTS, fill_template, with_text
-from mmgrpo.data.history import NOTHING, History, context
+from mmgrpo.data.history import NOTHING, History, prompt_template
+from mmgrpo.data.prompt_templates import PROMPT_TEMPLATES, fill_template, with_text
 from mmgrpo.types import Prompt
 
 
-@CONTEXTS.register
-@context()
+@PROMPT_TEMPLATES.register
+@prompt_template()
 def retrieved_media(prompt: Prompt, member: int, history: History = NOTHING, *, text: str) -> Prompt | None:
     """A text with the images and videos that the environment showed to a sample, in place of those of the prompt.
 

@@ -15,11 +15,19 @@ COLUMNS = {"answer": "7"}
 RIGHT, WRONG = "<answer>7</answer>", "<answer>8</answer>"
 
 
-def wrote(text: str, group: int, member: int, context: str, *after: tuple[int, int], results: int = 0) -> Sample:
+def wrote(
+    text: str, group: int, member: int, prompt_template: str, *after: tuple[int, int], results: int = 0
+) -> Sample:
     """A sample with as many results of searches."""
     replies = [Turn(text=f"result {number}") for number in range(results)] + [Turn(done=True)]
     return Sample(
-        Prompt("q", columns=COLUMNS), group, member, text=text, context=context, after=after, turn_replies=replies
+        Prompt("q", columns=COLUMNS),
+        group,
+        member,
+        text=text,
+        prompt_template=prompt_template,
+        after=after,
+        turn_replies=replies,
     )
 
 
@@ -28,13 +36,13 @@ def test_questions_are_checked_and_solved() -> None:
     strategy, setting = Algorithm.of(config_of("ssp")).strategy, Setting(step=0, num_prompts=1, group_size=2)
     rounds = [drawn(strategy.ask((), setting), [0, 0], [True] * 2)]
     checks = strategy.ask(rounds, setting)
-    assert [(request.context, request.after, request.trained) for request in checks] == [
+    assert [(request.prompt_template, request.after, request.trained) for request in checks] == [
         ("checked", ((0, 0),), False),
         ("checked", ((0, 1),), False),
     ]
     rounds.append(drawn(checks, [0, 1], [True] * 2))
     solutions = strategy.ask(rounds, setting)
-    assert [(request.context, request.after, len(request.members)) for request in solutions] == [
+    assert [(request.prompt_template, request.after, len(request.members)) for request in solutions] == [
         ("solved", ((0, 0),), 2),
         ("solved", ((0, 1),), 2),
     ]

@@ -20,9 +20,9 @@ COLUMNS = {"answer": "7"}
 RIGHT, WRONG = "<answer>7</answer>", "<answer>8</answer>"
 
 
-def wrote(text: str, group: int, member: int, context: str | None = None, *after: tuple[int, int]) -> Sample:
+def wrote(text: str, group: int, member: int, prompt_template: str | None = None, *after: tuple[int, int]) -> Sample:
     """A sample of a row whose answer is 7."""
-    return Sample(Prompt("q", columns=COLUMNS), group, member, text=text, context=context, after=after)
+    return Sample(Prompt("q", columns=COLUMNS), group, member, text=text, prompt_template=prompt_template, after=after)
 
 
 def test_right_answers_earn_that_their_frames_are_enough() -> None:
