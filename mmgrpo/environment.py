@@ -5,9 +5,10 @@ model.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mmgrpo.samples import Turn as Turn
+from mmgrpo.tool_calls import AssistantMessage
 from mmgrpo.types import Prompt
 
 
@@ -45,3 +46,48 @@ class Environment(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Releases what the conversation holds (processes, files, connections); called once, however it ends."""
+
+
+class SupportsCalls(ABC):
+    """An environment that answers calls of tools; ``respond`` is called in place of ``step``."""
+
+    @abstractmethod
+    def respond(self, message: AssistantMessage) -> Turn:
+        """Answers a turn of the policy.
+
+        Args:
+            message: the policy's last turn.
+
+        Returns:
+            The answer.
+        """
+
+    @abstractmethod
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """The answer in place of one that took too long; called while ``respond`` still runs, on another thread.
+
+        Args:
+            error: the limit.
+
+        Returns:
+            The answer, after which the conversation continues on a new thread; None: the conversation ends, and its
+            sample is not scored.
+        """
+
+
+class SupportsFinalReward(ABC):
+    """An environment with a state that rewards read when the conversation is over, however it ended."""
+
+    @abstractmethod
+    def final_reward(self) -> float | None:
+        """The reward of the last turn of a conversation that the environment did not end: a turn was cut off, or the
+        number of turns was reached.
+
+        Returns:
+            The reward; None: no reward.
+        """
+
+    @property
+    @abstractmethod
+    def instance(self) -> Any:
+        """The object that rewards in TRL's form receive in ``environments``."""

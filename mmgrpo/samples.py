@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.errors import DataError
 from mmgrpo.system.lazy import torch
+from mmgrpo.tool_calls import ToolResult as ToolResult
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -127,6 +128,9 @@ class Turn:
         role: role of the turn in the model's chat template.
         key: identifies the state that the turn leads to, so that turns taken in one state can be compared; None: the
             text identifies it.
+        tools: of the turn of ``reset``: functions that the policy may call, each ``{"type": "function", "function":
+            SCHEMA}``; the chat template describes them, or without such a template a text after the prompt.
+        results: of an answer to calls: the result of each; ``text`` and ``images`` are those of all results.
     """
 
     text: str = ""
@@ -137,11 +141,13 @@ class Turn:
     done: bool = False
     role: str = "user"
     key: str | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    results: Sequence[ToolResult] = ()
 
     @property
     def ends(self) -> bool:
         """Whether the conversation ends with this turn."""
-        return self.done or not (self.text or self.num_media)
+        return self.done or not (self.text or self.num_media or self.tools or self.results)
 
     @property
     def num_media(self) -> int:
@@ -154,6 +160,20 @@ class Turn:
         if self.key is not None or self.num_media:
             return self.key
         return self.text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnvironmentHandle:
+    """The object of a conversation's environment, which stays in the process that sampled it.
+
+    Attributes:
+        instance: ``Environment.instance``; None in another process, and after pickling.
+    """
+
+    instance: Any = None
+
+    def __reduce__(self) -> tuple[type[EnvironmentHandle], tuple[()]]:
+        return EnvironmentHandle, ()
 
 
 TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys")
@@ -191,6 +211,7 @@ class Sample:
         prompt_template: name of the prompt template that the sample was generated under; None: the unchanged prompt.
         after: group and member of each sample of the step that its prompt contains the text of; empty: none.
         environment_error: error of the environment of its conversation: no reward scores it; None: no error.
+        environment: the environment of its conversation, for rewards that read its state; None: no conversation.
         failure: why the sample is not a result of the policy (pixels that are not finite, an image that a safety
             checker replaced): no reward is called with it; None: it is valid.
     """
@@ -218,6 +239,7 @@ class Sample:
     prompt_template: str | None = None
     after: Sequence[tuple[int, int]] = ()
     environment_error: str | None = None
+    environment: EnvironmentHandle | None = field(default=None, compare=False, repr=False)
     audio: Audio | None = None
     failure: str | None = None
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
-from datetime import date, time
+import math
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from datetime import time as time_of_day
 from decimal import Decimal
 from pathlib import PurePath
 from typing import Any, final
@@ -14,107 +19,296 @@ from uuid import UUID
 
 from PIL import Image
 
-from mmgrpo.environment import Environment, Turn
+from mmgrpo.data.image_loading import load_image
+from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, Turn
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import import_python_target
+from mmgrpo.tool_calls import AssistantMessage, FunctionCall, ToolResult, argument_error, calls_in, fenced_calls
 from mmgrpo.types import Prompt
 
 IMAGE = "(image)"
 """Text in place of an image inside a result."""
 
-OPENING, CLOSING = "<tool_call>", "</tool_call>"
+MAX_CALLS = 16
+"""Maximum number of calls of a turn that are executed."""
 
-DESCRIPTION = """\
-You may call these functions:
-<tools>
-{schemas}
-</tools>
-To call one, write its name and arguments as JSON, and nothing after it:
-<tool_call>
-{{"name": "...", "arguments": {{...}}}}
-</tool_call>"""
+MAX_IMAGES = 64
+"""Maximum number of images in the results of a turn."""
+
+MAX_IMAGE_PIXELS = 2**26
+"""Maximum number of pixels of an image that is reduced; a larger one is an error."""
+
+MAX_ERROR = 500
+"""Maximum number of characters of an error."""
+
+RETRY_PAUSE_S = 0.1
+"""Pause before the first repetition of a call, in seconds; doubled before each further one."""
 
 
 @final
-class ToolEnvironment(Environment):
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a policy may call.
+
+    Attributes:
+        name: its name.
+        schema: its JSON schema: ``name``, ``description`` and ``parameters``.
+        function: receives the arguments by name; may be a coroutine function.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    function: Callable[..., Any]
+
+    @classmethod
+    def of(cls, function: Tool | Callable[..., Any] | str) -> Tool:
+        """A tool of a Python function with annotated arguments and a docstring, or of ``python:module:function``.
+
+        Args:
+            function: the function; a tool is returned as it is.
+
+        Returns:
+            The tool.
+
+        Raises:
+            ConfigError: its annotations or its docstring are incomplete.
+        """
+        if isinstance(function, Tool):
+            return function
+        resolved = import_python_target(function) if isinstance(function, str) else function
+        if isinstance(resolved, Tool):
+            return resolved
+        return cls(resolved.__name__, schema_of(resolved), resolved)
+
+
+@dataclass(slots=True)
+class _Execution:
+    """The calls of a turn while they run, each with its result as soon as it has one."""
+
+    calls: Sequence[FunctionCall]
+    results: list[tuple[ToolResult, list[Image.Image]] | None] = field(init=False)
+    started_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.results = [None] * len(self.calls)
+
+    def turn(self) -> Turn:
+        """The results, in order."""
+        finished = [result for result in self.results if result is not None]
+        return Turn(
+            text="\n".join(filter(None, (result.text for result, _ in finished))),
+            images=[image for _, images in finished for image in images],
+            results=[result for result, _ in finished],
+            role="tool",
+        )
+
+
+@final
+class ToolEnvironment(Environment, SupportsCalls):
     """Calls the functions that a turn requests and answers with their results; a turn without calls ends the
     conversation.
 
-    Calls have the format of Hermes and Qwen, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``. The answer
-    to an invalid call, and to a function that raises, is ``{"error": ..}``. Functions have the form of transformers
-    and TRL: annotated arguments, a docstring with ``Args:``; they may be coroutine functions, and the coroutines of a
-    turn run side by side. They return text, JSON values, PIL images, alone or inside lists and mappings, or content
-    blocks, ``[{"type": "image", "image": ..}, {"type": "text", "text": ..}]``; the images are those of the turn. Its
-    turns have no rewards.
+    Calls are those that the response template of the tokenizer reads (``parse_response`` of transformers); if it reads
+    none, those of ``mmgrpo.tool_calls.calls_in``, and else the code blocks of a language in ``fences``.
+    The answer to an invalid call, and to a function that raises, is ``{"error": ..}``. Functions have the form of
+    transformers and TRL: annotated arguments, a docstring with ``Args:``; they may be coroutine functions, and the
+    coroutines of a turn run side by side. They return text, JSON values, PIL images, alone or inside lists and
+    mappings, or content blocks, ``[{"type": "image", "image": ..}, {"type": "text", "text": ..}]``; the images are
+    those of the turn. Its turns have no rewards.
     """
 
     gives_rewards = False
 
-    def __init__(self, functions: Sequence[Callable[..., Any] | str], describe: bool = True) -> None:
+    def __init__(
+        self,
+        functions: Sequence[Tool | Callable[..., Any] | str],
+        describe: bool = True,
+        fences: Mapping[str, str] | None = None,
+        retries: int = 0,
+        max_characters: int = 16_384,
+        max_pixels: int = 2**22,
+    ) -> None:
         """Resolves the functions.
 
         Args:
             functions: the functions, or ``python:module:function`` of each.
-            describe: whether ``reset`` appends their signatures to the prompt; a chat template with tool support
-                takes them from ``policy.template: {tools: [..]}`` instead.
+            describe: whether the prompt describes them: by the chat template, or by a text if the template has no
+                tools.
+            fences: function of each language of code blocks, such as ``{python: run}``; it receives the code.
+            retries: how often a call is repeated that raises an error of a connection or file (``OSError``, a
+                transport error of httpx).
+            max_characters: maximum length of a result; the rest is cut off, with a note.
+            max_pixels: maximum number of pixels of an image of a result; a larger one is reduced, with a note.
 
         Raises:
-            ConfigError: there is no function, two have one name, or a signature cannot be described.
+            ConfigError: there is no function, two have one name, a signature cannot be described, or a limit is below
+                1.
         """
-        resolved = [import_python_target(function) if isinstance(function, str) else function for function in functions]
-        self._functions: Mapping[str, Callable[..., Any]] = {function.__name__: function for function in resolved}
-        if not resolved or len(self._functions) != len(resolved):
-            names = [getattr(function, "__name__", function) for function in resolved]
+        tools = [Tool.of(function) for function in functions]
+        self._tools = {tool.name: tool for tool in tools}
+        if not tools or len(self._tools) != len(tools):
+            names = [tool.name for tool in tools]
             raise ConfigError(f"tools must be one or more functions with distinct names, got {names}")
-        self._describe = describe
-        self._schemas = [schema_of(function) for function in resolved]
+        if unknown := sorted({*(fences or {}).values()} - self._tools.keys()):
+            raise ConfigError(f"fences names no tool: {', '.join(unknown)}; tools are {', '.join(self._tools)}")
+        if retries < 0 or max_characters < 1 or max_pixels < 1:
+            raise ConfigError("retries must be 0 or more, max_characters and max_pixels 1 or more")
+        self._describe, self._fences, self._retries = describe, dict(fences or {}), retries
+        self._max_characters, self._max_pixels = max_characters, max_pixels
+        self._schemas = {name: tool.schema for name, tool in self._tools.items()}
+        self._callable = self._schemas
+        self._execution = _Execution([])
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the functions."""
+        return list(self._tools)
 
     def reset(self, prompt: Prompt) -> Turn:
-        """The signatures of the functions, if ``describe`` is set."""
-        return Turn(text=DESCRIPTION.format(schemas="\n".join(self._schemas)) if self._describe else "")
+        """The functions, if ``describe`` is set; a row with a column ``tools`` selects those that it may call."""
+        self._callable = self._schemas
+        if (selected := prompt.chat_template_kwargs.get("tools")) is not None:
+            names = [tool.get("function", tool).get("name") for tool in selected]
+            if unknown := [str(name) for name in names if name not in self._tools]:
+                raise ConfigError(
+                    f"the column tools of {prompt.text!r:.60} has {', '.join(unknown)}, and the tools of the run are "
+                    f"{', '.join(self._tools)}: add the function to rollout.environment, or remove it from the row"
+                )
+            self._callable = {name: self._schemas[name] for name in names}
+        tools = [{"type": "function", "function": dict(schema)} for schema in self._callable.values()]
+        return Turn(tools=tools if self._describe else ())
 
     def step(self, text: str) -> Turn:
-        """The results of the called functions, in order, one line each, and their images."""
-        calls = calls_in(text)
+        """The results of the calls in a text, as ``respond``."""
+        return self.respond(AssistantMessage(text))
+
+    def respond(self, message: AssistantMessage) -> Turn:
+        """The results of the called functions, in order, and their images."""
+        calls = message.calls or calls_in(message.text, self._callable)
+        calls = calls or fenced_calls(message.text, self._fences, self._callable)
         if not calls:
             return Turn(done=True)
-        results = _awaited([self._called(call) for call in calls])
-        texts, images = [], list[Image.Image]()
-        for result in results:
-            try:
-                if isinstance(result, BaseException):
-                    raise result
-                texts.append(_text_of(result, images))
-            except (Exception, SystemExit) as error:  # the model reads the error and may correct its call
-                texts.append(json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}))
-        return Turn(text="\n".join(filter(None, texts)), images=images, role="tool")
+        excess = f"a turn may have {MAX_CALLS} calls, this one has {len(calls)}: the others are not executed"
+        calls = [*calls[:MAX_CALLS], *([FunctionCall(error=excess)] if len(calls) > MAX_CALLS else [])]
+        self._execution = execution = _Execution(calls)
+        waiting = []
+        for number, call in enumerate(calls):
+            execution.started_s = started_s = time.monotonic()
+            outcome = self._outcome(call)
+            if inspect.isawaitable(outcome):
+                waiting.append(self._await(execution, number, outcome, started_s))
+            else:
+                self._finish(execution, number, outcome, started_s)
+        if waiting:
+            asyncio.run(_gather(waiting))
+        return execution.turn()
 
-    def _called(self, call: str) -> Any:
-        """The result of a call, or its coroutine, or the error."""
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """The results of the calls that are finished, and the error in place of the others."""
+        execution, self._execution = self._execution, _Execution([])
+        if all(result is not None for result in execution.results):
+            return None  # the calls are not the cause
+        seconds = time.monotonic() - execution.started_s
+        partial = _Execution(execution.calls)
+        partial.results = [
+            result or (_failure(call, error, seconds), [])
+            for call, result in zip(execution.calls, execution.results, strict=True)
+        ]
+        return partial.turn()
+
+    def _outcome(self, call: FunctionCall) -> Any:
+        """The result of a call, or its coroutine, or its error."""
         try:
-            request = json.loads(call)
-            name, arguments = request["name"], request.get("arguments", {})
-            if name not in self._functions:
-                raise KeyError(f"there is no function {name!r}; known are {', '.join(self._functions)}")
-            return self._functions[name](**arguments)
-        except (Exception, SystemExit) as error:
+            return self._function(call)(**call.arguments)
+        except BaseException as error:  # also SystemExit of a tool: the model reads it
+            for attempt in range(self._retries):
+                if not _is_transient(error):
+                    break
+                time.sleep(RETRY_PAUSE_S * 2**attempt)
+                try:
+                    return self._function(call)(**call.arguments)
+                except BaseException as repeated:
+                    error = repeated
             return error
+
+    def _function(self, call: FunctionCall) -> Callable[..., Any]:
+        if call.error is not None:
+            raise ValueError(call.error)
+        if call.name not in self._callable:
+            raise KeyError(f"there is no function {call.name!r}; known are {', '.join(self._callable)}")
+        if problem := argument_error(self._callable[call.name], call.arguments):
+            raise TypeError(f"{call.name}: {problem}")
+        return self._tools[call.name].function
+
+    async def _await(self, execution: _Execution, number: int, outcome: Awaitable[Any], started_s: float) -> None:
+        call = execution.calls[number]
+        for attempt in range(self._retries + 1):
+            try:
+                value: Any = await outcome
+                break
+            except BaseException as error:
+                value = error
+                if attempt == self._retries or not _is_transient(error):
+                    break
+            await asyncio.sleep(RETRY_PAUSE_S * 2**attempt)
+            outcome = self._tools[call.name].function(**call.arguments)
+        self._finish(execution, number, value, started_s)
+
+    def _finish(self, execution: _Execution, number: int, outcome: Any, started_s: float) -> None:
+        """Stores the result of a call, within the limits."""
+        call, images = execution.calls[number], list[Image.Image]()
+        try:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            text = _text_of(outcome, images)
+            images, notes = self._bounded_images(images)
+            if len(text) > self._max_characters:
+                notes.append(f"[{len(text) - self._max_characters} characters are cut off]")
+            text = "\n".join([text[: self._max_characters], *notes]) if notes else text
+            result = ToolResult(
+                call.name, text, len(images), seconds=time.monotonic() - started_s, arguments=call.arguments
+            )
+        except BaseException as error:  # the model reads the error and may correct its call
+            images, result = [], _failure(call, error, time.monotonic() - started_s)
+        execution.results[number] = result, images
+
+    def _bounded_images(self, images: Sequence[Any]) -> tuple[list[Image.Image], list[str]]:
+        """Images within the limits, and a note on each limit that applied."""
+        bounded, notes = [], []
+        for image in images[:MAX_IMAGES]:
+            if isinstance(image, Image.Image) and image.width * image.height > MAX_IMAGE_PIXELS:
+                raise ValueError(f"the image of {image.width} x {image.height} pixels is too large")
+            loaded = load_image(image)
+            num_pixels = loaded.width * loaded.height
+            if num_pixels > self._max_pixels:
+                scale = math.sqrt(self._max_pixels / num_pixels)
+                size = max(int(loaded.width * scale), 1), max(int(loaded.height * scale), 1)
+                notes.append(
+                    f"[the image of {loaded.width} x {loaded.height} pixels is reduced to {size[0]} x {size[1]}]"
+                )
+                loaded = loaded.resize(size, reducing_gap=2.0)
+            bounded.append(loaded)
+        if len(images) > MAX_IMAGES:
+            notes.append(f"[{len(images) - MAX_IMAGES} images are left out]")
+        return bounded, notes
 
 
 @final
-class ToolObjectEnvironment(Environment):
+class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
     """The public methods of an object that each conversation creates, as tools: TRL's ``environment_factory``.
 
     ``reset`` of the object receives the columns of the row and returns None, or a text or content blocks to append to
-    the prompt. ``get_reward``, if it exists, is the reward of the turn that ends the conversation; ``close``, if it
-    exists, is called after it. The other public methods are the tools, in the form of ``ToolEnvironment``.
+    the prompt. ``get_reward``, if it exists, is the reward of the last turn, also of a conversation that was cut off;
+    ``close``, if it exists, is called after it. The other public methods are the tools, in the form of
+    ``ToolEnvironment``.
     """
 
     def __init__(
         self,
         factory: Callable[[], Any] | str,
-        functions: Sequence[Callable[..., Any] | str] = (),
+        functions: Sequence[Tool | Callable[..., Any] | str] = (),
         describe: bool = True,
+        **settings: Any,
     ) -> None:
         """Creates the object.
 
@@ -122,6 +316,7 @@ class ToolObjectEnvironment(Environment):
             factory: returns the object, or ``python:module:Class``.
             functions: further tools, as those of ``ToolEnvironment``.
             describe: likewise.
+            **settings: its other settings.
 
         Raises:
             ConfigError: the object has no ``reset``, or ``ToolEnvironment`` raises it.
@@ -132,27 +327,39 @@ class ToolObjectEnvironment(Environment):
         if "reset" not in names:
             raise ConfigError(f"{kind.__name__} has no method reset, which begins a conversation: add one")
         methods = [getattr(self._object, name) for name in names if name not in ("reset", "get_reward", "close")]
-        self._tools = ToolEnvironment([*functions, *methods], describe)
+        self._tools = ToolEnvironment([*functions, *methods], describe, **settings)
+
+    @property
+    def instance(self) -> Any:
+        """The object."""
+        return self._object
 
     def reset(self, prompt: Prompt) -> Turn:
-        """The text and images of the object's ``reset``, then the signatures."""
-        (observation,) = _awaited([self._object.reset(**prompt.columns)])
-        if isinstance(observation, BaseException):
-            raise observation
+        """The text and images of the object's ``reset``, and the functions."""
+        columns = {"prompt": prompt.messages or prompt.text, **prompt.columns}
+        observation = _awaited(self._object.reset(**_accepted(self._object.reset, columns)))
         images: list[Image.Image] = []
-        texts = ("" if observation is None else _text_of(observation, images), self._tools.reset(prompt).text)
-        return Turn(text="\n".join(filter(None, texts)), images=images)
+        text = "" if observation is None else _text_of(observation, images)
+        return Turn(text=text, images=images, tools=self._tools.reset(prompt).tools)
 
     def step(self, text: str) -> Turn:
+        """The results of the calls in a text, as ``respond``."""
+        return self.respond(AssistantMessage(text))
+
+    def respond(self, message: AssistantMessage) -> Turn:
         """The results of the called tools; of a turn without calls, the end with the object's reward."""
-        turn = self._tools.step(text)
+        turn = self._tools.respond(message)
+        return Turn(done=True, reward=self.final_reward()) if turn.done else turn
+
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """As ``ToolEnvironment.interrupted``."""
+        return self._tools.interrupted(error)
+
+    def final_reward(self) -> float | None:
+        """The reward of the object's ``get_reward``; None without one."""
         get_reward = getattr(self._object, "get_reward", None)
-        if not turn.done or get_reward is None:
-            return turn
-        (reward,) = _awaited([get_reward()])
-        if isinstance(reward, BaseException):
-            raise reward
-        return Turn(done=True, reward=float(reward))
+        reward = None if get_reward is None else _awaited(get_reward())
+        return None if reward is None else float(reward)
 
     def close(self) -> None:
         """Calls the object's ``close``, if it has one."""
@@ -160,33 +367,50 @@ class ToolObjectEnvironment(Environment):
             self._object.close()
 
 
-def _awaited(results: Sequence[Any]) -> list[Any]:
-    """The results, with those of coroutines awaited side by side; an error in place of the result of one that fails."""
-    if not any(map(inspect.isawaitable, results)):
-        return list(results)
-
-    async def gathered() -> list[Any]:
-        awaitable = [result for result in results if inspect.isawaitable(result)]
-        values = iter(await asyncio.gather(*awaitable, return_exceptions=True))
-        return [next(values) if inspect.isawaitable(result) else result for result in results]
-
-    return asyncio.run(gathered())
+def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a function names, or all if it takes any."""
+    parameters = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in arguments.items() if takes_any or name in parameters}
 
 
-def calls_in(text: str) -> list[str]:
-    """The text between each ``<tool_call>`` and the next ``</tool_call>``, in order, in linear time."""
-    calls: list[str] = []
-    for part in text.split(CLOSING)[:-1]:
-        _, opening, call = part.partition(OPENING)
-        if opening:
-            calls.append(call.strip())
-    return calls
+async def _gather(coroutines: Sequence[Awaitable[None]]) -> None:
+    await asyncio.gather(*coroutines)
+
+
+def _awaited(value: Any) -> Any:
+    """A value, or the result of a coroutine."""
+
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait()) if inspect.isawaitable(value) else value
+
+
+def _is_transient(error: BaseException) -> bool:
+    """Whether an error is one of a connection or a file, which may pass."""
+    httpx = sys.modules.get("httpx")
+    return isinstance(error, OSError) or (httpx is not None and isinstance(error, httpx.TransportError))
+
+
+def _failure(call: FunctionCall, error: BaseException, seconds: float) -> ToolResult:
+    try:
+        reason = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    except Exception:  # of an error that cannot be written
+        reason = "its text cannot be made"
+    text = json.dumps({"error": f"{type(error).__name__}: {reason}"[:MAX_ERROR]})
+    return ToolResult(call.name, text, failed=True, seconds=seconds, arguments=call.arguments)
 
 
 def _text_of(result: Any, images: list[Image.Image]) -> str:
     """The text of a result; its images are appended to ``images``."""
     if isinstance(result, list | tuple) and result and all(map(_is_block, result)):
-        texts = [_text_of(part["image"] if part["type"] == "image" else part["text"], images) for part in result]
+        texts = []
+        for part in result:
+            if part["type"] == "image":
+                images.append(part["image"])
+            else:
+                texts.append(_text_of(part["text"], images))
         return "\n".join(filter(None, texts))
     plain = _without_images(result, images)
     if isinstance(result, Image.Image):
@@ -216,25 +440,25 @@ def _plain(value: Any) -> Any:
     """
     if hasattr(value, "tolist"):  # numpy and torch
         return value.tolist()
-    if isinstance(value, date | time | Decimal | UUID | PurePath):
+    if isinstance(value, date | time_of_day | Decimal | UUID | PurePath):
         return str(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
     raise TypeError(f"a tool must return a text or a JSON value; this one returned {type(value).__name__}")
 
 
-_schemas: dict[Callable[..., Any], str] = {}  # by function, which all objects of a class share
+_schemas: dict[Callable[..., Any], Mapping[str, Any]] = {}  # by function, which all objects of a class share
 
 
-def schema_of(function: Callable[..., Any]) -> str:
-    """A function's signature as JSON. Raises ConfigError if annotations or the docstring are incomplete."""
+def schema_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """A function's JSON schema. Raises ConfigError if annotations or the docstring are incomplete."""
     from transformers.utils import get_json_schema
 
     key = getattr(function, "__func__", function)
     if key in _schemas:
         return _schemas[key]
     try:
-        return _schemas.setdefault(key, json.dumps(get_json_schema(function)["function"]))
+        return _schemas.setdefault(key, get_json_schema(function)["function"])
     except Exception as error:  # of transformers' own, without a common base
         raise ConfigError(
             f"the tool {function.__name__} cannot be described: {error}; annotate its arguments and its result, and "

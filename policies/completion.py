@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.environment import Turn
+from mmgrpo.samples import EnvironmentHandle
 from mmgrpo.types import OffPolicySample, Sample
 
 from .sampling import SamplingDistribution, Support
@@ -49,6 +50,7 @@ class Completion:
         turns: the policy's turns of a conversation; empty: no conversation.
         num_inherited: number of leading tokens taken over from another row.
         environment_error: error of the environment of its conversation; None: no error.
+        environment: the environment, for rewards; None: no conversation.
     """
 
     token_T: Tensor
@@ -61,6 +63,7 @@ class Completion:
     turns: tuple[CompletionTurn, ...] = ()
     num_inherited: int = 0
     environment_error: str | None = None
+    environment: EnvironmentHandle | None = None
 
     @classmethod
     def forced(cls, token_T: Tensor, sampling: SamplingDistribution, *, finished: bool = True) -> Completion:

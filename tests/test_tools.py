@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.tools import ToolEnvironment, ToolObjectEnvironment
+from mmgrpo.tool_calls import description
+from mmgrpo.tools import ToolEnvironment, ToolObjectEnvironment, schema_of
 from mmgrpo.types import Prompt
 
 
@@ -54,9 +55,11 @@ def test_calls_return_their_results() -> None:
     assert tools.step("It is 0.75.").done
 
 
-def test_signatures_follow_the_prompt() -> None:
-    text = ToolEnvironment([divide]).reset(Prompt("3 / 4?")).text
+def test_signatures_are_those_of_the_opening_turn() -> None:
+    (tool,) = ToolEnvironment([divide]).reset(Prompt("3 / 4?")).tools
+    text = description([tool])
     schema = json.loads(text.split("<tools>\n")[1].split("\n</tools>")[0])
+    assert tool == {"type": "function", "function": schema}
     assert schema["name"] == "divide"
     assert schema["parameters"]["required"] == ["a", "b"]
     assert schema["parameters"]["properties"]["b"] == {"type": "integer", "description": "by what."}
@@ -70,20 +73,78 @@ def test_functions_may_be_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "error"),
     [
         (call("divide", a=1, b=0), "ZeroDivisionError: division by zero"),
-        (call("multiply", a=1, b=0), "there is no function 'multiply'; known are divide, place"),
-        (call("divide", a=1), "missing 1 required positional argument: 'b'"),
-        ("<tool_call>divide(1, 2)</tool_call>", "JSONDecodeError"),
-        ("<tool_call>[1]</tool_call>", "TypeError"),
-        ('<tool_call>{"name": "divide", "arguments": [1, 2]}</tool_call>', "must be a mapping"),
+        (call("multiply", a=1, b=0), "KeyError: there is no function 'multiply'; known are divide, place"),
+        (call("divide", a=1), "TypeError: divide: missing arguments: b"),
+        (call("divide", a=1, b=2, c=3), "TypeError: divide: unknown arguments: c; expected are a, b"),
+        (call("divide", a="1", b=2), "TypeError: divide: a must be integer, got '1'"),
+        (call("divide", a=True, b=2), "TypeError: divide: a must be integer, got True"),
+        (call("divide", a=1.5, b=2), "TypeError: divide: a must be integer, got 1.5"),
+        ("<tool_call>divide(1, 2)</tool_call>", "the call is no JSON"),
+        ("<tool_call>[1]</tool_call>", 'a call is {"name": .., "arguments": {..}}'),
+        ('<tool_call>{"name": "divide", "arguments": [1, 2]}</tool_call>', "arguments must be an object, got list"),
+        ('<tool_call>{"name": "divide", "arguments": {"a": 1, "b": 2}}', "the call is not closed by </tool_call>"),
     ],
 )
-def test_errors_of_calls_are_returned(text: str, told: str) -> None:
+def test_errors_of_calls_are_returned(text: str, error: str) -> None:
     turn = ToolEnvironment([divide, place]).step(text)
     assert not turn.done
-    assert told in json.loads(turn.text)["error"]
+    assert error in json.loads(turn.text)["error"]
+    assert [result.failed for result in turn.results] == [True]
+
+
+def test_a_bad_call_does_not_cost_the_others() -> None:
+    turn = ToolEnvironment([divide]).step(
+        call("divide", a=1, b=0) + call("divide", a=1, b=2) + "<tool_call>x</tool_call>"
+    )
+    assert [(result.name, result.failed) for result in turn.results] == [
+        ("divide", True),
+        ("divide", False),
+        ("", True),
+    ]
+    assert turn.results[1].text == "0.5"
+    assert turn.results[1].arguments == {"a": 1, "b": 2}
+
+
+def test_calls_inside_of_reasoning_are_not_executed() -> None:
+    turn = ToolEnvironment([divide]).step(f"<think>{call('divide', a=1, b=2)}</think>It is 0.5.")
+    assert turn.done
+
+
+def test_a_row_selects_its_tools() -> None:
+    tools = ToolEnvironment([divide, place])
+    only_divide = [{"type": "function", "function": dict(schema_of(divide))}]
+    opening = tools.reset(Prompt("?", chat_template_kwargs={"tools": only_divide}))
+    assert opening.tools == only_divide
+    assert "there is no function 'place'; known are divide" in tools.step(call("place", city="Oslo")).text
+    other = [{"type": "function", "function": {"name": "search"}}]
+    with pytest.raises(ConfigError, match=r"the column tools of '\?' has search, .* add the function"):
+        tools.reset(Prompt("?", chat_template_kwargs={"tools": other}))
+
+
+def run(code: str) -> str:
+    """Runs code.
+
+    Args:
+        code: the code.
+
+    Returns:
+        The output.
+    """
+    return f"ran {code!r}"
+
+
+def test_code_blocks_are_calls() -> None:
+    tools = ToolEnvironment([run], fences={"python": "run"})
+    turn = tools.step("First\n```python\nprint(1)\n```\nthen\n```text\nno code\n```\n```python\nx = 2\n```")
+    assert turn.text == "ran 'print(1)\\n'\nran 'x = 2\\n'"
+    assert "the code block is not closed by ```" in tools.step("```python\nprint(1)").text
+    assert tools.step("```text\nno code\n```").done
+    assert tools.step(f"{call('run', code='1')}```python\n2\n```").text == "ran '1'"
+    with pytest.raises(ConfigError, match="fences names no tool: walk; tools are run"):
+        ToolEnvironment([run], fences={"python": "walk"})
 
 
 def test_invalid_tools_raise() -> None:
@@ -209,9 +270,9 @@ class Counter:
 
 def test_public_methods_of_an_object_are_tools() -> None:
     environments = [ToolObjectEnvironment(Counter) for _ in range(2)]
-    opening = environments[0].reset(Prompt("go", columns={"target": "3"})).text
-    assert opening.startswith("Count to 3.\nYou may call these functions:")
-    assert [json.loads(line)["name"] for line in opening.split("\n") if line.startswith('{"name": "i')] == ["increment"]
+    opening = environments[0].reset(Prompt("go", columns={"target": "3"}))
+    assert opening.text == "Count to 3."
+    assert [tool["function"]["name"] for tool in opening.tools] == ["increment"]
     environments[1].reset(Prompt("go", columns={"target": "3"}))
     assert [environments[0].step(call("increment", step=n)).text for n in (1, 2)] == ["1", "3"]
     assert "TypeError" in environments[0].step(call("increment")).text

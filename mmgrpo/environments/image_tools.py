@@ -18,8 +18,9 @@ from PIL import Image, ImageDraw, ImageOps
 
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.media_options import options_of, resized_size
-from mmgrpo.environment import Environment, Turn
+from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.tool_calls import AssistantMessage
 from mmgrpo.tools import ToolEnvironment
 from mmgrpo.types import Prompt
 
@@ -294,7 +295,7 @@ TOOLS: Mapping[str, Callable[..., list[dict[str, Any]]]] = {
 
 
 @final
-class ImageToolsEnvironment(Environment):
+class ImageToolsEnvironment(Environment, SupportsCalls):
     """Answers calls of image tools with images; a turn without calls ends the conversation.
 
     A call that cannot be answered (a box without an area, an unknown image, more than ``max_calls`` calls) is answered
@@ -345,8 +346,17 @@ class ImageToolsEnvironment(Environment):
         return self._tools.reset(prompt)
 
     def step(self, text: str) -> Turn:
+        """The images of the called tools, as ``respond``."""
+        return self.respond(AssistantMessage(text))
+
+    def respond(self, message: AssistantMessage) -> Turn:
         """The images of the called tools, in order, each with its text."""
-        return replace(self._tools.step(text), role=self._role)
+        return replace(self._tools.respond(message), role=self._role)
+
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """As ``ToolEnvironment.interrupted``."""
+        turn = self._tools.interrupted(error)
+        return turn and replace(turn, role=self._role)
 
     def _environment(self, prompt: Prompt) -> ToolEnvironment:
         state = ImageTools(prompt.images, options_of(prompt, "image"), self._settings)

@@ -12,26 +12,57 @@ import torch
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import DataError
+from mmgrpo.tool_calls import AssistantMessage, description
 from mmgrpo.types import Continuation, Prompt
 
 from ..completion import Completion, CompletionTurn
-from .encoding import EncodedPrompt, PromptEncoder, media_prompt, parts_of
+from .encoding import EncodedPrompt, PromptEncoder
 from .environment_pool import EnvironmentPool
 from .forward_paths import ForwardPath
 from .token_generation import GenerationParams, RowStart, generate_rows
+from .tool_turns import media_prompt, parts_of
 
 
-def with_opening_turn(prompt: Prompt, opening: Turn) -> Prompt:
-    """The prompt with the environment's opening turn appended."""
+def with_opening_turn(prompt: Prompt, opening: Turn, *, takes_tools: bool) -> Prompt:
+    """The prompt with the environment's opening turn appended.
+
+    Args:
+        prompt: the prompt; a text of the turn continues its last message if that has the turn's role.
+        opening: the turn.
+        takes_tools: whether the chat template describes tools; if not, the text does.
+
+    Returns:
+        The prompt.
+    """
     if opening.ends:
+        return prompt
+    if opening.tools and takes_tools:
+        arguments = {**prompt.chat_template_kwargs, "tools": list(opening.tools)}
+        prompt = replace(prompt, chat_template_kwargs=arguments)
+    elif opening.tools:
+        opening = replace(opening, text="\n".join(filter(None, [opening.text, description(opening.tools)])))
+    if not (opening.text or opening.num_media):
         return prompt
     media: dict[str, list[Any]] = {
         name: [*getattr(prompt, name), *getattr(opening, name)] for name in ("images", "videos", "audios")
     }
     if prompt.messages is None:
         return replace(prompt, text="\n".join(part for part in (prompt.text, opening.text) if part), **media)
-    turn = {"role": opening.role, "content": parts_of(media_prompt(opening))}
-    return replace(prompt, messages=[*prompt.messages, turn], **media)
+    *earlier, last = prompt.messages
+    if last["role"] != opening.role:
+        earlier, last = [*earlier, last], {"role": opening.role, "content": ""}
+    return replace(prompt, messages=[*earlier, {**last, "content": _continued(last["content"], opening)}], **media)
+
+
+def _continued(content: Any, opening: Turn) -> str | list[Any]:
+    """The content of a message with a turn appended, on a new line unless one of them has white space there."""
+    before = content if isinstance(content, str) else "".join(part.get("text") or "" for part in content[-1:])
+    is_joined = not (before and opening.text) or before[-1].isspace() or opening.text[0].isspace()
+    text = opening.text if is_joined else f"\n{opening.text}"
+    if isinstance(content, str) and not opening.num_media:
+        return content + text
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else list(content)
+    return [*parts, *parts_of(media_prompt(replace(opening, text=text)))]
 
 
 def with_turns(
@@ -109,7 +140,9 @@ def replay_turns(
         for row in rows:
             turn, initial = inherited[row][number], starts[row].initial
             assert initial is not None
-            pool.submit(row, encoder.text(initial.token_T[turn.start : turn.end].tolist()))
+            calls = encoder.calls(starts[row].prompt, initial.token_T[: turn.end], turn.start)
+            text = encoder.text(initial.token_T[turn.start : turn.end].tolist())
+            pool.submit(row, AssistantMessage(text, calls))
         for row in rows:
             reply, recorded = pool.reply(row), inherited[row][number].reply
             if pool.environments[row].error is None and not _is_same(reply, recorded):
@@ -179,8 +212,10 @@ class _Conversations:
     def submit(self, row: int, written: ConversationRow) -> None:
         """Sends a finished turn of the policy to the row's environment."""
         if written.completion.finished:
-            text = self.encoder.text(written.completion.token_T[self.starts[row] :].tolist())
-            self.pool.submit(row, text)
+            token_T, start = written.completion.token_T, self.starts[row]
+            text = self.encoder.text(token_T[start:].tolist())
+            calls = self.encoder.calls(written.prompt, token_T, start)
+            self.pool.submit(row, AssistantMessage(text, calls))
 
     def is_answered(self, chunk: _Chunk) -> bool:
         """Whether every environment of a chunk has answered."""
@@ -188,29 +223,36 @@ class _Conversations:
 
     def answer(self, chunk: _Chunk) -> tuple[dict[int, ConversationRow], _Chunk | None]:
         """Waits for the answers of a chunk; returns the rows that end, and the rest as the chunk of the next turn."""
-        ended: dict[int, ConversationRow] = {}
+        replies = {row: self.pool.reply(row) for row in chunk.rows if chunk.written[row].completion.finished}
         continued: dict[int, ConversationRow] = {}
+        for row, reply in replies.items():
+            if len(self.turns[row]) + 1 < self.max_turns and not reply.ends:
+                extended = self._with_reply(row, chunk.written[row], reply)
+                continued |= {} if extended is None else {row: extended}
+        ended_rows = [row for row in chunk.rows if row not in continued]
+        cut_off = [row for row in ended_rows if row not in replies or not replies[row].ends]
+        final_rewards = self.pool.final_rewards(cut_off)
         for row in chunk.rows:
-            written = chunk.written[row]
-            completion, environment = written.completion, self.pool.environments[row]
-            reply = self.pool.reply(row) if completion.finished else None
+            reply, end = replies.get(row), len(chunk.written[row].completion.token_T)
             reward = None if reply is None else reply.reward
-            turn = CompletionTurn(self.starts[row], len(completion.token_T), reward, self.keys[row], reply)
-            self.turns[row] += (turn,)
-            extended = None
-            if len(self.turns[row]) < self.max_turns and reply is not None and not reply.ends:
-                extended = self._with_reply(row, written, reply)
-            if extended is None:
-                finished = reply is not None and reply.ends
-                completion = replace(
-                    completion, turns=self.turns[row], finished=finished, environment_error=environment.error
-                )
-                ended[row] = replace(written, completion=completion)
-            else:
-                continued[row] = extended
-                self.starts[row] = len(extended.completion.token_T)
-                self.keys[row] = None if reply is None else reply.state
+            reward = final_rewards.get(row) if reward is None else reward
+            self.turns[row] += (CompletionTurn(self.starts[row], end, reward, self.keys[row], reply),)
+        for row, extended in continued.items():
+            self.starts[row] = len(extended.completion.token_T)
+            self.keys[row] = replies[row].state
+        ended = {row: self._ended(chunk.written[row], row, finished=row not in cut_off) for row in ended_rows}
         return ended, _Chunk(list(continued), continued) if continued else None
+
+    def _ended(self, written: ConversationRow, row: int, *, finished: bool) -> ConversationRow:
+        environment = self.pool.environments[row]
+        completion = replace(
+            written.completion,
+            turns=self.turns[row],
+            finished=finished,
+            environment_error=environment.error,
+            environment=environment.handle,
+        )
+        return replace(written, completion=completion)
 
     def _with_reply(self, row: int, written: ConversationRow, reply: Turn) -> ConversationRow | None:
         try:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.tool_calls import FunctionCall, ToolResult
 from mmgrpo.types import Prompt
 
 from ..chat_template import render, require_no_arguments
@@ -24,13 +26,15 @@ from ..vocabulary import TextDecoder
 from .audio_inputs import audio_arguments, is_audio_tensor
 from .media_check import KINDS, kinds_dropped_by_processor, kinds_dropped_by_template, media_arrangement, media_probe
 from .settings import LanguageSettings
+from .tool_turns import FUNCTION, FUNCTION_SCHEMA, after_answer, media_prompt, parts_of, reply_messages, template_calls
 from .visual_inputs import visual_inputs
 
 MASK = "attention_mask"
 PLURALS = {"image": "images", "audio": "audio"}
 UNUSED = ("input_ids", MASK, "labels")
 """Tensors of a processor that are no further input: the mask holds everywhere, and labels are of another loss."""
-ANSWER = "<<the answer>>"  # replaces one where only the text after it is needed
+MAX_ANCHOR = 512
+"""Tokens before a turn in which the response template looks for the beginning of the turn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,6 +162,7 @@ class PromptEncoder:
         self.settings = settings
         self._context = context
         self._switch = switch
+        self._ends = [self.tokenizer.decode([token]) for token in control_ids if token not in media_ids]
         self._media_ids = torch.tensor(list(media_ids), dtype=torch.long)
         self._takes_media = self.tokenizer is not processor
         self._uses_template = self._has_template() if settings.chat is None else settings.chat
@@ -216,24 +221,60 @@ class PromptEncoder:
         return EncodedReply(reply_T, per_token)
 
     def _reply_text(self, reply: Turn) -> str:
-        turns: list[dict[str, Any]] = [
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": ANSWER},
-            {"role": reply.role, "content": parts_of(media_prompt(reply)) if reply.num_media else reply.text},
-        ]
+        turns = [{"role": "user", "content": "x"}, *reply_messages(reply, takes_results=self.takes_results)]
         try:
-            rendered = self.processor.apply_chat_template(
-                [self._turn(turn) for turn in turns],
-                tokenize=False,
-                add_generation_prompt=True,
-                **self.settings.template,
-            )
+            rendered = self._rendered_turns([self._turn(turn) for turn in turns], add_generation_prompt=True)
         except Exception as error:  # of the template's own, jinja2's among them
             raise DataError(f"the chat template takes no turn of {reply.role!r} after an answer: {error}") from error
-        _, separator, tail = rendered.partition(ANSWER)
-        if not separator:
+        tail = after_answer(rendered, self._ends if "tool_calls" in turns[1] else ())
+        if tail is None:
             raise DataError("the chat template does not write answers as they are, so nothing can follow one")
         return tail
+
+    def _rendered_turns(self, turns: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
+        return self.processor.apply_chat_template(
+            list(turns), tokenize=False, **{"add_generation_prompt": False, **arguments, **self.settings.template}
+        )
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the chat template describes the functions in its argument ``tools``."""
+        probe = [{"role": "user", "content": "x"}]
+        return FUNCTION in self._probe(probe, tools=[{"type": "function", "function": FUNCTION_SCHEMA}])
+
+    @cached_property
+    def takes_results(self) -> bool:
+        """Whether the chat template writes the results of calls, after an answer with calls, as turns of a tool."""
+        turn = Turn(role="tool", results=[ToolResult(FUNCTION, "probe_result")])
+        messages = [{"role": "user", "content": "x"}, *reply_messages(turn, takes_results=True)]
+        tail = after_answer(self._probe(messages), self._ends)
+        return tail is not None and "probe_result" in tail
+
+    def _probe(self, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
+        """The messages in the chat template; an empty text without a template, or if it rejects them."""
+        if not self._uses_template:
+            return ""
+        try:
+            return self._rendered_turns([self._turn(message) for message in messages], **arguments)
+        except Exception:  # of the template's own, jinja2's among them
+            return ""
+
+    def calls(self, encoded: EncodedPrompt, token_T: Tensor, start: int) -> Sequence[FunctionCall]:
+        """The calls of tools in a turn of the policy: ``template_calls``; none without a chat template.
+
+        Args:
+            encoded: prompt of the row.
+            token_T: tokens of the row, up to the end of the turn.
+            start: first token of the turn.
+
+        Returns:
+            The calls.
+        """
+        if not self._uses_template:
+            return ()
+        before_L = torch.cat([encoded.ids_P[-MAX_ANCHOR:], token_T[:start]])[-MAX_ANCHOR:]
+        tools = encoded.prompt.chat_template_kwargs.get("tools")
+        return template_calls(self.tokenizer, token_T[start:].tolist(), before_L.tolist(), tools)
 
     def with_media_turn(
         self, encoded: EncodedPrompt, turn: Turn, token_T: Tensor, reply: EncodedReply
@@ -284,9 +325,10 @@ class PromptEncoder:
         if not self._uses_template:
             return replace(prompt, text=f"{prompt.text}{turn.text}", **media)
         messages = list(prompt.messages or [{"role": "user", "content": parts_of(prompt)}])
-        if messages[-1]["role"] != "assistant":
+        if messages[-1]["role"] != "assistant" or turn.results:
             messages.append({"role": "assistant", "content": "x"})
-        messages.append({"role": turn.role, "content": parts_of(media_prompt(turn))})
+        answer, *replies = reply_messages(turn, takes_results=self.takes_results)
+        messages = [*messages[:-1], {**answer, **messages[-1]}, *replies]
         return replace(prompt, messages=messages, **media)
 
     def _placeholders(self, ids_L: Tensor) -> Tensor:
@@ -498,11 +540,6 @@ class PromptEncoder:
         return {**turn, "content": content}
 
 
-def media_prompt(turn: Turn) -> Prompt:
-    """A turn's text and media as a prompt."""
-    return Prompt(turn.text, images=turn.images, videos=turn.videos, audios=turn.audios)
-
-
 def _per_token(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors with one entry per token that a model reads besides its token ids."""
     shape = tensors["input_ids"].shape
@@ -511,13 +548,6 @@ def _per_token(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in tensors.items()
         if tensor.shape == shape and name not in UNUSED and not is_audio_tensor(name)
     }
-
-
-def parts_of(prompt: Prompt) -> list[dict[str, Any]]:
-    """One user turn: all images, all videos, all audio, the text."""
-    media = [{"type": "image"}] * len(prompt.images) + [{"type": "video"}] * len(prompt.videos)
-    media += [{"type": "audio"}] * len(prompt.audios)
-    return [*media, {"type": "text", "text": prompt.text}]
 
 
 def position_switch(config: Any) -> int | None:

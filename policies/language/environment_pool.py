@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, final
 
 from mmgrpo.environment import Environment, Turn
+from mmgrpo.tool_calls import AssistantMessage
 from mmgrpo.types import Prompt
 
 from .guarded_environment import GuardedEnvironment
@@ -42,8 +43,9 @@ class EnvironmentPool:
     """One environment per row, with one thread for all of its calls; calls begin in the order in which
     they are submitted, and at most ``workers`` run at a time.
 
-    A call that takes longer than ``timeout_s`` ends its conversation as an error does (``GuardedEnvironment``); its
-    thread is abandoned, and the next call begins.
+    A call that takes longer than ``timeout_s`` is abandoned with its thread, and the next call begins. The answer is
+    that of ``Environment.interrupted``, and the conversation continues on a new thread; without one, the conversation
+    ends as after an error (``GuardedEnvironment``).
 
     Attributes:
         environments: one per row.
@@ -69,9 +71,7 @@ class EnvironmentPool:
         self._workers, self._timeout_s = workers, timeout_s
         self.environments: list[GuardedEnvironment] = []
         for row in range(num_rows):
-            queue: SimpleQueue[_Call | None] = SimpleQueue()
-            self._queues.append(queue)
-            threading.Thread(target=self._serve, args=(row, queue), name=f"environment {row}", daemon=True).start()
+            self._queues.append(self._thread(row))
             environment = GuardedEnvironment()
             self.environments.append(environment)
             self._submit(row, "__init__", lambda environment=environment: environment.make(make))
@@ -103,14 +103,29 @@ class EnvironmentPool:
         openings = [self._result(row) for row in range(len(prompts))]
         return [Turn() if opening is None else opening for opening in openings]
 
-    def submit(self, row: int, text: str) -> None:
+    def submit(self, row: int, message: AssistantMessage | str) -> None:
         """Begins to answer a turn of the policy.
 
         Args:
             row: the row.
-            text: its last turn.
+            message: its last turn.
         """
-        self._submit(row, "step", lambda: self.environments[row].step(text))
+        self._submit(row, "step", lambda: self.environments[row].step(message))
+
+    def final_rewards(self, rows: Sequence[int]) -> dict[int, float | None]:
+        """The rewards of conversations that their environments did not end.
+
+        Args:
+            rows: the rows.
+
+        Returns:
+            The reward of each row whose environment may have one.
+        """
+        rewarded = [row for row in rows if self.environments[row].has_final_reward]
+        for row in rewarded:
+            self._submit(row, "final_reward", self.environments[row].final_reward)
+        turns = {row: self._result(row) for row in rewarded}
+        return {row: None if turn is None else turn.reward for row, turn in turns.items()}
 
     def is_answered(self, row: int) -> bool:
         """Whether the answer of a row is there, or its time is over.
@@ -185,6 +200,12 @@ class EnvironmentPool:
             self._running[row] = call
             self._queues[row].put(call)
 
+    def _thread(self, row: int) -> SimpleQueue[_Call | None]:
+        """Starts the thread of a row; returns the queue of its calls."""
+        queue: SimpleQueue[_Call | None] = SimpleQueue()
+        threading.Thread(target=self._serve, args=(row, queue), name=f"environment {row}", daemon=True).start()
+        return queue
+
     def _serve(self, row: int, queue: SimpleQueue[_Call | None]) -> None:
         """Runs the calls of one row."""
         while (call := queue.get()) is not None:
@@ -195,11 +216,11 @@ class EnvironmentPool:
             with self._condition:
                 if self._running.get(row) is call:
                     del self._running[row]
-                if row not in self._abandoned:
+                if not (is_abandoned := call.is_done):
                     call.result, call.error, call.is_done = result, error, True
                 self._start_waiting()
                 self._condition.notify_all()
-            if row in self._abandoned:
+            if is_abandoned:
                 return
 
     def _result(self, row: int) -> Any:
@@ -230,9 +251,14 @@ class EnvironmentPool:
         now_s = time.monotonic()
         for row, call in list(self._running.items()):
             if call.started_s is not None and now_s - call.started_s > self._timeout_s:
-                self._abandoned.add(row)
                 del self._running[row]
                 limit = TimeoutError(f"it took longer than rollout.environment_timeout_s={self._timeout_s:g}")
-                self.environments[row].fail(call.method, limit)
+                reply = self.environments[row].interrupt(self._timeout_s) if call.method == "step" else None
+                if reply is not None:
+                    call.result = reply
+                    self._queues[row] = self._thread(row)
+                else:
+                    self._abandoned.add(row)
+                    self.environments[row].fail(call.method, limit)
                 call.is_done = True
         self._start_waiting()

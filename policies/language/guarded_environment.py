@@ -11,9 +11,11 @@ from typing import final
 import torch
 
 from mmgrpo.data.image_loading import load_image
-from mmgrpo.environment import Environment, Turn
+from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, Turn
 from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.samples import EnvironmentHandle
 from mmgrpo.system.process_settings import restored_settings
+from mmgrpo.tool_calls import AssistantMessage, ToolResult
 from mmgrpo.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -101,11 +103,11 @@ class GuardedEnvironment:
         """
         self._record(method, error)
 
-    def step(self, text: str) -> Turn:
+    def step(self, message: AssistantMessage | str) -> Turn:
         """The answer to a turn of the policy; a final turn if the environment failed.
 
         Args:
-            text: the turn.
+            message: the turn.
 
         Returns:
             The answer.
@@ -113,8 +115,40 @@ class GuardedEnvironment:
         if self.error is not None or self._environment is None:
             return Turn(done=True)
         environment = self._environment
-        reply = self._guarded("step", lambda: environment.step(text))
+        written = AssistantMessage(message) if isinstance(message, str) else message
+        answer = environment.respond if isinstance(environment, SupportsCalls) else None
+        reply = self._guarded("step", lambda: answer(written) if answer else environment.step(written.text))
         return Turn(done=True) if reply is None else reply
+
+    def interrupt(self, limit_s: float) -> Turn | None:
+        """The answer in place of one that took longer than a number of seconds; None if the environment has none."""
+        environment = self._environment
+        if not isinstance(environment, SupportsCalls) or self.error is not None:
+            return None
+        try:
+            reply = environment.interrupted(TimeoutError(f"it took longer than {limit_s:g} s"))
+            return None if reply is None else self._checked(reply)
+        except Exception as error:
+            logger.warning("%s.interrupted raised %s: %s", self._name, type(error).__name__, error)
+            return None
+
+    @property
+    def has_final_reward(self) -> bool:
+        """Whether the environment may reward a conversation that it did not end."""
+        return isinstance(self._environment, SupportsFinalReward)
+
+    def final_reward(self) -> Turn | None:
+        """A turn with the reward of a conversation that the environment did not end; None if it failed."""
+        environment = self._environment
+        if not isinstance(environment, SupportsFinalReward):
+            return None
+        return self._guarded("final_reward", lambda: Turn(reward=environment.final_reward()))
+
+    @property
+    def handle(self) -> EnvironmentHandle:
+        """The environment's object, for rewards."""
+        environment = self._environment
+        return EnvironmentHandle(environment.instance if isinstance(environment, SupportsFinalReward) else environment)
 
     def _construct(self, make: Callable[[], Environment]) -> Turn:
         environment: object = make()
@@ -170,6 +204,8 @@ class GuardedEnvironment:
                 raise TypeError(f"Turn.{name} must be a list, got {type(media).__name__}")
             if len(media) > MAX_MEDIA:
                 raise ValueError(f"Turn.{name} must be at most {MAX_MEDIA}, got {len(media)}")
+        if turn.results and sum(result.num_images for result in turn.results) != len(turn.images):
+            raise ValueError("Turn.results must have as many images as Turn.images")
         images = tuple(load_image(image) for image in turn.images)
         if too_large := [image.size for image in images if image.width * image.height > MAX_PIXELS]:
             raise ValueError(f"an image of Turn.images has {too_large[0]} pixels; at most {MAX_PIXELS} are allowed")
@@ -182,7 +218,13 @@ class GuardedEnvironment:
             done=bool(turn.done),
             role=turn.role,
             key=None if turn.key is None else str(turn.key),
+            tools=tuple(turn.tools),
+            results=tuple(_bounded_result(result) for result in turn.results),
         )
+
+
+def _bounded_result(result: ToolResult) -> ToolResult:
+    return replace(result, name=str(result.name), text=_bounded(result.text))
 
 
 def _bounded(text: str) -> str:

@@ -114,9 +114,11 @@ class TextRollouts:
             openings = pool.reset(row_prompts)
             shared: dict[tuple[int, str], Prompt] = {}
             for n, opening in enumerate(openings):
-                opened = with_opening_turn(row_prompts[n], opening)
+                opened = with_opening_turn(row_prompts[n], opening, takes_tools=self.encoder.takes_tools)
                 if not (opened.images or opening.num_media):
-                    opened = shared.setdefault((rows[n][0], repr((opened.text, opened.messages))), opened)
+                    opened = shared.setdefault(
+                        (rows[n][0], repr((opened.text, opened.messages, opened.chat_template_kwargs))), opened
+                    )
                 row_prompts[n] = opened
             starts, owners, seeds = self._starts(
                 row_prompts, prompts, ids, rows, seed, plan, params, environments=pool.environments
@@ -202,7 +204,7 @@ class TextRollouts:
 
     def read(self, samples: Sequence[OffPolicySample], *, plan: Plan) -> Rollout:
         """Off-policy rows; missing log-probabilities are 0."""
-        encoded = [self.encoder(_rescoring_prompt(sample.sample, plan)) for sample in samples]
+        encoded = [self.encoder(self._rescoring_prompt(sample.sample, plan)) for sample in samples]
         samplings = recorded_samplings(samples, self._params(plan).sampling)
         completions = [self.completion(sample, sampling) for sample, sampling in zip(samples, samplings, strict=True)]
         for sample, completion in zip(encoded, completions, strict=True):
@@ -219,6 +221,15 @@ class TextRollouts:
             trained=True,
         )
         return replace(rollout, source_B=torch.tensor([sample.source for sample in samples]), num_forwards=0)
+
+    def _rescoring_prompt(self, sample: Sample, plan: Plan) -> Prompt:
+        """The prompt of an off-policy sample, with the environment's opening turn if the sample is a conversation."""
+        if plan.environment is None or not sample.turn_ends:
+            return sample.prompt
+        environment = GuardedEnvironment(plan.environment)
+        opening = environment.reset(sample.prompt)
+        environment.close()
+        return with_opening_turn(sample.prompt, opening, takes_tools=self.encoder.takes_tools)
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """``SupportsPromptOverride.override_prompts``: the same tokens, under their sampling distribution."""
@@ -349,13 +360,3 @@ class TextRollouts:
         supported_completions = with_supports(path, trace, head_bytes=self.settings.head_bytes).completions
         completion_of = dict(zip(started, supported_completions, strict=True))
         return [completion_of.get(p) for p in range(len(initial))]
-
-
-def _rescoring_prompt(sample: Sample, plan: Plan) -> Prompt:
-    """The prompt of an off-policy sample, with the environment's opening turn if the sample is a conversation."""
-    if plan.environment is None or not sample.turn_ends:
-        return sample.prompt
-    environment = GuardedEnvironment(plan.environment)
-    opening = environment.reset(sample.prompt)
-    environment.close()
-    return with_opening_turn(sample.prompt, opening)

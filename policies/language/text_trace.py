@@ -116,6 +116,7 @@ def with_completion(
         turn_keys=[turn.key for turn in completion.turns],
         turn_replies=[turn.reply for turn in completion.turns],
         environment_error=completion.environment_error,
+        environment=completion.environment,
     )
 
 

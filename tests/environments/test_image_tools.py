@@ -13,6 +13,7 @@ from mmgrpo.config.registry import resolve
 from mmgrpo.environment import Turn
 from mmgrpo.environments.image_tools import COLORS, TOOLS, ImageToolsEnvironment
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.tool_calls import description
 from mmgrpo.types import Prompt
 from tests.test_tools import call
 
@@ -152,20 +153,20 @@ def test_answers_are_images_with_the_next_numbers() -> None:
         ("zoom", {"bbox_2d": [60, 10, 20, 40]}, r"no area in image 1; give left, top, right, bottom in pixels"),
         ("zoom", {"bbox_2d": [300, 10, 400, 40]}, "no area in image 1"),
         ("zoom", {"bbox_2d": [1, 2, 3]}, "bbox_2d must have 4 finite numbers"),
-        ("zoom", {"bbox_2d": "1,2,3,4"}, "bbox_2d must have 4 finite numbers"),
+        ("zoom", {"bbox_2d": "1,2,3,4"}, "bbox_2d must be array, got '1,2,3,4'"),
         ("zoom", {"bbox_2d": [0, 0, float("inf"), 4]}, "4 finite numbers"),
         ("zoom", {"bbox_2d": [0, 0, 10**400, 4]}, "4 finite numbers"),
-        ("zoom", {"bbox_2d": [0, 0, True, 4]}, "4 finite numbers"),
+        ("zoom", {"bbox_2d": [0, 0, True, 4]}, r"bbox_2d\[2\] must be number, got True"),
         ("zoom", {"bbox_2d": [0, 0, 200, 1]}, "more than 100 times as long"),
         ("zoom", {"bbox_2d": [0, 0, 9, 9], "target_image": 0}, "target_image must be from 1 to 1, got 0"),
-        ("zoom", {"bbox_2d": [0, 0, 9, 9], "target_image": "cat.png"}, "must be the number of an image, got 'cat.png'"),
-        ("zoom", {"bbox_2d": [0, 0, 9, 9], "target_image": 1.5}, "must be the number of an image"),
-        ("zoom", {"box": [0, 0, 9, 9]}, "unexpected keyword argument 'box'"),
-        ("rotate", {"angle": "90"}, "angle must have 1 finite numbers"),
+        ("zoom", {"bbox_2d": [0, 0, 9, 9], "target_image": "cat.png"}, "target_image must be integer, got 'cat.png'"),
+        ("zoom", {"bbox_2d": [0, 0, 9, 9], "target_image": 1.5}, "target_image must be integer, got 1.5"),
+        ("zoom", {"box": [0, 0, 9, 9]}, "missing arguments: bbox_2d"),
+        ("rotate", {"angle": "90"}, "angle must be number, got '90'"),
         ("flip", {"direction": "left"}, "direction must be horizontal or vertical, got 'left'"),
         ("draw_boxes", {"boxes_2d": []}, "boxes_2d must be a list of 1 to 64"),
         ("draw_boxes", {"boxes_2d": [[0, 0, 5, 5]] * 65}, "boxes_2d must be a list of 1 to 64"),
-        ("draw_boxes", {"boxes_2d": [7]}, "4 finite numbers"),
+        ("draw_boxes", {"boxes_2d": [7]}, r"boxes_2d\[0\] must be array, got 7"),
         ("draw_points", {"points_2d": [[500, 0]]}, r"the point \[500, 0\] is outside of image 1"),
         ("draw_grid", {"rows": 0, "columns": 3}, "rows must be an integer from 1 to 64, got 0"),
         ("draw_grid", {"rows": 1e9, "columns": 3}, "rows must be an integer from 1 to 64"),
@@ -201,7 +202,7 @@ def test_conversations_are_separate() -> None:
 def test_names_and_signatures_of_other_codebases() -> None:
     tools = {"zoom": "image_zoom_in_tool", "rotate": "image_rotate_tool"}
     environment = ImageToolsEnvironment(tools, frame="norm1000", min_side=1, role="user")
-    text = environment.reset(Prompt("what", images=[gradient()])).text
+    text = description(environment.reset(Prompt("what", images=[gradient()])).tools)
     zoom, rotate = map(json.loads, text.split("<tools>\n")[1].split("\n</tools>")[0].split("\n"))
     assert (zoom["name"], rotate["name"]) == ("image_zoom_in_tool", "image_rotate_tool")
     box = zoom["parameters"]["properties"]["bbox_2d"]
@@ -211,7 +212,7 @@ def test_names_and_signatures_of_other_codebases() -> None:
     turn = environment.step(call("image_zoom_in_tool", bbox_2d=[0, 0, 500, 500], label="the cat"))
     assert (turn.role, turn.text, turn.images[0].size) == ("user", "Image 2, 100 x 50 pixels.", (100, 50))
     pixel_reasoner = ImageToolsEnvironment({"zoom": "crop_image_normalized"}, frame="norm1", padding=0.1, min_side=1)
-    assert "from 0 to 1 of" in pixel_reasoner.reset(Prompt("what", images=[gradient()])).text
+    assert "from 0 to 1 of" in description(pixel_reasoner.reset(Prompt("what", images=[gradient()])).tools)
 
 
 def test_prompts_without_images_raise() -> None:

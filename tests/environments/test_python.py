@@ -93,7 +93,7 @@ def test_calls_are_read_in_each_format() -> None:
         tagged.close()
     called = PythonEnvironment(call="tool_call")
     try:
-        assert '"name": "python"' in called.reset(Prompt("?")).text
+        assert [tool["function"]["name"] for tool in called.reset(Prompt("?")).tools] == ["python"]
         call = json.dumps({"name": "python", "arguments": {"code": "3 * 4"}})
         reply = called.step(f"<tool_call>{call}</tool_call>")
         assert (reply.text, reply.role) == ("12", "tool")

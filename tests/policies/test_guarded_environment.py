@@ -17,7 +17,7 @@ from PIL import Image
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.tools import ToolEnvironment, calls_in
+from mmgrpo.tools import ToolEnvironment
 from mmgrpo.types import Prompt
 from tests.test_trainer_exchanges import Asks, trainer_of
 
@@ -256,12 +256,6 @@ def test_values_beyond_json_are_returned_as_an_error_text() -> None:
     assert json.loads(told) == {
         "error": "TypeError: a tool must return a text or a JSON value; this one returned object"
     }
-
-
-def test_calls_are_found_in_linear_time() -> None:
-    assert calls_in("<tool_call> a </tool_call> x <tool_call>b</tool_call> <tool_call> c") == ["a", "b"]
-    assert calls_in("</tool_call><tool_call>a") == []
-    assert calls_in("<tool_call>" * 200_000 + " " * 200_000) == []
 
 
 def test_images_are_loaded_and_bounded(tmp_path: Path) -> None:

@@ -1,0 +1,277 @@
+"""Calls of tools in the text of a language model: their formats, their arguments and their results."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+REASONING_END = "</think>"
+FENCE = "```"
+MAX_DEPTH = 32
+"""Nesting of an argument up to which its types are checked."""
+
+_XML_FUNCTION = re.compile(r"<function=([^>\n]+)>")
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """A call that a model wrote.
+
+    Attributes:
+        name: name of the function; empty if it cannot be read.
+        arguments: arguments by name.
+        error: why the call cannot be read; None: it can.
+    """
+
+    name: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The result of a call.
+
+    Attributes:
+        name: name of the function; empty if the call could not be read.
+        text: text of the result, or of the error.
+        num_images: how many of the turn's images, in order, belong to it.
+        failed: whether it is an error.
+        seconds: duration of the call; not compared.
+        arguments: arguments by name.
+    """
+
+    name: str
+    text: str
+    num_images: int = 0
+    failed: bool = False
+    seconds: float = field(default=0.0, compare=False)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantMessage:
+    """A turn of the policy.
+
+    Attributes:
+        text: its text, as ``Environment.step`` receives it.
+        calls: the calls that the response template of the tokenizer reads in its tokens.
+    """
+
+    text: str
+    calls: Sequence[FunctionCall] = ()
+
+
+def calls_in(text: str, schemas: Mapping[str, Mapping[str, Any]] | None = None) -> list[FunctionCall]:
+    """The calls in a text, in order, in linear time.
+
+    Formats: JSON of Hermes and Qwen, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``, and XML of Qwen3.5,
+    ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``. Calls inside of
+    ``<think>..</think>`` are not read.
+
+    Args:
+        text: a turn of the policy.
+        schemas: the JSON schema of each function by name, which type the values of XML; None: they are texts.
+
+    Returns:
+        The calls; one that cannot be read has an ``error``.
+    """
+    answer = text.rpartition(REASONING_END)[2]
+    calls = []
+    for part in answer.split(OPENING)[1:]:
+        body, closing, _ = part.partition(CLOSING)
+        if not closing:
+            calls.append(FunctionCall(error=f"the call is not closed by {CLOSING}"))
+        elif function := _XML_FUNCTION.search(body):
+            calls.append(_xml_call(function[1].strip(), body[function.end() :], schemas or {}))
+        else:
+            calls.append(_json_call(body))
+    return calls
+
+
+def fenced_calls(
+    text: str, functions: Mapping[str, str], schemas: Mapping[str, Mapping[str, Any]]
+) -> list[FunctionCall]:
+    """The code blocks in a text as calls of the function of their language.
+
+    Args:
+        text: a turn of the policy.
+        functions: the function of each language, such as ``{python: run}``; its only required argument is the code.
+        schemas: the JSON schema of each function by name.
+
+    Returns:
+        The calls, in order; a block that is not closed has an ``error``, and one of another language is no call.
+    """
+    parts = text.rpartition(REASONING_END)[2].split(FENCE)
+    calls = []
+    for number in range(1, len(parts), 2):
+        language, newline, code = parts[number].partition("\n")
+        name = functions.get(language.strip())
+        if name is None or not newline:
+            continue
+        if number + 1 == len(parts):
+            calls.append(FunctionCall(error=f"the code block is not closed by {FENCE}"))
+        else:
+            calls.append(FunctionCall(name, {code_argument(schemas[name]): code}))
+    return calls
+
+
+def code_argument(schema: Mapping[str, Any]) -> str:
+    """The argument of a function that receives a code block: its only required one, else its first."""
+    parameters = schema.get("parameters", {})
+    names = parameters.get("required") or list(parameters.get("properties", {}))
+    return names[0] if names else ""
+
+
+def parsed_calls(message: Mapping[str, Any]) -> list[FunctionCall]:
+    """The calls of a message that ``parse_response`` of transformers returns.
+
+    Args:
+        message: the message.
+
+    Returns:
+        The calls; one without a name, or whose arguments are no mapping, has an ``error``.
+    """
+    calls = []
+    for call in message.get("tool_calls") or []:
+        function = call.get("function", call) if isinstance(call, Mapping) else call
+        calls.append(_call_of(function))
+    return calls
+
+
+def argument_error(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
+    """Why arguments do not fit a function; None if they do.
+
+    Args:
+        schema: the function's JSON schema, with ``parameters``.
+        arguments: the arguments.
+
+    Returns:
+        The missing, the unknown, or the first wrongly typed argument. Keywords of JSON schema other than ``type``,
+        ``enum``, ``items``, ``anyOf``, ``oneOf``, ``nullable``, ``properties`` and ``required`` are not checked.
+    """
+    parameters = schema.get("parameters") or {}
+    properties: Mapping[str, Any] = parameters.get("properties") or {}
+    if missing := [name for name in parameters.get("required") or () if name not in arguments]:
+        return f"missing arguments: {', '.join(missing)}"
+    if not parameters.get("additionalProperties") and (extra := [name for name in arguments if name not in properties]):
+        return f"unknown arguments: {', '.join(extra)}; expected are {', '.join(properties) or 'none'}"
+    problems = (_type_error(name, properties.get(name), value, MAX_DEPTH) for name, value in arguments.items())
+    return next(filter(None, problems), None)
+
+
+def description(tools: Sequence[Mapping[str, Any]]) -> str:
+    """A text that describes functions and the format of a call, for models whose chat template does not.
+
+    Args:
+        tools: the functions, each ``{"type": "function", "function": SCHEMA}``.
+
+    Returns:
+        The text.
+    """
+    schemas = "\n".join(json.dumps(tool["function"]) for tool in tools)
+    return (
+        f"You may call these functions:\n<tools>\n{schemas}\n</tools>\n"
+        "To call one, write its name and arguments as JSON, and nothing after it:\n"
+        f'{OPENING}\n{{"name": "...", "arguments": {{...}}}}\n{CLOSING}'
+    )
+
+
+def _json_call(body: str) -> FunctionCall:
+    try:
+        return _call_of(json.loads(body))
+    except (ValueError, RecursionError) as error:
+        return FunctionCall(error=f"the call is no JSON: {error}")
+
+
+def _call_of(request: Any) -> FunctionCall:
+    if not isinstance(request, Mapping) or not isinstance(request.get("name"), str):
+        return FunctionCall(error='a call is {"name": .., "arguments": {..}}')
+    arguments = request.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            return FunctionCall(request["name"], error=f"the arguments are no JSON: {error}")
+    if not isinstance(arguments or {}, Mapping):
+        return FunctionCall(request["name"], error=f"arguments must be an object, got {type(arguments).__name__}")
+    return FunctionCall(request["name"], dict(arguments or {}))
+
+
+def _xml_call(name: str, body: str, schemas: Mapping[str, Mapping[str, Any]]) -> FunctionCall:
+    properties = (schemas.get(name, {}).get("parameters") or {}).get("properties") or {}
+    arguments: dict[str, Any] = {}
+    for part in body.split("<parameter=")[1:]:
+        key, _, rest = part.partition(">")
+        value, closing, _ = rest.partition("</parameter>")
+        if not closing:
+            return FunctionCall(name, error=f"the parameter {key[:100]} is not closed by </parameter>")
+        arguments[key.strip()] = _typed(value.removeprefix("\n").removesuffix("\n"), properties.get(key.strip()))
+    return FunctionCall(name, arguments)
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """A value of XML: the text itself where a text is allowed, else the value that it is in JSON, if it is one."""
+    if "string" in (types := set(_types_of(schema))) or not types:
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
+
+
+def _types_of(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        types = schema.get("type")
+        yield from [types] if isinstance(types, str) else types or []
+        for choices in ("anyOf", "oneOf"):
+            for choice in schema.get(choices) or []:
+                yield from _types_of(choice)
+
+
+def _type_error(name: str, schema: Any, value: Any, depth: int) -> str | None:
+    """Why a value does not fit a schema; None if it does."""
+    if not isinstance(schema, Mapping) or not depth or (value is None and schema.get("nullable")):
+        return None
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if choices:
+        problems = [_type_error(name, choice, value, depth - 1) for choice in choices]
+        return None if None in problems else problems[0]
+    if "enum" in schema and value not in schema["enum"]:
+        return f"{name} must be one of {', '.join(map(str, schema['enum']))}, got {value!r:.60}"
+    types = list(_types_of(schema))
+    if types and not any(_is_of(value, kind) for kind in types):
+        return f"{name} must be {' or '.join(types)}, got {value!r:.60}"
+    if isinstance(value, list):
+        items = (_type_error(f"{name}[{n}]", schema.get("items"), item, depth - 1) for n, item in enumerate(value))
+        return next(filter(None, items), None)
+    if isinstance(value, dict):
+        properties = schema.get("properties") or {}
+        if missing := [key for key in schema.get("required") or () if key not in value]:
+            return f"{name} lacks {', '.join(missing)}"
+        parts = (_type_error(f"{name}.{key}", properties.get(key), part, depth - 1) for key, part in value.items())
+        return next(filter(None, parts), None)
+    return None
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    if kind not in _TYPES:
+        return True
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _TYPES[kind])

@@ -1,0 +1,96 @@
+"""Turns of an environment as messages of a chat template, and calls of tools in the tokens of a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from mmgrpo.environment import Turn
+from mmgrpo.tool_calls import FunctionCall, parsed_calls
+from mmgrpo.types import Prompt
+
+ANSWER = "<<the answer>>"  # replaces one where only the text after it is needed
+FUNCTION = "probe_function"
+FUNCTION_SCHEMA = {"name": FUNCTION, "description": "x", "parameters": {"type": "object", "properties": {}}}
+
+
+def reply_messages(reply: Turn, *, takes_results: bool) -> list[dict[str, Any]]:
+    """An answer of the policy, ``ANSWER``, and a turn of the environment after it.
+
+    Args:
+        reply: the turn.
+        takes_results: whether the chat template writes results of calls as turns of a tool; if not, they are a turn
+            of the user.
+
+    Returns:
+        The messages. Each result has its own, and the answer has calls with ``ANSWER`` in them, as some templates need
+        them.
+    """
+    answer: dict[str, Any] = {"role": "assistant", "content": ANSWER}
+    if reply.role != "tool" or not takes_results or not reply.results:
+        role = "user" if reply.role == "tool" and not takes_results else reply.role
+        content = parts_of(media_prompt(reply)) if reply.num_media else reply.text
+        return [answer, {"role": role, "content": content}]
+    names = [result.name or "unknown" for result in reply.results]
+    calls = [{"type": "function", "function": {"name": name, "arguments": {"x": ANSWER}}} for name in names]
+    messages, images = [{**answer, "tool_calls": calls}], iter(reply.images)
+    for name, result in zip(names, reply.results, strict=True):
+        prompt = Prompt(result.text, images=list(islice(images, result.num_images)))
+        content = parts_of(prompt) if result.num_images else result.text
+        messages.append({"role": "tool", "name": name, "content": content})
+    return messages
+
+
+def after_answer(rendered: str, ends: Sequence[str]) -> str | None:
+    """The text of a template after ``ANSWER``.
+
+    Args:
+        rendered: the text.
+        ends: texts of end tokens, of which the first one after ``ANSWER`` begins the result; empty: it begins at once.
+
+    Returns:
+        The text; None if ``ANSWER``, or an end token after it, is missing.
+    """
+    start = rendered.rfind(ANSWER)
+    tail = rendered[start + len(ANSWER) :]
+    if start < 0 or not ends:
+        return None if start < 0 else tail
+    positions = [position for end in ends if (position := tail.find(end)) >= 0]
+    return tail[min(positions) :] if positions else None
+
+
+def template_calls(
+    tokenizer: Any, tokens: Sequence[int], before: Sequence[int], tools: Sequence[Mapping[str, Any]] | None
+) -> Sequence[FunctionCall]:
+    """The calls of tools in a turn of the policy, by the response template of the tokenizer.
+
+    Args:
+        tokenizer: of transformers.
+        tokens: tokens of the turn.
+        before: tokens before it, at least from the last header of an assistant on.
+        tools: the functions, which type the arguments.
+
+    Returns:
+        The calls; none without a response template. A turn that the template cannot read is one call with an error.
+
+    Source: transformers ``PreTrainedTokenizerBase.parse_response``.
+    """
+    if getattr(tokenizer, "response_template", None) is None:
+        return ()
+    try:
+        return parsed_calls(tokenizer.parse_response(list(tokens), prefix=list(before), tools=tools))
+    except (ValueError, TypeError, KeyError) as error:
+        return [FunctionCall(error=f"the turn cannot be read: {error}")]
+
+
+def media_prompt(turn: Turn) -> Prompt:
+    """A turn's text and media as a prompt."""
+    return Prompt(turn.text, images=turn.images, videos=turn.videos, audios=turn.audios)
+
+
+def parts_of(prompt: Prompt) -> list[dict[str, Any]]:
+    """One user turn: all images, all videos, all audio, the text."""
+    media = [{"type": "image"}] * len(prompt.images) + [{"type": "video"}] * len(prompt.videos)
+    media += [{"type": "audio"}] * len(prompt.audios)
+    return [*media, {"type": "text", "text": prompt.text}]

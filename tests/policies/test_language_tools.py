@@ -1,0 +1,184 @@
+"""Tools and the chat template: functions in the prompt, calls in the answer, results as the turns of a tool."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.conversations import with_opening_turn
+from transformers.utils import get_json_schema
+
+from mmgrpo.environment import Turn
+from mmgrpo.tool_calls import FunctionCall, ToolResult
+from mmgrpo.tools import ToolEnvironment
+from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout
+from tests.policies import tiny_language
+from tests.policies.contract import largest_difference, values
+from tests.tiny.tool_callers import caller, example, hermes, policy_of, tokenizer_of
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiplies two integers.
+
+    Args:
+        a: the first integer.
+        b: the second integer.
+
+    Returns:
+        The product.
+    """
+    return a * b
+
+
+ASK: list[dict[str, Any]] = [{"role": "user", "content": "3 x 4 and 5 x 6?"}]
+TOOLS = [get_json_schema(multiply)]
+CALLS = [
+    {"type": "function", "function": {"name": "multiply", "arguments": {"a": a, "b": b}}} for a, b in [(3, 4), (5, 6)]
+]
+ANSWER = {"role": "assistant", "content": "", "tool_calls": CALLS}
+RESULTS = [{"role": "tool", "name": "multiply", "content": product} for product in ("12", "30")]
+REPLY = Turn(text="12\n30", role="tool", results=[ToolResult("multiply", "12"), ToolResult("multiply", "30")])
+TEXT = hermes("multiply", '{"a": 3, "b": 4}') + "\n" + hermes("multiply", '{"a": 5, "b": 6}')
+
+GEMMA = {"eos_token": "<eos>", "pad_token": "<pad>"}
+FAMILIES: dict[str, tuple[list[str], dict[str, str]]] = {
+    "qwen2_5": ([], {}),
+    "qwen3": ([], {}),
+    "qwen3_instruct_2507": ([], {}),
+    "qwen3_5_think": ([], {}),
+    "llama3_1": (["<|eot_id|>", "<|eom_id|>"], {"eos_token": "<|eot_id|>", "pad_token": "<|eom_id|>"}),
+    "glm4moe": (["<|user|>", "<|observation|>"], {"eos_token": "<|observation|>", "pad_token": "<|endoftext|>"}),
+    "gptoss": (["<|call|>", "<|end|>", "<|return|>"], {"eos_token": "<|call|>", "pad_token": "<|endoftext|>"}),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_results_are_written_as_the_template_writes_them(name: str) -> None:
+    specials, ends = FAMILIES[name]
+    policy = policy_of(tokenizer_of(name, specials, **ends))
+    num_calls = 1 if name == "llama3_1" else 2  # its template takes one call a turn
+    answer, results = {**ANSWER, "tool_calls": CALLS[:num_calls]}, RESULTS[:num_calls]
+    reply = Turn(text="12", role="tool", results=REPLY.results[:num_calls])
+    render = policy.processor.apply_chat_template
+    complete = render([*ASK, answer, *results], tools=TOOLS, tokenize=False, add_generation_prompt=True)
+    encoded = policy._encoder.encode_reply(reply, end_ids=policy._end_ids.tolist())
+    text = policy.processor.decode(encoded.token_T)
+    assert complete.endswith(text)
+    assert complete.removesuffix(text).endswith(ends.get("eos_token", "<|im_end|>"))
+    assert "12" in text
+    assert policy._encoder.takes_tools
+
+
+@pytest.mark.parametrize("name", ["gemma2", "mistral", "llama"])
+def test_a_template_without_tools_has_them_in_the_text(name: str) -> None:
+    policy = tiny_language.policy_of(name)
+    encoder = policy._encoder
+    assert (encoder.takes_tools, encoder.takes_results) == (False, name != "mistral")
+    opening = ToolEnvironment([multiply]).reset(Prompt("hi"))
+    prompt = with_opening_turn(Prompt("hi", messages=ASK), opening, takes_tools=encoder.takes_tools)
+    (message,) = prompt.messages or ()
+    assert message["content"].startswith("3 x 4 and 5 x 6?\nYou may call these functions:\n<tools>\n{")
+    text = policy.processor.decode(encoder.encode_reply(REPLY, end_ids=policy._end_ids.tolist()).token_T)
+    assert "12" in text
+    assert "30" in text
+
+
+def test_the_opening_turn_continues_the_last_message_of_its_role() -> None:
+    opening = Turn(text="Count to 3.")
+    empty = Prompt("", messages=[{"role": "user", "content": ""}])
+    spaced = Prompt("", messages=[{"role": "user", "content": "Go. "}])
+    answered = Prompt("", messages=[*ASK, {"role": "assistant", "content": "Yes."}])
+    contents = [
+        [message["content"] for message in with_opening_turn(prompt, opening, takes_tools=True).messages or ()]
+        for prompt in (empty, spaced, Prompt("", messages=ASK), answered)
+    ]
+    assert contents == [
+        ["Count to 3."],
+        ["Go. Count to 3."],
+        ["3 x 4 and 5 x 6?\nCount to 3."],
+        ["3 x 4 and 5 x 6?", "Yes.", "Count to 3."],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3", TEXT),
+        (
+            "qwen3_5_think",
+            "<tool_call>\n<function=multiply>\n<parameter=a>\n3\n</parameter>\n<parameter=b>\n4\n</parameter>\n"
+            "</function>\n</tool_call>\n<tool_call>\n<function=multiply>\n<parameter=a>\n5\n</parameter>\n"
+            "<parameter=b>\n6\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ],
+)
+def test_calls_are_read_by_the_response_template(name: str, text: str) -> None:
+    policy = policy_of(tokenizer_of(name))
+    encoder = policy._encoder
+    encoded = encoder(Prompt("", messages=ASK, chat_template_kwargs={"tools": TOOLS}))
+    reasoning = f"I could <tool_call>\n</think>\n\n{text}" if name == "qwen3_5_think" else text
+    token_T = encoder.encode_text(f"{reasoning}<|im_end|>")
+    expected = [FunctionCall("multiply", {"a": 3, "b": 4}), FunctionCall("multiply", {"a": 5, "b": 6})]
+    assert encoder.calls(encoded, token_T, 0) == expected
+    later_T = torch.cat([encoder.encode_text("x"), encoder.encode_reply(REPLY, end_ids=[]).token_T])
+    assert encoder.calls(encoded, torch.cat([later_T, token_T]), len(later_T)) == expected
+    assert encoder.calls(encoded, encoder.encode_text("None.<|im_end|>"), 0) == []
+    if name == "qwen3":
+        (unreadable,) = encoder.calls(encoded, encoder.encode_text("<tool_call>\n{x}\n</tool_call><|im_end|>"), 0)
+        assert "json parser could not parse" in (unreadable.error or "")
+
+
+def test_without_a_response_template_calls_are_those_of_the_text() -> None:
+    tokenizer = tokenizer_of("qwen3")
+    tokenizer.response_template = None
+    policy = policy_of(tokenizer)
+    prompt = policy._encoder(Prompt("", messages=ASK))
+    assert policy._encoder.calls(prompt, policy._encoder.encode_text(TEXT), 0) == ()
+
+
+@cache
+def multiplier() -> LanguagePolicy:
+    """Calls the tool twice in one turn, and then answers."""
+    return caller(
+        "qwen3",
+        [example(ASK, TOOLS, TEXT), example([*ASK, ANSWER, *RESULTS], TOOLS, "12 and 30")],
+        max_new_tokens=256,
+    )
+
+
+def conversation(**plan: Any) -> Rollout:
+    settings: dict[str, Any] = {"environment": lambda: ToolEnvironment([multiply]), **plan}
+    return multiplier().rollout([Prompt("", messages=ASK)], group_size=3, seed=0, plan=Plan(**settings))
+
+
+def test_a_conversation_has_calls_and_results_in_the_format_of_the_template() -> None:
+    policy = multiplier()
+    rollout = conversation()
+    for sample in rollout.samples:
+        assert list(sample.turn_texts) == [TEXT, "12 and 30"]
+        (results, end) = sample.turn_replies
+        assert results is not None
+        assert end is not None
+        assert [(result.name, result.text, result.failed) for result in results.results] == [
+            ("multiply", "12", False),
+            ("multiply", "30", False),
+        ]
+        assert end.done
+        render = policy.processor.apply_chat_template
+        complete = render(
+            [*ASK, ANSWER, *RESULTS, {"role": "assistant", "content": "12 and 30"}], TOOLS, tokenize=False
+        )
+        opened = rollout.trace.prompts[rollout.trace.prompt_of_B[0]].ids_P
+        assert complete.startswith(policy.processor.decode(opened))
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 3e-6
+
+
+def test_conversations_with_tools_are_rescored_exactly() -> None:
+    rollout = conversation()
+    plan = Plan(environment=lambda: ToolEnvironment([multiply]))
+    read = multiplier().read([OffPolicySample(sample=sample) for sample in rollout.samples], seed=0, plan=plan)
+    assert torch.equal(read.mask_BT, rollout.mask_BT)
+    assert largest_difference(read.old_logprob_BT, rollout.old_logprob_BT, rollout.mask_BT) < 3e-6

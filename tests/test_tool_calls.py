@@ -1,0 +1,79 @@
+"""Calls of tools in texts: their formats, their arguments, and the errors of those that cannot be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mmgrpo.tool_calls import FunctionCall, argument_error, calls_in
+
+SCHEMA: dict[str, Any] = {
+    "name": "crop",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "box": {"type": "array", "items": {"type": "integer"}},
+            "mode": {"type": "string", "enum": ["near", "far"]},
+            "scale": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+            "label": {"type": "string", "nullable": True},
+            "options": {"type": "object", "properties": {"fast": {"type": "boolean"}}, "required": ["fast"]},
+        },
+        "required": ["box"],
+    },
+}
+
+
+def test_json_calls_are_read_in_order() -> None:
+    text = 'a <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call> b <tool_call>\n{"name": "g"}\n</tool_call>'
+    assert calls_in(text) == [FunctionCall("f", {"x": 1}), FunctionCall("g", {})]
+    assert calls_in("no call") == []
+
+
+def test_arguments_in_a_text_are_read() -> None:
+    text = '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>'
+    assert calls_in(text) == [FunctionCall("f", {"x": 1})]
+
+
+def test_xml_calls_are_typed_by_the_schema() -> None:
+    text = (
+        "<tool_call>\n<function=crop>\n<parameter=box>\n[1, 2]\n</parameter>\n<parameter=mode>\n12\n</parameter>\n"
+        "<parameter=scale>\n0.5\n</parameter>\n</function>\n</tool_call>"
+    )
+    expected = FunctionCall("crop", {"box": [1, 2], "mode": "12", "scale": 0.5})
+    assert calls_in(text, {"crop": SCHEMA}) == [expected]
+    assert calls_in(text) == [FunctionCall("crop", {"box": "[1, 2]", "mode": "12", "scale": "0.5"})]
+    (broken,) = calls_in("<tool_call><function=f><parameter=x>1</function></tool_call>")
+    assert broken.error == "the parameter x is not closed by </parameter>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"box": [1, 2]}, None),
+        ({"box": [1.0], "scale": None, "label": None, "mode": "far", "options": {"fast": True}}, None),
+        ({}, "missing arguments: box"),
+        ({"box": [1], "y": 2}, "unknown arguments: y; expected are box, mode, scale, label, options"),
+        ({"box": "1"}, "box must be array, got '1'"),
+        ({"box": [1, "2"]}, "box[1] must be integer, got '2'"),
+        ({"box": [1], "mode": "x"}, "mode must be one of near, far, got 'x'"),
+        ({"box": [1], "scale": "x"}, "scale must be number, got 'x'"),
+        ({"box": [1], "options": {}}, "options lacks fast"),
+        ({"box": [1], "options": {"fast": 1}}, "options.fast must be boolean, got 1"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict[str, Any], error: str | None) -> None:
+    assert argument_error(SCHEMA, arguments) == error
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>" * 200_000,
+        '<tool_call>{"name": "f", "arguments": ' + '{"a": ' * 100_000 + "</tool_call>",
+        "<tool_call><function=f>" + "<parameter=a>" * 200_000 + "</tool_call>",
+    ],
+    ids=["openings", "nesting", "parameters"],
+)
+def test_hostile_texts_take_linear_time(text: str) -> None:
+    assert all(call.error for call in calls_in(text))

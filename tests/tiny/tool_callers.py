@@ -1,0 +1,84 @@
+"""A tiny language model that has learned to call tools, with a chat template that describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from mmgrpo.policies.language import LanguagePolicy
+from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from trl.chat_template_utils import add_response_schema
+
+from mmgrpo.types import Example, Prompt
+from tests.tiny.chat_tokenizers import CHATML, CHATML_ENDS, build
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+
+
+def tokenizer_of(template: str = "qwen3", specials: Sequence[str] = (), **ends: str) -> PreTrainedTokenizerBase:
+    """A tokenizer with the chat template of a published model, and its response template where TRL has one."""
+    text = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+    return add_response_schema(build([*CHATML, *specials], text, **(ends or CHATML_ENDS)))
+
+
+def caller(template: str, examples: Sequence[Example], **settings: Any) -> LanguagePolicy:
+    """A policy that writes the texts of the examples after their prompts; its tokens are long pieces of them."""
+    written = tokenizer_of(template)
+    texts = [
+        written.apply_chat_template(
+            list(example.prompt.messages or ()), tokenize=False, **example.prompt.chat_template_kwargs
+        )
+        for example in examples
+    ] + [example.text or "" for example in examples]
+    trained = written.train_new_from_iterator([*texts, *texts], vocab_size=1_000)
+    trained.chat_template = written.chat_template
+    return policy_of(add_response_schema(trained), examples, **settings)
+
+
+def policy_of(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example] = (), **settings: Any) -> LanguagePolicy:
+    """A policy of random weights, or one that writes the texts of the examples after their prompts."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=len(tokenizer),
+                hidden_size=64,
+                intermediate_size=128,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=16,
+                max_position_embeddings=4096,
+                tie_word_embeddings=False,
+                bos_token_id=None,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+        )
+    policy = LanguagePolicy(model.float().eval(), tokenizer, {"max_new_tokens": 512, "temperature": 0.1, **settings})
+    optimizer = torch.optim.Adam(policy.trainable, lr=1e-2)
+    for _ in range(MAX_UPDATES if examples else 0):
+        loss = policy.supervised_loss(examples, seeds=[0] * len(examples)).mean
+        if loss < MAX_LOSS:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return policy
+
+
+MAX_UPDATES, MAX_LOSS = 300, 1e-2
+
+
+def hermes(name: str, arguments: str) -> str:
+    """A call in the format of Hermes and Qwen."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def example(messages: Sequence[dict[str, Any]], tools: Sequence[Any], text: str) -> Example:
+    """A turn of the policy after some messages, with these functions in the chat template."""
+    arguments = {"tools": list(tools)}
+    return Example(Prompt("", messages=list(messages), chat_template_kwargs=arguments), text=text)
