@@ -1,0 +1,37 @@
+"""EPO: numbers of the authors' code, compute_discounted_scores and max_abs_normalize, and a loss by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmgrpo.algorithm import objective_of
+from mmgrpo.maths.aggregates import Totals
+from mmgrpo.maths.objectives import Decisions
+from tests.configs.method_steps import Step, assert_credit, config_of
+
+
+def test_turns_have_their_returns_over_the_largest() -> None:
+    """Returns 1.48005, 1.495, 0.5 and -0.754975, 0.2475, 0.25; and none."""
+    rows = Step(
+        reward=(1.5, -0.75, 0.0),
+        turns=((0.0, 1.0, 0.5), (-1.0, 0.0, 0.25), (0.0, 0.0, float("nan"))),
+        keys=[[]] * 3,
+        lengths=(3, 3, 3),
+    )
+    assert_credit("epo", rows, [[0.99, 1.0, 0.334448], [-1.0, 0.327825, 0.331137], [0.0, 0.0, 0.0]])
+
+
+def test_loss_is_a_mean_over_turns_of_means_over_tokens() -> None:
+    """Turns of one and two tokens with the weights 1 and 0.5: -(1 x -2 + 0.5 x (-1 - 3) / 2) / 2."""
+    objective = objective_of(config_of("epo").objective)
+    mask_BT = torch.tensor([[True, False, True, True]])
+    decisions = Decisions(
+        logprob_BT=torch.tensor([[-2.0, 9.0, -1.0, -3.0]], dtype=torch.float64),
+        old_logprob_BT=torch.tensor([[-2.0, 9.0, -1.0, -3.0]], dtype=torch.float64),
+        advantage_BT=torch.tensor([[1.0, 0.0, 0.5, 0.5]], dtype=torch.float64),
+        mask_BT=mask_BT,
+        weight_BT=objective.weights(mask_BT, Totals(num_samples=1, num_decisions=3)).double(),
+        segment_BT=torch.tensor([[0, 1, 1, 1]]),
+    )
+    assert float(objective(objective.modulated(decisions, {})).value) == pytest.approx(1.5)
