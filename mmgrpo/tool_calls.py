@@ -46,7 +46,7 @@ class ToolResult:
     """The result of a call.
 
     Attributes:
-        name: name of the function; empty if the call could not be read.
+        name: name of the function; empty if the call could not be read, or names no function.
         text: text of the result, or of the error.
         num_images: how many of the turn's images, in order, belong to it.
         failed: whether it is an error.

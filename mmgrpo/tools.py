@@ -211,7 +211,7 @@ class ToolEnvironment(Environment, SupportsCalls):
         seconds = time.monotonic() - execution.started_s
         partial = _Execution(execution.calls)
         partial.results = [
-            result or (_failure(call, error, seconds), [])
+            result or (self._failure(call, error, seconds), [])
             for call, result in zip(execution.calls, execution.results, strict=True)
         ]
         return partial.turn()
@@ -264,13 +264,23 @@ class ToolEnvironment(Environment, SupportsCalls):
             images, notes = self._bounded_images(images)
             if len(text) > self._max_characters:
                 notes.append(f"[{len(text) - self._max_characters} characters are cut off]")
-            text = "\n".join([text[: self._max_characters], *notes]) if notes else text
+            text = "\n".join(filter(None, [text[: self._max_characters], *notes])) if notes else text
             result = ToolResult(
                 call.name, text, len(images), seconds=time.monotonic() - started_s, arguments=call.arguments
             )
         except BaseException as error:  # the model reads the error and may correct its call
-            images, result = [], _failure(call, error, time.monotonic() - started_s)
+            images, result = [], self._failure(call, error, time.monotonic() - started_s)
         execution.results[number] = result, images
+
+    def _failure(self, call: FunctionCall, error: BaseException, seconds: float) -> ToolResult:
+        """The result of a call that failed; a function that does not exist has no name in it."""
+        try:
+            reason = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        except Exception:  # of an error that cannot be written
+            reason = "its text cannot be made"
+        text = json.dumps({"error": f"{type(error).__name__}: {reason}"[:MAX_ERROR]})
+        name = call.name if call.name in self._callable else ""
+        return ToolResult(name, text, failed=True, seconds=seconds, arguments=call.arguments)
 
     def _bounded_images(self, images: Sequence[Any]) -> tuple[list[Image.Image], list[str]]:
         """Images within the limits, and a note on each limit that applied."""
@@ -391,15 +401,6 @@ def _is_transient(error: BaseException) -> bool:
     """Whether an error is one of a connection or a file, which may pass."""
     httpx = sys.modules.get("httpx")
     return isinstance(error, OSError) or (httpx is not None and isinstance(error, httpx.TransportError))
-
-
-def _failure(call: FunctionCall, error: BaseException, seconds: float) -> ToolResult:
-    try:
-        reason = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    except Exception:  # of an error that cannot be written
-        reason = "its text cannot be made"
-    text = json.dumps({"error": f"{type(error).__name__}: {reason}"[:MAX_ERROR]})
-    return ToolResult(call.name, text, failed=True, seconds=seconds, arguments=call.arguments)
 
 
 def _text_of(result: Any, images: list[Image.Image]) -> str:

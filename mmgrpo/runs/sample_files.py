@@ -6,11 +6,11 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLES = "samples.jsonl"
 FRAMES = "frames.png"
+UNREADABLE = "unreadable"
 MAX_FILMSTRIPS = 16
 FILMSTRIP_FRAMES = 8
 FILMSTRIP_HEIGHT = 64  # px
@@ -125,6 +126,14 @@ def identity(sample: Sample) -> dict[str, Any]:
     return {"prompt": sample.prompt.text, "group": sample.group, "member": sample.member, "text": sample.text}
 
 
+class ToolUse(NamedTuple):
+    """The calls of a tool: their number, the number of failed ones, and their duration in seconds."""
+
+    calls: int
+    failures: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class SampleStats:
     """Statistics of the samples of one process.
@@ -134,12 +143,14 @@ class SampleStats:
         diversity: ``diversity_metrics``.
         num_episodes: number of samples with turns in an environment.
         num_failed_episodes: number of them whose environment failed.
+        tools: number of calls, number of failed calls and seconds of each tool.
     """
 
     completions: Sequence[tuple[int, bool]]
     diversity: Mapping[str, float]
     num_episodes: int
     num_failed_episodes: int
+    tools: Mapping[str, ToolUse] = field(default_factory=dict)
 
 
 def sample_stats(samples: Sequence[Sample]) -> SampleStats:
@@ -147,7 +158,34 @@ def sample_stats(samples: Sequence[Sample]) -> SampleStats:
     completions = [(len(sample.tokens), sample.finished) for sample in samples if sample.tokens is not None]
     episodes = [sample for sample in samples if sample.turn_texts]
     num_failed = sum(sample.environment_error is not None for sample in episodes)
-    return SampleStats(completions, diversity_metrics(samples), len(episodes), num_failed)
+    results = [result for sample in samples for reply in sample.turn_replies if reply for result in reply.results]
+    tools = _summed([(result.name or UNREADABLE, ToolUse(1, result.failed, result.seconds)) for result in results])
+    return SampleStats(completions, diversity_metrics(samples), len(episodes), num_failed, tools)
+
+
+def _summed(uses: Iterable[tuple[str, ToolUse]]) -> dict[str, ToolUse]:
+    total: dict[str, ToolUse] = {}
+    for name, use in uses:
+        total[name] = ToolUse(*map(sum, zip(total.get(name, ToolUse(0, 0, 0.0)), use, strict=True)))
+    return total
+
+
+def tool_metrics(uses: Iterable[tuple[str, ToolUse]]) -> dict[str, float]:
+    """Returns ``tools/NAME/calls``, ``tools/NAME/failures`` and ``time/tools/NAME_s``, the sums of each tool.
+
+    Calls that cannot be read, or of a function that does not exist, have the name ``unreadable``.
+
+    Args:
+        uses: name and use of tools, of all processes.
+
+    Returns:
+        The metrics; empty without calls.
+    """
+    metrics: dict[str, float] = {}
+    for name, use in sorted(_summed(uses).items()):
+        metrics |= {f"tools/{name}/calls": float(use.calls), f"tools/{name}/failures": float(use.failures)}
+        metrics[f"time/tools/{name}_s"] = use.seconds
+    return metrics
 
 
 def sample_metrics(parts: Sequence[SampleStats], scores: Scores) -> dict[str, float]:
@@ -159,6 +197,7 @@ def sample_metrics(parts: Sequence[SampleStats], scores: Scores) -> dict[str, fl
     if num_episodes and num_failed == num_episodes:
         logger.warning("the environments of all %d episodes of this step failed: nothing is trained", num_failed)
     failed = {"environment/failed_frac": num_failed / num_episodes} if num_episodes else {}
+    failed |= tool_metrics(use for part in parts for use in part.tools.items())
     return lengths | diversity | failed | (box_metrics(scores) if completions else {})
 
 
