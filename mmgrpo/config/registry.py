@@ -172,6 +172,8 @@ ENVIRONMENTS: Mapping[str, str] = {
     "video_tools": "mmgrpo.environments.video_tools:VideoToolsEnvironment",
     "search": "mmgrpo.environments.search:SearchEnvironment",
     "sql": "mmgrpo.environments.sql:SqlEnvironment",
+    "text_game": "mmgrpo.environments.text_games:TextGameEnvironment",
+    "simulated": "mmgrpo.environments.simulated:SimulatedEnvironment",
 }
 
 HOOKS: Mapping[str, str] = {

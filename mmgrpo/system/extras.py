@@ -32,6 +32,7 @@ EXTRA_OF: Mapping[str, str] = {
     "deepspeed": "deepspeed",
     "bm25s": "search",
     "duckdb": "sql",
+    "textarena": "games",
 }
 """Module -> the extra that installs it; other modules come with every install."""
 
