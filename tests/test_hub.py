@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import datasets
 import datasets.config
@@ -38,7 +39,11 @@ def messages_of(sources: Sequence[str]) -> dict[str, str]:
     messages = {}
     for source in sources:
         revision = "v9" if source.startswith("old") else None
-        for load, settings in ((load_pipeline, DenoisingSettings), (load_model, LanguageSettings)):
+        loaders: list[tuple[Callable[[Any], Any], type]] = [
+            (load_pipeline, DenoisingSettings),
+            (load_model, LanguageSettings),
+        ]
+        for load, settings in loaders:
             try:
                 load(settings(model=source, revision=revision))
             except MmgrpoError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class TinyScorers:
         judged = config.evaluation.model_copy(update={"rewards": self._all(config.evaluation.rewards)})
         return config.model_copy(update={"rewards": self._all(config.rewards), "evaluation": judged})
 
-    def _all(self, rewards: tuple[RewardConfig, ...]) -> tuple[RewardConfig, ...]:
+    def _all(self, rewards: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:
         return tuple(
             RewardConfig.model_validate(self._tiny(reward.model_dump(exclude_unset=True))) for reward in rewards
         )

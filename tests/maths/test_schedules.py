@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mmgrpo.errors import ConfigError
@@ -70,6 +72,6 @@ def test_learning_rates_ramp_up_and_fall() -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"factor": 0.0}, {"factor": 0.5, "every": 0}])
-def test_an_exponential_schedule_without_a_factor_raises(numbers: dict[str, float]) -> None:
+def test_an_exponential_schedule_without_a_factor_raises(numbers: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="factor > 0 and every >= 1"):
         exponential_value(0, start=1.0, **numbers)

@@ -67,8 +67,10 @@ def _censored() -> StableDiffusionPipeline:
     vision = {**TOWER, "image_size": 16, "patch_size": 8}
     checker = StableDiffusionSafetyChecker(CLIPConfig(text_config=TOWER, vision_config=vision, projection_dim=16))
     with torch.no_grad():
-        checker.concept_embeds.normal_(), checker.special_care_embeds.normal_()
-        checker.concept_embeds_weights.fill_(-1.0), checker.special_care_embeds_weights.fill_(1.0)
+        checker.concept_embeds.normal_()
+        checker.special_care_embeds.normal_()
+        checker.concept_embeds_weights.fill_(-1.0)
+        checker.special_care_embeds_weights.fill_(1.0)
     processor = CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=16)
     return StableDiffusionPipeline(**{**parts, "safety_checker": checker, "feature_extractor": processor})
 

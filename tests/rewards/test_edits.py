@@ -129,7 +129,7 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
     folder = trained(tmp_path, small)
     assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines(folder / "metrics.jsonl"))
     page = (folder / "report.html").read_text()
-    assert [page.count(f'alt="shown: {edit}"') > 1 for edit in EDITS] == [True] * 4
+    assert [page.count(f'alt="input: {edit}"') > 1 for edit in EDITS] == [True] * 4
 
 
 @pytest.mark.slow

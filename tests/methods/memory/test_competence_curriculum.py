@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mmgrpo.algorithm import prompt_sampler
@@ -38,7 +40,7 @@ def test_the_curriculum_opens() -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"steps": 0}, {"steps": 1, "start": 0.0}, {"steps": 1, "start": 1.5}])
-def test_a_curriculum_that_opens_nothing_raises(numbers: dict[str, float]) -> None:
+def test_a_curriculum_that_opens_nothing_raises(numbers: dict[str, Any]) -> None:
     curriculum(by="difficulty", steps=1, start=1.0)
     with pytest.raises(ConfigError, match="curriculum needs"):
         curriculum(by="difficulty", **numbers)

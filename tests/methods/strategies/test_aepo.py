@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,6 @@ def test_the_temperature_follows_the_entropy() -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"temperature": 0.0}, {"share": 0.0}, {"share": 1.5}, {"most": 0}])
-def test_numbers_that_sample_nothing_raise(numbers: dict[str, float]) -> None:
+def test_numbers_that_sample_nothing_raise(numbers: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="with_tempered needs"):
         with_tempered(**numbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -86,7 +87,7 @@ def test_a_rate_at_the_floor_needs_no_share() -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"target": 0.0}, {"target": 1.0}, {"rounds": 0}, {"first": 1.5}])
-def test_numbers_without_a_share_raise(numbers: dict[str, float]) -> None:
+def test_numbers_without_a_share_raise(numbers: dict[str, Any]) -> None:
     adaptive_hints(prompt_template="begun", first=1.0)
     with pytest.raises(ConfigError, match="adaptive_hints needs"):
         adaptive_hints(prompt_template="begun", **numbers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mmgrpo.errors import ConfigError
@@ -26,7 +28,7 @@ def test_loss_of_the_method() -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"patch": 0}, {"share": -0.1}, {"share": 1.1}])
-def test_patches_that_mask_nothing_raise(numbers: dict[str, float]) -> None:
+def test_patches_that_mask_nothing_raise(numbers: dict[str, Any]) -> None:
     masked_image(share=1.0, patch=1)
     with pytest.raises(ConfigError, match="a share from 0 to 1"):
         masked_image(**numbers)
