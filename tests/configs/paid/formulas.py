@@ -23,6 +23,10 @@ PAID: dict[str, list[Answer]] = {
         (PROOF, proved('lemma "x = x" sorry'), 9, 0.5),
         (PROOF, "It is plain.", 9, 0.0),
     ],
+    "verltool": [
+        ({"answer": "7"}, "```python\nprint(3 + 4)\n```\n7\nSo \\boxed{7}.", 9, 1.0),
+        ({"answer": "7"}, "So \\boxed{8}.", 9, 0.0),
+    ],
     "modomodo": [  # 2 for what is right or overlaps, half of a box a half, and 1 for the form
         ({"answer": "B"}, thought("B"), 9, 3.0),
         ({"answer": "B"}, thought("C"), 9, 1.0),
