@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import _lru_cache_wrapper as CachedFunction
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -39,7 +40,7 @@ TESTS = (
     "tests/methods",
     "tests/properties",
     "tests/data/test_samplers.py",
-    "tests/data/test_contexts.py",
+    "tests/data/test_prompt_templates.py",
 )
 SLOWEST_S = 5.0
 """Tests that take longer are left out."""
@@ -225,6 +226,7 @@ class MutationRun:
         self._seconds: dict[int, float] = {}
         self._failed: str | None = None
         self._functions: dict[str, list[FunctionType]] = {}
+        self._caches: list[CachedFunction[Any]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -235,8 +237,12 @@ class MutationRun:
         gc.unfreeze()  # tests/conftest.py freezes what is imported; the functions are looked up among it
         self._observe(session.items)
         self._leave_out_failing(session.items)
-        for function in (each for each in gc.get_objects() if isinstance(each, FunctionType)):
-            self._functions.setdefault(function.__module__ or "", []).append(function)
+        prefixes = tuple(module_of(package) for package in PACKAGES)
+        for each in gc.get_objects():
+            if isinstance(each, FunctionType):
+                self._functions.setdefault(each.__module__ or "", []).append(each)
+            elif isinstance(each, CachedFunction) and each.__module__.startswith(prefixes):
+                self._caches.append(each)
         gc.freeze()
         for number, mutant in enumerate(self.mutants):
             verdict = self._try(mutant, session.items)
@@ -321,6 +327,8 @@ class MutationRun:
 
         def run() -> str:
             self._replace(module, codes)
+            for results in self._caches:
+                results.cache_clear()  # or the mutated code would not be called
             return self._first_failure([items[number] for number in numbers]) or ""
 
         begin = time.perf_counter()
@@ -417,7 +425,9 @@ def main() -> None:
             print(f"{mutant.file}:{mutant.line} {mutant.operator}: {mutant.before!r} -> {mutant.after!r}")
         return
     run = MutationRun(mutants)
-    paths = [str(ROOT / folder) for folder in TESTS]
+    paths = [str(ROOT / path) for path in TESTS]
+    if missing := [path for path in paths if not Path(path).exists()]:
+        parser.error(f"the tests {', '.join(missing)} do not exist: follow their new names in TESTS")
     quiet = ["-o", "addopts=", "-p", "no:terminal", "-p", "no:cacheprovider"]
     pytest.main([*paths, *quiet, "-m", "not slow and not gpu and not nightly", "--rootdir", str(ROOT)], plugins=[run])
     result = summary(run.verdicts, args)

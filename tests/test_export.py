@@ -68,7 +68,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def full_tensor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(
         tmp_path_factory.mktemp("whole"), lora=None, update={"optimizer": {"lr": 0.01}, "ema": {"decay": 0.5}}
     )

@@ -14,10 +14,11 @@ from mmgrpo.errors import ConfigError
 TEXT = ("warmup.steps=3", "rollout.prompts_per_step=4", "steps=2")
 IMAGE = (*TEXT, "rollout.group_size=4", "policy.call.num_inference_steps=6")
 KL = ("objective.kl={divergence: k3, beta: 0.1}", "update.reference={ema: {decay: 0.5, every: 1}}")
+PHASES = "phases=[{until: 1, set: {policy.temperature: 1.5, rollout.group_size: 4}}, {set: {rollout.group_size: 6}}]"
 SHORT = {
     "text": ("quickstart/arithmetic-text", TEXT),
     "image": ("quickstart/digits-image", IMAGE),
-    "critic": ("quickstart/arithmetic-text", (*TEXT, "critic={warmup_steps: 1}")),
+    "critic and phases": ("quickstart/arithmetic-text", (*TEXT, "critic={warmup_steps: 1}", PHASES)),
     "schedule and reference": (
         "quickstart/arithmetic-text",
         (*TEXT, *KL, "steps=3", "schedules={objective.kl.beta: {name: linear, start: 0.1, end: 0.5, steps: 2}}"),

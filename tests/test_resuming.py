@@ -56,7 +56,7 @@ def started(output: Path, reward: Any, **changes: Any) -> Trainer:
 
 
 @pytest.fixture(scope="module")
-def full_tensor(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     """A run that nothing interrupted, with which others are compared."""
     return run(tmp_path_factory.mktemp("whole"))
 

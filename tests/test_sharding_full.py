@@ -46,7 +46,7 @@ def kept(output: Path, **changes: Any) -> Trainer:
             return scenarios.brightness(samples)
         return [(3e38 if one.group == 1 else 1.0) * (1 if one.member else -1) for one in samples]
 
-    rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
+    rollout = {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
     hooks = [{"name": "slow_fast", "inner": 2, "alpha": 0.5}, {"name": "mask", "share": 0.5}]
     values = scenarios.base(
         output,
@@ -74,7 +74,7 @@ def texts(output: Path) -> Trainer:
 
 def told_to_end(output: Path, *, raises: bool) -> Trainer:
     """The second step is given up because one process is told to, or its reward fails; no checkpoint is due."""
-    rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
+    rollout = {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
     values = scenarios.base(output, rollout=rollout, checkpoint={"every": None})
 
     def ending(samples: Sequence[Sample]) -> list[float]:
@@ -100,7 +100,7 @@ def without_room(output: Path) -> Trainer:
             resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
         return scenarios.brightness(samples)
 
-    rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
+    rollout = {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
     values = scenarios.base(output, rollout=rollout, checkpoint={"every": 1})
     policy = scenarios.make_policy(rollout_batch=1, update_batch=1)
     trainer = Trainer(policy, {"filling": filling}, scenarios.digit_prompts(), values)
@@ -112,7 +112,7 @@ def without_room(output: Path) -> Trainer:
 
 def loaded(output: Path) -> Trainer:
     """A bfloat16 model that a configuration names, whose blocks become float32 once they are parted, and a copy."""
-    rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
+    rollout = {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
     named = {"name": "denoising", "model": "python:tests.policies.tiny_policies:build_sd3", "dtype": "bfloat16"}
     call = scenarios.make_policy().settings.call
     objective = {"kl": {"divergence": "gaussian", "beta": 0.1}}

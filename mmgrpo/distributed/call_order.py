@@ -43,6 +43,24 @@ class _Kind(IntEnum):
 _Call = tuple[int, int]
 """A kind, and the index of the module."""
 
+_AUTOCAST = (None, torch.bfloat16, torch.float16)
+"""Autocast dtypes of a call; None: without autocast."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """The call that a process makes next.
+
+    Attributes:
+        call: kind and module.
+        autocast: its autocast dtype, in which empty calls are made too.
+        lacks: indices of the modules without arguments for empty calls on this process.
+    """
+
+    call: _Call
+    autocast: torch.dtype | None
+    lacks: frozenset[int]
+
 
 @dataclass(slots=True, weakref_slot=True)
 class _SharedModule:
@@ -152,26 +170,31 @@ class CallOrder:
         inside an auxiliary context in which an empty call would have none. Backwards follow.
         """
         while not self._is_empty:  # an empty call is already ordered
-            calls, without_arguments = self._gather_calls(this_call)
+            announced = self._gather_calls(this_call)
+            calls = [each.call for each in announced]
             forwards = [call for kind in (_Kind.FORWARD, _Kind.GRADIENT) for call in calls if call[0] == kind]
             next_call = forwards[0] if forwards else max(calls)
             kind, index = next_call
-            waiting = zip(calls, without_arguments, strict=True)
-            if forwards and any(call != next_call and index in missing for call, missing in waiting):
-                self._broadcast_arguments(index, calls.index(next_call))
+            leader = calls.index(next_call)
+            if forwards and any(each.call != next_call and index in each.lacks for each in announced):
+                self._broadcast_arguments(index, leader)
             if next_call == this_call:
                 return
-            with self._empty_call():
-                self._make_call(_Kind(kind), index, calls.index(next_call))
+            with self._empty_call(announced[leader].autocast):
+                self._make_call(_Kind(kind), index, leader)
 
-    def _gather_calls(self, this_call: _Call) -> tuple[list[_Call], list[set[int]]]:
-        """Returns the announced call of each process, and the modules for which it has no arguments."""
+    def _gather_calls(self, this_call: _Call) -> list[_Announced]:
+        """Returns the announced call of each process."""
+        device = self.accelerator.device
+        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         modules = [module_ref() for module_ref in self._modules]
         has_arguments = [shared is not None and shared.has_arguments for shared in modules]
-        row = torch.tensor([[*this_call, *has_arguments]], device=self.accelerator.device)
+        row = torch.tensor([[*this_call, _AUTOCAST.index(autocast), *has_arguments]], device=device)
         rows: list[list[int]] = gather(row).tolist()  # pyright: ignore[reportAttributeAccessIssue]
-        missing = [{index for index, has in enumerate(row[2:]) if not has} for row in rows]
-        return [(row[0], row[1]) for row in rows], missing
+        return [
+            _Announced((kind, index), _AUTOCAST[dtype], frozenset(n for n, has in enumerate(has_each) if not has))
+            for kind, index, dtype, *has_each in rows
+        ]
 
     def _shared_module(self, index: int) -> _SharedModule:
         shared = self._modules[index]()
@@ -226,8 +249,8 @@ class CallOrder:
         self._outputs += [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
 
     @contextmanager
-    def _empty_call(self) -> Iterator[None]:
-        """Context of an empty call, which leaves this process's replicated gradients unchanged.
+    def _empty_call(self, autocast: torch.dtype | None) -> Iterator[None]:
+        """Context of an empty call under an autocast dtype; it leaves replicated gradients of this process unchanged.
 
         Gradients of sharded parameters belong to all processes, and do change.
         """
@@ -239,7 +262,8 @@ class CallOrder:
             parameter.grad = None
         self._is_empty = True
         try:
-            yield
+            with torch.autocast(self.accelerator.device.type, dtype=autocast, enabled=autocast is not None):
+                yield
         finally:
             self._is_empty = False  # empty calls are not ordered, so they are never nested
             for parameter, grad in zip(replicated, grads, strict=True):

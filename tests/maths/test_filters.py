@@ -115,10 +115,12 @@ def test_samples_that_are_no_members_are_not_kept_and_take_no_place(name: str):
         "most_varied": {"count": 4},
         "best_and_worst": {"best": 2, "worst": 2},
         "most_efficient": {"count": 4},
+        "no_void_turns": {"reward": "void"},
     }
     feedback = feedback_of(
         [math.nan, 1.0, 0.0, 0.5],
         [0] * 4,
+        named_rewards={"void": [0.0] * 4},
         valid=[False, True, True, True],
         mask=[[1, 1, 1], [1, 1, 1], [1, 1, 1], [0, 0, 0]],
     )

@@ -139,7 +139,7 @@ def killed_before_a_step_is_saved(trainer: Trainer) -> None:
 
 
 @pytest.fixture(scope="module")
-def full_tensor(tmp_path_factory: pytest.TempPathFactory) -> MixedTrainer:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> MixedTrainer:
     """Two tasks together, which nothing interrupted."""
     return finished(mixed(tmp_path_factory.mktemp("whole")))
 

@@ -23,7 +23,7 @@ ANSWER = "\\boxed{"
 @FILTERS.register
 @sample_filter()
 def no_void_turns(feedback: Feedback, advantage_BT: Tensor, *, reward: str) -> Tensor:
-    """The samples without a void turn; a sample of which that is unknown is kept.
+    """The samples without a void turn; one with a reward of the run and decisions of which that is unknown is kept.
 
     keep = the reward ``reward``, such as ``void_turns``, is 0 or does not apply. Void samples count in the advantages
     of the others.
@@ -33,7 +33,7 @@ def no_void_turns(feedback: Feedback, advantage_BT: Tensor, *, reward: str) -> T
     """
     del advantage_BT
     column = feedback.reward(reward)
-    return (column.value_B == 0) | ~column.valid_B
+    return ((column.value_B == 0) | ~column.valid_B) & feedback.valid_B & feedback.mask_BT.any(1)
 
 
 def void_turns(samples: Sequence[Sample]) -> list[float | None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from mmgrpo.errors import ConfigError
 from mmgrpo.methods.advantages.pass_k_training import pass_at_k_advantage
 from tests.configs.method_steps import Step, assert_credit
 
@@ -21,3 +23,11 @@ def test_advantages_of_the_method() -> None:
 def test_fewer_wrong_samples_than_k_say_nothing() -> None:
     reward_PG = torch.tensor([[1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     assert pass_at_k_advantage(reward_PG, k=2).tolist() == [[0.0] * 4] * 2
+
+
+def test_k_is_at_most_the_size_of_the_group() -> None:
+    reward_PG = torch.tensor([[1.0, 0.0]])
+    assert pass_at_k_advantage(reward_PG, k=2).tolist() == [[0.0, 0.0]]  # one wrong member is fewer than two
+    for k in (0, 3):
+        with pytest.raises(ConfigError, match="from 1 to the group size, 2"):
+            pass_at_k_advantage(reward_PG, k=k)

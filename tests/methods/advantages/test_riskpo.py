@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.methods.advantages.riskpo import risk_advantage
 from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
 
@@ -15,3 +20,10 @@ CREDIT = (
 
 def test_advantages_of_the_method() -> None:
     assert_credit("riskpo", *CREDIT)
+
+
+@pytest.mark.parametrize("numbers", [{"bundle": 0}, {"low": 0.0}, {"low": 0.5, "high": 0.5}, {"high": 1.1}])
+def test_quantiles_and_bundles_out_of_range_raise(numbers: dict[str, float]) -> None:
+    risk_advantage(torch.tensor([[1.0, 0.0]]), bundle=1, high=1.0)
+    with pytest.raises(ConfigError, match="0 < low < high <= 1"):
+        risk_advantage(torch.tensor([[1.0, 0.0]]), **numbers)  # pyright: ignore[reportArgumentType]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.algorithm import Algorithm
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Setting
 from mmgrpo.maths.strategies.branch_points import Row
 from mmgrpo.methods.credit.anytimereasoner import budget_advantages, over_budgets
@@ -58,3 +59,17 @@ def test_earlier_budgets_count_by_powers_of_two() -> None:
     """Scores 0, 1, 1 at equal weights, alone. s = 2: R = 1/3, V1 = (0 + 2 * 1) / 3 / 3 = 2/9, V2 = 1/3: 1/3 - 7/27."""
     advantages = budget_advantages([0, 1, 1], [[0, 1, 1]], [1 / 3] * 3)
     assert advantages == pytest.approx([0.0, 2 / 9, 2 / 27])
+
+
+@pytest.mark.parametrize("at", [[], [0, 5], [5, 5], [5, 3]])
+def test_budgets_that_do_not_increase_from_one_on_raise(at: list[int]) -> None:
+    over_budgets(at=[1, 5])
+    with pytest.raises(ConfigError, match="increasing numbers of decisions, from 1 on"):
+        over_budgets(at=at)
+
+
+@pytest.mark.parametrize("weights", [[1.0], [0.0, 0.0], [2.0, -1.0]])
+def test_budgets_need_a_weight_each(weights: list[float]) -> None:
+    over_budgets(at=[1], weights=[0.0, 0.5])
+    with pytest.raises(ConfigError, match="a weight for each of 2 budgets"):
+        over_budgets(at=[1], weights=weights)

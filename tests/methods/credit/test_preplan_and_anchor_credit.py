@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from mmgrpo.errors import ConfigError
 from mmgrpo.methods.credit.preplan_and_anchor_credit import anchors
 from mmgrpo.values import attention_distance, attention_influence
 from tests.configs.method_rows import A_TWO, ONE_OF_TWO
@@ -41,3 +43,10 @@ def test_a_decision_at_the_quantile_is_an_anchor_in_float32_too() -> None:
         feedback = feedback_of([1.0], [0], old_logprob=[[0.0] * 6], values=values)
         advantage_BT = anchors(back=0.0).assign(feedback, torch.ones(1, 6, dtype=dtype))
         assert advantage_BT.tolist() == [[1.0, 1.0, 1.0, 1.5, 1.5, 1.5]]
+
+
+@pytest.mark.parametrize("numbers", [{"share": 0.0}, {"share": 1.0}, {"reach": 0}])
+def test_shares_and_reaches_without_anchors_raise(numbers: dict[str, float]) -> None:
+    anchors(share=0.5, reach=1)
+    with pytest.raises(ConfigError, match="a share between 0 and 1 and a reach of 1 or more"):
+        anchors(**numbers)

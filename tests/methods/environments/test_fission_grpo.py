@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from mmgrpo.maths.strategies import Branch, Request, Setting
 from mmgrpo.maths.strategies.branch_points import Row
+from mmgrpo.methods.environments.fission_grpo import after_errors
 from tests.configs.method_rounds import strategy_of
 from tests.configs.method_steps import Step, assert_credit, config_of, taught
 from tests.maths.test_strategies import answered
@@ -44,3 +45,9 @@ def test_turns_after_errors_are_branch_points() -> None:
     assert places is not None
     row = Row(num_decisions=20, turns=((0, 2), (10, 12), (18, 20)), text=text, ends_T=range(1, 21))
     assert places(row) == [10]
+
+
+def test_the_answer_of_the_environment_ends_before_the_next_turn() -> None:
+    """The answer is characters 2 to 8, in two tokens; the d of the next turn is none of it."""
+    row = Row(num_decisions=6, turns=((0, 2), (4, 6)), text="aberror?cd", ends_T=[1, 2, 5, 8, 9, 10])
+    assert (after_errors(pattern="error").find(row), after_errors(pattern="d").find(row)) == ([4], [])

@@ -48,3 +48,20 @@ def test_a_group_of_one_weighs_by_its_gain() -> None:
     one_BT = torch.ones(1, 1)
     weight_BT = group_weight(2 * one_BT, one_BT.bool(), one_BT.long(), beta=1.0)
     assert float(weight_BT) == pytest.approx(torch.tensor(2.0).sigmoid().item())
+
+
+def test_decisions_that_moved_against_their_advantage_are_not_counted_as_clipped() -> None:
+    """Ratios e^-0.1 at a gain and e^0.1 at a loss: the bound of the other side does not apply."""
+    logprob_BT = torch.tensor([[-1.1], [-0.9]])
+    decisions = Decisions(
+        logprob_BT=logprob_BT,
+        old_logprob_BT=torch.full((2, 1), -1.0),
+        advantage_BT=torch.tensor([[0.5], [-0.5]]),
+        mask_BT=torch.ones(2, 1, dtype=torch.bool),
+        weight_BT=torch.full((2, 1), 0.5),
+        segment_BT=torch.zeros(2, 1, dtype=torch.long),
+        group_BT=torch.zeros(2, 1, dtype=torch.long),
+        values={of_view("reference"): logprob_BT},
+    )
+    diagnostics = dgpo(clip=0.05).loss(decisions).diagnostics
+    assert (float(diagnostics.clip_high_count), float(diagnostics.clip_low_count)) == (0.0, 0.0)

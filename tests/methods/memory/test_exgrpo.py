@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.data.samplers import Pool
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Setting
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.memory.exgrpo import by_successes
@@ -60,3 +61,9 @@ def test_numbers_of_successes_share_the_draws_by_a_normal_curve() -> None:
     pool = Pool(keys, [Prompt(key) for key in keys])
     draws = [sampler.draw(memory, 0, pool, 1, seed)[0] for seed in range(600)]
     assert draws.count(9) / 600 == pytest.approx(0.3775, abs=0.06)
+
+
+@pytest.mark.parametrize("numbers", [{"group": 0}, {"width": 0.0}])
+def test_no_group_and_no_width_raise(numbers: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="by_successes needs group >= 1 and width > 0"):
+        by_successes(**numbers)  # pyright: ignore[reportArgumentType]

@@ -17,3 +17,8 @@ def test_bound_of_negative_advantages_is_that_of_the_authors_fork_of_verl() -> N
     surrogate = config_of("spo").objective.surrogate
     assert surrogate is not None
     assert (surrogate.name, surrogate.numbers["bound"]) == ("dual_clipped", 10.0)  # clip_ratio_c in their scripts
+
+
+def test_a_single_sample_is_not_normalized() -> None:
+    """The deviation of one number is none: the gain over the expected 0.5 remains."""
+    assert_credit("spo", Step(reward=(1,), groups=[0], lengths=[1]), [[0.5]])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.data.history import History
+from mmgrpo.methods.off_policy.hbpo import part_baseline_advantage
 from mmgrpo.types import Prompt
 from tests.configs.method_rounds import assert_prompt_templates
 from tests.configs.method_steps import Step, assert_credit, config_of
@@ -39,3 +43,10 @@ def test_each_part_states_a_length() -> None:
     assert [one and one.prefix for one in shown] == [
         f"<think> I will answer the question with {number} tokens" for number in stated
     ]
+
+
+def test_members_without_a_reward_are_in_no_mean() -> None:
+    """Of 2, 1 and 1: mean 4 / 3, deviation 0.577350; the first part's only reward is 1 above its baseline."""
+    reward_PG, valid_PG = torch.tensor([[2.0, 9.0, 1.0, 1.0]]), torch.tensor([[True, False, True, True]])
+    advantage_PG = part_baseline_advantage(reward_PG, valid_PG, baselines=[1.0, 1.0])
+    assert advantage_PG[0].tolist() == pytest.approx([1.154699 + 1.0, 0.0, -0.577349, -0.577349], abs=1e-5)

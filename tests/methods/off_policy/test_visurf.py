@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from mmgrpo.methods.off_policy.visurf import label_smoothing
@@ -21,4 +23,9 @@ def test_advantages_of_the_method() -> None:
 
 def test_a_group_of_one_gets_zeros() -> None:
     feedback = feedback_of([1.0, 0.5], [0, 1])
+    assert label_smoothing().assign(feedback, torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2
+
+
+def test_a_demonstration_that_the_only_sample_reaches_gets_its_reward() -> None:
+    feedback = replace(feedback_of([0.5, 0.5], [0, 0]), source_B=torch.tensor([0, 2]))
     assert label_smoothing().assign(feedback, torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2

@@ -14,3 +14,9 @@ CREDIT = (
 
 def test_advantages_of_the_method() -> None:
     assert_credit("s-grpo--early-reinforcement", *CREDIT)
+
+
+def test_the_first_of_two_right_exits_earns_most() -> None:
+    """Row 1 leaves after one token, row 2 after two: 1 and 1/2 of mean 1/2. Row 0 is wrong; shared tokens average."""
+    rows = Step(reward=(0, 1, 1), drawn_by=((0, 0, 0), (0, 1, 1), (0, 0, 2)))
+    assert_credit("s-grpo--early-reinforcement", rows, [[0.0, -0.25, -0.5], [0.0, 0.5, 0.5], [0.0, -0.25, 0.0]])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from mmgrpo.maths.strategies import Setting
 from mmgrpo.memory import Memory
-from mmgrpo.methods.strategies.coba_rl import by_capability, explored
+from mmgrpo.methods.strategies.coba_rl import beta_of, by_capability, explored, training_value
 from tests.configs.method_steps import config_of
 
 
@@ -32,3 +33,17 @@ def test_the_value_moves_with_the_failures_of_the_last_step_alone() -> None:
     easy, hard = (len(request.members) for request in strategy.ask((), setting))
     assert easy + hard == 12
     assert hard > easy
+
+
+def test_the_curve_bends_where_half_of_the_samples_are_wrong() -> None:
+    """1 + 9 * 0.75; up to the half 1 + 9 / (1 + e^2.5) and 1 + 9 / 2."""
+    assert [beta_of(failures, 11.0) for failures in (0.75, 0.25, 0.5)] == pytest.approx([7.75, 1.6827237, 5.5])
+
+
+def test_the_value_is_a_beta_density_that_more_samples_approach() -> None:
+    """Beta(1/2; 2, 9) = 90 / 2 / 2^8, times 1 - e^(-1/6); rates are at least 0.01 and at most 0.99."""
+    value = {"tau": 3.0, "alpha": 2.0, "beta": 9.0}
+    assert training_value(2, 0.5, **value) == pytest.approx(0.1757813 * 0.1535183)
+    # 90 * 0.01 * 0.99^8 and 90 * 0.99 * 0.01^8, each times 1 - e^(-2 * 0.0099 / 3)
+    assert training_value(2, 0.0, **value) == pytest.approx(0.8304703 * 0.0065783, rel=1e-5)
+    assert training_value(2, 1.0, **value) == pytest.approx(8.91e-15 * 0.0065783, rel=1e-4)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from mmgrpo.algorithm import Algorithm
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import COLUMNS
 from mmgrpo.maths.strategies import Setting
 from mmgrpo.memory import Memory
-from mmgrpo.methods.strategies.knapsack_rl import learning_value, shared_out
+from mmgrpo.methods.strategies.knapsack_rl import by_learning_value, learning_value, shared_out
 from tests.configs.method_steps import config_of
 
 
@@ -45,3 +46,10 @@ def test_group_sizes_follow_the_last_visit() -> None:
     # of 8, 2 each; 3 of the 4 left are what 0.5 needs, one goes to the prompt of rate 0
     assert [len(one.members) for one in strategy.ask((), setting)] == [5, 3, 4]
     assert set(strategy.memory) <= set(COLUMNS.values())
+
+
+@pytest.mark.parametrize("numbers", [{"least": 0}, {"least": 3, "most": 2}, {"confidence": 0.0}, {"confidence": 1.0}])
+def test_sizes_and_confidences_out_of_range_raise(numbers: dict[str, float]) -> None:
+    by_learning_value(least=1, most=1)
+    with pytest.raises(ConfigError, match="by_learning_value needs 1 <= least <= most"):
+        by_learning_value(**numbers)

@@ -7,7 +7,7 @@ from math import log
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.methods.views.vogue import bounded_uncertainty
+from mmgrpo.methods.views.vogue import bounded_uncertainty, noised_image
 from mmgrpo.values import of_view
 from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit
@@ -33,3 +33,11 @@ def test_bounds_and_weights_out_of_range_raise(numbers: dict[str, float]) -> Non
     bounded_uncertainty(view="raw", bound=1.0, entropy_bound=1.0, weight=0.0, entropy=0.0)
     with pytest.raises(ConfigError, match="bounds above 0"):
         bounded_uncertainty(view="raw", **numbers)
+
+
+@pytest.mark.parametrize("numbers", [{"share": -0.1}, {"share": 1.1}, {"chance": -0.1}, {"chance": 1.1}])
+def test_shares_of_noise_out_of_range_raise(numbers: dict[str, float]) -> None:
+    for share, chance in ((0.0, 0.0), (1.0, 1.0)):
+        noised_image(share=share, chance=chance)
+    with pytest.raises(ConfigError, match="must be from 0 to 1"):
+        noised_image(**{"share": 0.5, **numbers})
