@@ -1,7 +1,7 @@
 """The models of the language quickstarts: stock classes, small enough to train on two CPU cores.
 
-``quickstart/digits-vlm`` shows 8 x 8 digits to a Qwen2.5-VL of 0.5 M weights, ``quickstart/arithmetic-text`` gives sums
-to a Llama of 0.3 M. Both tokenizers are built here; nothing is downloaded.
+``quickstart/digits-vlm`` and ``quickstart/zoom-vlm`` show images to a Qwen2.5-VL of 0.5 M weights,
+``quickstart/arithmetic-text`` gives sums to a Llama of 0.3 M. Tokenizers are built here; nothing is downloaded.
 """
 
 # The bindings of `tokenizers` carry wrong annotations.
@@ -39,6 +39,10 @@ VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 DIGITS = tuple("0123456789")
 CALL_PIECES = ('<tool_call>{"name": "multiply", "arguments": {"a": ', ', "b": ', "}}</tool_call>")
 """A function call with two numbers: the text before, between and after them, one token each."""
+ZOOM_PIECES = ('<tool_call>{"name": "zoom", "arguments": {"bbox_2d": [', ", ", "]}}</tool_call>")
+"""A call with four numbers: the text before, between and after them, one token each."""
+CANVAS = 128
+"""Pixels of a side of the images of ``quickstart/zoom-vlm``; their coordinates are multiples of 8."""
 AUDIO, AUDIO_START, AUDIO_END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
 QUESTION_WORDS = ("user", "assistant", "which", "digit", "is", "shown", "?", "<answer>", "</answer>")
 CHAT_TEMPLATE = (
@@ -60,7 +64,22 @@ AUDIO_HZ, AUDIO_BANDS, AUDIO_HOP = 16_000, 80, 320  # a second of sound: 50 spec
 
 def digits_vlm(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor]:
     """An untrained vision-language model for 8 x 8 digits, and its processor; the seed fixes its weights."""
-    processor = _digits_processor()
+    words = [*QUESTION_WORDS, *DIGITS]
+    return _digits_model(_digits_processor(words, r"</?answer>|[0-9]|[A-Za-z]+|\?"), seed)
+
+
+def zoom_vlm(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor]:
+    """An untrained vision-language model that may call ``zoom``, and its processor; the seed fixes its weights."""
+    before, _, after = ZOOM_PIECES
+    coordinates = [str(number) for number in range(0, CANVAS + 1, 8) if str(number) not in DIGITS]
+    words = [*QUESTION_WORDS, "tool", *DIGITS, *coordinates, before, ",", after]
+    split = "|".join([re.escape(before), re.escape(after), r"</?answer>|[0-9]+|[A-Za-z]+|\?|,"])
+    return _digits_model(_digits_processor(words, split), seed, initializer_range=0.1)
+
+
+def _digits_model(
+    processor: Qwen2_5_VLProcessor, seed: int, *, initializer_range: float = 0.02
+) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor]:
     ids = processor.tokenizer.get_vocab()
     config = Qwen2_5_VLConfig(
         text_config={
@@ -71,6 +90,7 @@ def digits_vlm(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "max_position_embeddings": 128,
+            "initializer_range": initializer_range,
             "rope_parameters": {"rope_type": "default", "mrope_section": [4, 4, 4]},
             "bos_token_id": None,
             "eos_token_id": ids[END],
@@ -85,6 +105,7 @@ def digits_vlm(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2
             "spatial_merge_size": MERGE,
             "out_hidden_size": WIDTH,
             "fullatt_block_indexes": [0, 1, 2],
+            "initializer_range": initializer_range,
         },
         image_token_id=ids[IMAGE],
         video_token_id=ids[VIDEO],
@@ -182,11 +203,11 @@ def _llama(tokenizer: PreTrainedTokenizerFast, *, max_positions: int, seed: int)
         return LlamaForCausalLM(config)
 
 
-def _digits_processor() -> Qwen2_5_VLProcessor:
+def _digits_processor(words: Sequence[str], split: str) -> Qwen2_5_VLProcessor:
     tokenizer = _tokenizer(
         [PADDING, START, END, VISION_START, VISION_END, IMAGE, VIDEO],
-        [*QUESTION_WORDS, *DIGITS],
-        split=r"</?answer>|[0-9]|[A-Za-z]+|\?",
+        words,
+        split=split,
         eos_token=END,
         pad_token=PADDING,
         unk_token=UNKNOWN,
