@@ -315,15 +315,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=5, help="per process; the first interval is not counted")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--worker", choices=SIDES, help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    cases = given.case or [name for name, case in CASES.items() if not case.published]
-    if given.worker:
-        worker(given.worker, CASES[cases[0]], given.steps, given.device)
+    options = parser.parse_args(arguments)
+    cases = options.case or [name for name, case in CASES.items() if not case.published]
+    if options.worker:
+        worker(options.worker, CASES[cases[0]], options.steps, options.device)
         return
     print("| case | mmgrpo, a step | TRL, a step | TRL / mmgrpo (range) | peak, mmgrpo | peak, TRL |")
     print("|---|---|---|---|---|---|")
     for case in cases:
-        both = compare(case, given.rounds, given.steps, given.device)
+        both = compare(case, options.rounds, options.steps, options.device)
         seconds, peak_mb, ratios = both.seconds, both.peak_mb, both.ratios
         print(
             f"| {case} | {median(seconds['mmgrpo']):.2f} s | {median(seconds['trl']):.2f} s | "

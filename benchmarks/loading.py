@@ -72,7 +72,7 @@ def load(model: Path) -> None:
 
     def watch() -> None:
         while True:
-            seen.append(own())
+            memory.append(own())
             time.sleep(0.004)
 
     policy = {"name": model.name, "model": str(model), "dtype": "bfloat16", "lora": None}
@@ -80,11 +80,11 @@ def load(model: Path) -> None:
     config = RunConfig.model_validate({"policy": policy, "runtime": {"device": "cpu"}})
     accelerator = Accelerator()
     before = own()
-    seen = [before]
+    memory = [before]
     threading.Thread(target=watch, daemon=True).start()
     trainer = Trainer(None, lambda samples: [0.0] * len(samples), ["a"] * 4, config, accelerator=accelerator)
     if trainer.job.is_main:
-        print(max(seen) - before, own() - before)
+        print(max(memory) - before, own() - before)
     torch.distributed.destroy_process_group()
 
 
@@ -97,11 +97,11 @@ def main() -> None:
         sizes = save_models(Path(name))
         print(f"{'':20}{'weights':>10}{'peak':>10}{'held':>10}   MiB")
         for kind in KINDS:
-            for engine, asked in ENGINES.items():
+            for engine, settings in ENGINES.items():
                 command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
                 command += ["-m", "benchmarks.loading", str(Path(name) / kind)]
                 done = subprocess.run(
-                    command, env={**os.environ, **OWN, **asked}, check=True, capture_output=True, text=True
+                    command, env={**os.environ, **OWN, **settings}, check=True, capture_output=True, text=True
                 )
                 (numbers,) = (line.split() for line in done.stdout.splitlines() if line[:1].isdigit())
                 peak, held = map(int, numbers)

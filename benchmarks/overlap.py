@@ -36,13 +36,13 @@ def main() -> None:
     step_s(policy, 0.0, concurrent=False)
     print(f"{'wait per sample':>16} {'rollout':>9} {'after':>9} {'beside':>9} {'after / beside':>15}")
     for wait_ms in arguments.wait_ms:
-        drawn, after, beside = [], [], []
+        sampling_s, after, beside = [], [], []
         for _ in range(arguments.repeat):
             after.append(step_s(policy, wait_ms / 1000, concurrent=False))
             beside.append(step_s(policy, wait_ms / 1000, concurrent=True))
-            drawn.append(step_s(policy, 0.0, concurrent=False))
+            sampling_s.append(step_s(policy, 0.0, concurrent=False))
         ratio = median(one / other for one, other in zip(after, beside, strict=True))
-        times = " ".join(f"{median(times):7.2f} s" for times in (drawn, after, beside))
+        times = " ".join(f"{median(times):7.2f} s" for times in (sampling_s, after, beside))
         print(f"{wait_ms:>13g} ms {times} {ratio:15.2f}", flush=True)
 
 

@@ -84,8 +84,8 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     named = {key: value for key, value in settings.items() if key != "name"}
     policy = (DenoisingPolicy if kind == "denoising" else LanguagePolicy).from_config(named)
     prompt = Prompt("one seven")
-    drawn = policy.rollout([prompt], group_size=GROUP, seed=0)  # what is tried first is not measured
-    length = drawn.trace.prompts[0].length if isinstance(policy, LanguagePolicy) else 1
+    rollout = policy.rollout([prompt], group_size=GROUP, seed=0)  # what is tried first is not measured
+    length = rollout.trace.prompts[0].length if isinstance(policy, LanguagePolicy) else 1
     plan = plan_processes(config, prompt_tokens=length)
     memory, seconds = plan.memory(), plan.seconds(machine)
     modules = policy.pipeline.components.values() if isinstance(policy, DenoisingPolicy) else [policy.model]
@@ -101,13 +101,13 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     with MemoryMeter(known) as meter:
         policy.rollout([prompt], group_size=GROUP, seed=1)
     yield _line("peak of the rollout", memory.rollout, meter.peak)
-    _learn(policy, config, drawn)
+    _learn(policy, config, rollout)
     with MemoryMeter(known) as meter:
-        _learn(policy, config, drawn)
+        _learn(policy, config, rollout)
     yield _line("peak of the update", memory.update, meter.peak)
     spent = min(_seconds(lambda: policy.rollout([prompt], group_size=GROUP, seed=2)) for _ in range(3))
     yield _line("seconds of the rollout", seconds.rollout, spent)
-    spent = min(_seconds(lambda: _learn(policy, config, drawn)) for _ in range(3))
+    spent = min(_seconds(lambda: _learn(policy, config, rollout)) for _ in range(3))
     yield _line("seconds of the update", seconds.update, spent)
     spent = min(_seconds(optimizer.step) for _ in range(3))
     yield _line("seconds of the optimiser", seconds.optimizer, spent)

@@ -36,11 +36,11 @@ def table() -> Iterator[str]:
             for engine in (ShardingEngine.GPUS, ShardingEngine.FSDP2) if num > 1 else (ShardingEngine.GPUS,):
                 memory, seconds = plan.memory(engine), plan.seconds(machine, engine)
                 parts = (getattr(seconds, one.name) for one in fields(seconds))
-                told = " | ".join(f"{one:.3g}" for one in parts)
+                cells = " | ".join(f"{one:.3g}" for one in parts)
                 name = "full" if engine is ShardingEngine.GPUS else "sharded"
                 yield (
                     f"| {recipe.partition('/')[2]} | {num} | {groups} | {name} | {memory.peak / GIB:.1f} "
-                    f"| {seconds.total:.3g} | {told} |"
+                    f"| {seconds.total:.3g} | {cells} |"
                 )
 
 

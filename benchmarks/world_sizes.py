@@ -109,12 +109,12 @@ def main() -> None:
     parser.add_argument("--into", type=Path, required=True, help="a folder for what the runs come to")
     parser.add_argument("--only", nargs="*", default=[], help="these scenarios")
     parser.add_argument("--way", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.way:
-        run(next(way for way in WAYS if way.name == asked.way), asked.into, asked.only)
+    options = parser.parse_args()
+    if options.way:
+        run(next(way for way in WAYS if way.name == options.way), options.into, options.only)
         return
-    asked.into.mkdir(parents=True, exist_ok=True)
-    result = {way.name: torch.load(started(way, asked.into, asked.only), weights_only=False) for way in WAYS}
+    options.into.mkdir(parents=True, exist_ok=True)
+    result = {way.name: torch.load(started(way, options.into, options.only), weights_only=False) for way in WAYS}
     print("\n".join(table(result)))
 
 

@@ -130,12 +130,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--policies", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--faults", nargs="+", default=list(FAULTS), choices=FAULTS)
     parser.add_argument("--of-two", type=int, default=0, help="further trials, of runs on two processes")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     tried, wrong, ends = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as root:
         whole: dict[str, Whole] = {}
-        for name in asked.policies:
+        for name in options.policies:
             case = CASES[name]
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 first = placed(Path(root) / f"{name}-first")
@@ -144,15 +144,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name}: {whole[name].took_s:.1f} s of work, {len(whole[name].events)} events", flush=True)
         of_two = {
             (name, kind): whole_run_of_two(CASES[name], kind, placed(Path(root) / f"{name}-{kind}"), whole[name])
-            for name in (asked.policies if asked.of_two else [])
+            for name in (options.policies if options.of_two else [])
             for kind in OF_TWO
         }
-        for number in range(asked.trials + asked.of_two):
-            name = asked.policies[number % len(asked.policies)]
-            kinds, turn = (asked.faults, number) if number < asked.trials else (list(OF_TWO), number - asked.trials)
-            kind = kinds[(turn if asked.in_turn else turn // len(asked.policies)) % len(kinds)]
+        for number in range(options.trials + options.of_two):
+            name = options.policies[number % len(options.policies)]
+            kinds, turn = (
+                (options.faults, number) if number < options.trials else (list(OF_TWO), number - options.trials)
+            )
+            kind = kinds[(turn if options.in_turn else turn // len(options.policies)) % len(kinds)]
             place = placed(Path(root) / f"trial-{number}")
-            draw = random.Random(f"{asked.seed} {number}")
+            draw = random.Random(f"{options.seed} {number}")
             try:
                 undisturbed = of_two[name, kind] if kind in OF_TWO else whole[name]
                 (_, end), *result = wrongs(CASES[name], kind, place, undisturbed, draw)

@@ -81,10 +81,12 @@ def test_an_evaluation_between_checkpoints_that_is_the_best_saves_one(tmp_path: 
 
 def test_a_resumed_run_keeps_the_earlier_best(tmp_path: Path) -> None:
     whole = judged(tmp_path / "whole", [0, 1, 3, 0, 1])
-    told = judged(tmp_path / "half", [0, 1, 3], steps=4)  # is told to end by the third step's evaluation, which says 0
-    assert told.status == "terminated"
-    assert names(told) == ["step-000002", "step-000003"]
-    resumed = judged(tmp_path / "half", [1], steps=4, resume=told.folder.path)
+    interrupted = judged(
+        tmp_path / "half", [0, 1, 3], steps=4
+    )  # is told to end by the third step's evaluation, which says 0
+    assert interrupted.status == "terminated"
+    assert names(interrupted) == ["step-000002", "step-000003"]
+    resumed = judged(tmp_path / "half", [1], steps=4, resume=interrupted.folder.path)
     assert names(resumed) == names(whole) == ["step-000002", "step-000004"]
     assert timeless(lines(resumed, "evaluation.jsonl")) == timeless(lines(whole, "evaluation.jsonl"))
     assert torch.equal(weights(resumed), weights(whole))

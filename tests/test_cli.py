@@ -276,8 +276,8 @@ def test_the_launcher_forwards_the_warning_signal_of_slurm(monkeypatch: pytest.M
         [sys.executable, "-m", "mmgrpo.cli.accelerate_entry", "--config_file", str(LAUNCHES / "gpus.yaml"),
          "--num_processes", "2", "-m", "mmgrpo.cli", "train", DIGITS]
     ]  # fmt: skip
-    told = get_args_parser().parse_args(["script.py"]).signals_to_handle  # as accelerate has torch read it
-    assert told == "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+    signals = get_args_parser().parse_args(["script.py"]).signals_to_handle  # as accelerate has torch read it
+    assert signals == "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 
 
 def test_conversations_are_printed_turn_by_turn() -> None:

@@ -209,9 +209,9 @@ def test_settings_that_a_page_names_are_keys_of_the_configuration(page: str) -> 
     documented_keys = set(re.findall(r"^\| `([\w.]+)`", configuration_page(), re.MULTILINE))
     sections = {key.partition(".")[0] for key in documented_keys}
     named = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?::[^`]*)?`", (DOCS / page).read_text())
-    asked = {key for key in named if key.partition(".")[0] in sections and not key.endswith(".jsonl")}
-    assert len(asked) >= 5
-    assert not asked - documented_keys
+    keys = {key for key in named if key.partition(".")[0] in sections and not key.endswith(".jsonl")}
+    assert len(keys) >= 5
+    assert not keys - documented_keys
 
 
 def test_measures_that_the_symptoms_name_are_logged() -> None:

@@ -88,8 +88,8 @@ def test_help_is_complete_in_80_columns() -> None:
 def test_commands_are_completed_by_the_shell(tmp_path: Path) -> None:
     script = output_of(folder=tmp_path, _MMGRPO_COMPLETE="source_bash")
     assert "_MMGRPO_COMPLETE=complete_bash" in script
-    asked = {"_MMGRPO_COMPLETE": "complete_bash", "COMP_WORDS": "mmgrpo re", "COMP_CWORD": "1"}
-    assert output_of(folder=tmp_path, **asked).split() == ["report", "recipes", "rewards"]
+    environment = {"_MMGRPO_COMPLETE": "complete_bash", "COMP_WORDS": "mmgrpo re", "COMP_CWORD": "1"}
+    assert output_of(folder=tmp_path, **environment).split() == ["report", "recipes", "rewards"]
 
 
 class TestRewards:

@@ -336,8 +336,8 @@ def test_off_policy_rows_and_auxiliary_losses() -> None:
     assert result["it sets"].startswith(
         "objective.auxiliary = [label expert, examples None, batch_size None, column solution"
     )
-    taught = "expert: in every update 1 times the supervised loss of its groups' answers (solution)"
-    assert result["auxiliary"] == f"{taught}, weighted by below of the group's success"
+    line = "expert: in every update 1 times the supervised loss of its groups' answers (solution)"
+    assert result["auxiliary"] == f"{line}, weighted by below of the group's success"
     result = rows(load_config("methods/meml-grpo", {"policy": None}))
     assert result["auxiliary"].endswith("weighted by below of the part's success")
     assert result["coupled values"].startswith("a pass before every update: gradients go through the view weakest")

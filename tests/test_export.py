@@ -95,9 +95,9 @@ def test_peft_loads_the_adapters_onto_the_base(adapters: Path, tmp_path: Path) -
     done = call("export", str(adapters), "--to", str(tmp_path / "x"))
     assert done.exit_code == 0, done.output
     assert f"exported to {tmp_path / 'x'}" in done.output.replace("\n", "")
-    told = json.loads((tmp_path / "x" / "adapter_config.json").read_text())
-    assert told["base_model_name_or_path"] == str(adapters.parent / "model")
-    base = AutoModelForCausalLM.from_pretrained(told["base_model_name_or_path"])
+    adapter_config = json.loads((tmp_path / "x" / "adapter_config.json").read_text())
+    assert adapter_config["base_model_name_or_path"] == str(adapters.parent / "model")
+    base = AutoModelForCausalLM.from_pretrained(adapter_config["base_model_name_or_path"])
     assert gap(PeftModel.from_pretrained(base, tmp_path / "x").eval(), adapters) < 1e-6
     assert AutoTokenizer.from_pretrained(tmp_path / "x")("how many").input_ids
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]  # nothing half written is left

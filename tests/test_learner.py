@@ -220,10 +220,10 @@ def test_on_policy_first_update_needs_no_extra_forward() -> None:
     rollout = draw(policy)
     spent = [
         accumulate_gradient(
-            policy, drawn, ADVANTAGE_B[:, None].expand(rollout.shape), OBJECTIVES["gspo"], rows=[0, 1, 2, 3],
+            policy, current, ADVANTAGE_B[:, None].expand(rollout.shape), OBJECTIVES["gspo"], rows=[0, 1, 2, 3],
             totals=count(rollout.mask_BT),
         ).num_forwards
-        for drawn in (rollout, rollout.aged())
+        for current in (rollout, rollout.aged())
     ]  # fmt: skip
     assert spent == [12, 24]  # 4 rows x 3 stochastic steps, once with grad; off policy once more for the values
 

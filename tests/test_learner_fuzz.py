@@ -216,23 +216,23 @@ def _streamed(
 ) -> tuple[float, list[Tensor]]:
     """The update of as many processes as there are parts: its loss and its gradient."""
     totals = count(rollout.mask_BT, group_B=rollout.prompt_index_B)
-    given: list[list[Tensor]] = []
+    gradients: list[list[Tensor]] = []
 
     def update(rows: Sequence[int], gather: Any) -> float:
         result = accumulate_gradient(policy, rollout, advantage_BT, objective, rows=rows, totals=totals, gather=gather)
         return result.diagnostics.as_metrics()["policy/loss"]
 
     def giving(tensor: Tensor) -> list[Tensor]:
-        given[-1].append(tensor)
+        gradients[-1].append(tensor)
         return [tensor]
 
     for rows in parts:  # what each process gives to the others, collective by collective
-        given.append([])
+        gradients.append([])
         update(rows, giving)
     _gradient(policy)
     value = 0.0
     for rows in parts:
-        turns = iter(zip(*given, strict=True))
+        turns = iter(zip(*gradients, strict=True))
         value += update(rows, lambda tensor, turns=turns: list(next(turns)))
     return value, _gradient(policy)
 

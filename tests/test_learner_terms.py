@@ -124,8 +124,8 @@ def test_the_ratio_is_known_without_a_forward_as_long_as_the_weights_are_those_t
     for name in ("gspo", "gspo of norms"):
         objective, totals = OBJECTIVES[name], count(rollout.mask_BT)
         fresh, stale = (
-            accumulate_gradient(policy, drawn, advantage_BT, objective, rows=ALL, totals=totals)
-            for drawn in (rollout, rollout.aged())
+            accumulate_gradient(policy, current, advantage_BT, objective, rows=ALL, totals=totals)
+            for current in (rollout, rollout.aged())
         )
         metrics = fresh.diagnostics.as_metrics()
         assert (metrics["policy/ratio_mean"], metrics["policy/ratio_std"], fresh.num_forwards) == (1.0, 0.0, 12)
@@ -143,8 +143,10 @@ def test_values_of_the_rollout_are_not_recomputed_on_policy() -> None:
     disturb(policy)
     advantage_BT = ADVANTAGE_B[:, None].expand(rollout.shape)
     spent = [
-        accumulate_gradient(policy, drawn, advantage_BT, objective, rows=ALL, totals=count(drawn.mask_BT)).num_forwards
-        for drawn in (measured, rollout, measured.aged())
+        accumulate_gradient(
+            policy, current, advantage_BT, objective, rows=ALL, totals=count(current.mask_BT)
+        ).num_forwards
+        for current in (measured, rollout, measured.aged())
     ]
     assert spent == [24, 48, 48]
 

@@ -119,11 +119,11 @@ def full_graph(
     policy: LanguagePolicy, rollout: Rollout, objective: Objective, advantage_B: Tensor = ADVANTAGE_B
 ) -> tuple[float, Tensor]:
     """The objective on the whole matrix at once, selections by torch's own quantile and means."""
-    asked = objective.values | objective.first_values | {ENTROPY}
-    measured: dict[Value | None, list[tuple[Tensor, Tensor]]] = {name: [] for name in (None, *asked)}
-    for evaluation in policy.evaluate(rollout, values=asked):
+    requested = objective.values | objective.first_values | {ENTROPY}
+    measured: dict[Value | None, list[tuple[Tensor, Tensor]]] = {name: [] for name in (None, *requested)}
+    for evaluation in policy.evaluate(rollout, values=requested):
         assert evaluation.rows is not None
-        assert set(evaluation.values) == asked
+        assert set(evaluation.values) == requested
         for name, value in {None: evaluation.logprob_BT, **evaluation.values}.items():
             measured[name].append((evaluation.rows, value))
     matrices = {name: matrix(parts, rollout.shape) for name, parts in measured.items()}

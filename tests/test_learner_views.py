@@ -210,10 +210,10 @@ def test_a_view_that_does_not_move_is_known_once_and_one_that_does_is_looked_at_
     total = count(rollout.mask_BT)
 
     def forwards(view: str, rollout: Rollout) -> int:
-        told = {"rows": ALL, "totals": total, "views": views}
+        arguments = {"rows": ALL, "totals": total, "views": views}
         advantage_BT = ADVANTAGE_B[:, None].expand(rollout.shape)
         objective = objective_of(divergence(form="k3", view=view))
-        result = accumulate_gradient(policy, rollout, advantage_BT, objective, **told)
+        result = accumulate_gradient(policy, rollout, advantage_BT, objective, **arguments)
         gradient_of(policy)
         return result.num_forwards
 

@@ -172,9 +172,9 @@ def test_papers_on_the_command_line() -> None:
 
 
 def test_methods_are_narrowed_on_the_command_line() -> None:
-    drawn = shown("--applies-to", "denoising", "--kind", "sampling")
-    assert " flow-grpo " in drawn
-    assert " gspo " not in drawn
+    output = shown("--applies-to", "denoising", "--kind", "sampling")
+    assert " flow-grpo " in output
+    assert " gspo " not in output
     assert " gtpo " not in shown("--applies-to", "denoising")
     assert " gtpo " in shown("--applies-to", "tokens")
     wrong = CliRunner().invoke(app, ["methods", "--kind", "sampler"], env={"COLUMNS": "200"})

@@ -65,18 +65,18 @@ EVERYDAY = "killed 0"
 def by(*ways: str) -> pytest.MarkDecorator:
     """How one is lost, and which."""
     marks = {way: () if way == EVERYDAY else pytest.mark.nightly for way in ways}
-    return pytest.mark.parametrize("found", [pytest.param(way, marks=marks[way]) for way in ways], indirect=True)
+    return pytest.mark.parametrize("run_end", [pytest.param(way, marks=marks[way]) for way in ways], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def run_end(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("peers")
     return on_processes(folder, [request.param], module="tests.test_peers", function="lose_one", processes=1)
 
 
 @by("killed 0", "killed 1")
-def test_one_that_is_killed_is_missed(found: dict[str, Any]) -> None:
-    one, victim = found, found["of"]
+def test_one_that_is_killed_is_missed(run_end: dict[str, Any]) -> None:
+    one, victim = run_end, run_end["of"]
     cause = f"process {victim} of 2 (pid {one['pid']} on "
     assert (one["code"], one["victim"]) == (2, -9)
     assert one["took_s"] < 60
@@ -87,8 +87,8 @@ def test_one_that_is_killed_is_missed(found: dict[str, Any]) -> None:
 
 
 @by("failing 0", "failing 1")
-def test_a_failure_of_one_process_is_raised_by_all(found: dict[str, Any]) -> None:
-    one, victim = found, found["of"]
+def test_a_failure_of_one_process_is_raised_by_all(run_end: dict[str, Any]) -> None:
+    one, victim = run_end, run_end["of"]
     assert (one["code"], one["victim"]) == (2, 1)
     assert one["took_s"] < 60
     assert f"process {victim} of 2 failed: KeyError: 'lost'" in one["output"]
@@ -99,5 +99,5 @@ def test_a_failure_of_one_process_is_raised_by_all(found: dict[str, Any]) -> Non
 
 
 @by("killed 0")
-def test_the_time_that_one_waits_for_another_is_the_settings(found: dict[str, Any]) -> None:
-    assert found["timeout_s"] == 3600.0
+def test_the_time_that_one_waits_for_another_is_the_settings(run_end: dict[str, Any]) -> None:
+    assert run_end["timeout_s"] == 3600.0

@@ -60,10 +60,10 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 def all_of(reader: int) -> str:
     """What was written to the terminal, which hands it on in portions."""
-    drawn = b""
+    screen = b""
     while select.select([reader], [], [], 1.0)[0]:
-        drawn += os.read(reader, 100_000)
-    return drawn.decode()
+        screen += os.read(reader, 100_000)
+    return screen.decode()
 
 
 def viewed(progress: RunProgress) -> list[str]:
@@ -241,9 +241,9 @@ class TestBars:
         line = {"step": 10.0} | {f"eval/{name}_accuracy/mean": 0.5 for name in ("held_out", "first", "second", "third")}
         with terminal(monkeypatch) as reader:
             RunProgress(validated({"steps": 60}), quiet=False).log_evaluation(line)
-            drawn = all_of(reader).splitlines()
+            screen = all_of(reader).splitlines()
         # 11 columns before, 23 + 3 + 20 + 3 + 21 of them: 81 are more than 80
-        assert drawn == [
+        assert screen == [
             "step   10  held_out_accuracy 0.500   first_accuracy 0.500",
             "           second_accuracy 0.500   third_accuracy 0.500",
         ]
@@ -255,8 +255,8 @@ class TestBars:
             ) as progress:
                 progress.log_step(LINE)
                 progress.print_line("a line of its own")
-            drawn = all_of(reader)
-            assert "a line of its own" in drawn
-            assert "4/60" in drawn
-            assert "kl 1.23e-04" in drawn
-            assert "…" not in drawn
+            screen = all_of(reader)
+            assert "a line of its own" in screen
+            assert "4/60" in screen
+            assert "kl 1.23e-04" in screen
+            assert "…" not in screen

@@ -308,8 +308,8 @@ def test_a_question_is_the_same_to_a_model_in_every_form(folder: Path):
     Image.new("RGB", (16, 16), (250, 0, 0)).save(folder / "far.png")
     Image.new("RGB", (16, 16), (4, 4, 4)).save(folder / "4.png")
     policy = policy_of("qwen2.5-vl")
-    drawn = [policy.rollout([prompt], group_size=3, seed=5) for prompt in read(folder, *rows)]
-    texts = [[sample.text for sample in rollout.samples] for rollout in drawn]
+    rollouts = [policy.rollout([prompt], group_size=3, seed=5) for prompt in read(folder, *rows)]
+    texts = [[sample.text for sample in rollout.samples] for rollout in rollouts]
     assert texts[:6] == [texts[0]] * 6
-    assert [rollout.old_logprob_BT.tolist() for rollout in drawn[:6]] == [drawn[0].old_logprob_BT.tolist()] * 6
-    assert drawn[6].old_logprob_BT.tolist() != drawn[0].old_logprob_BT.tolist()
+    assert [rollout.old_logprob_BT.tolist() for rollout in rollouts[:6]] == [rollouts[0].old_logprob_BT.tolist()] * 6
+    assert rollouts[6].old_logprob_BT.tolist() != rollouts[0].old_logprob_BT.tolist()

@@ -170,11 +170,11 @@ def test_a_video_with_too_large_frames_raises_on_access(tmp_path: Path, monkeypa
     path = tmp_path / "clip.mp4"
     path.write_bytes(encoded([Image.new("RGB", (64, 64), (n, 0, 0)) for n in range(8)], side=64))
     encoder = policy_of("qwen2.5-vl", video={"resized_height": 32, "resized_width": 32})._encoder
-    asked = Prompt("what is shown", videos=[str(path)])
+    prompt = Prompt("what is shown", videos=[str(path)])
     require_video(str(path))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 64 - 1)
     with pytest.raises(DataError, match=r"clip.mp4 cannot be opened as a video \(Decompression.*64 x 64 pixels"):
-        encoder(asked)
+        encoder(prompt)
     (tmp_path / "none.mp4").write_bytes(b"no video")
     with pytest.raises(DataError, match=r"none.mp4 cannot be opened as a video"):
         require_video(str(tmp_path / "none.mp4"))

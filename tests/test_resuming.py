@@ -97,13 +97,18 @@ def test_sigterm_and_slurms_warning_give_the_step_up_and_lose_none_before_it(
     number: int, tmp_path: Path, whole: Trainer
 ) -> None:
     before = signal.getsignal(number)
-    told = started(tmp_path / "half", failing(3, told=number))
-    told.train()
-    assert told.status == about(told)["status"] == "terminated"
-    assert [path.name for path in list_checkpoints(told.folder.path)] == ["step-000002"]
+    interrupted = started(tmp_path / "half", failing(3, told=number))
+    interrupted.train()
+    assert interrupted.status == about(interrupted)["status"] == "terminated"
+    assert [path.name for path in list_checkpoints(interrupted.folder.path)] == ["step-000002"]
     assert signal.getsignal(number) == before
-    assert [row["step"] for row in lines(told)] == [1, 1, 2, 2]  # the third was drawn and judged, and not learnt from
-    resumed = run(tmp_path / "half", resume=told.folder.path)
+    assert [row["step"] for row in lines(interrupted)] == [
+        1,
+        1,
+        2,
+        2,
+    ]  # the third was drawn and judged, and not learnt from
+    resumed = run(tmp_path / "half", resume=interrupted.folder.path)
     assert torch.equal(weights(resumed), weights(whole))
     assert timeless(lines(resumed)) == timeless(lines(whole))
 
@@ -326,12 +331,12 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, capsys: 
 
 
 def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, whole: Trainer) -> None:
-    told = started(tmp_path / "half", failing(1))
-    told.train()
-    assert told.status == "terminated"
-    assert list_checkpoints(told.folder.path) == []
-    resumed = run(tmp_path / "half", resume=told.folder.path)
-    assert resumed.folder.path == told.folder.path
+    interrupted = started(tmp_path / "half", failing(1))
+    interrupted.train()
+    assert interrupted.status == "terminated"
+    assert list_checkpoints(interrupted.folder.path) == []
+    resumed = run(tmp_path / "half", resume=interrupted.folder.path)
+    assert resumed.folder.path == interrupted.folder.path
     assert torch.equal(weights(resumed), weights(whole))
 
 

@@ -26,14 +26,14 @@ def rollout_of(num_samples: int = 3) -> Rollout:
 
 
 def test_a_rollout_is_on_policy_as_long_as_the_weights_that_drew_it_stay() -> None:
-    drawn = rollout_of()
-    assert drawn.on_policy
-    once, twice = drawn.aged(), drawn.aged().aged()
-    assert (drawn.on_policy, once.on_policy, twice.on_policy) == (True, False, False)
+    rollout = rollout_of()
+    assert rollout.on_policy
+    once, twice = rollout.aged(), rollout.aged().aged()
+    assert (rollout.on_policy, once.on_policy, twice.on_policy) == (True, False, False)
     assert once.age_B is not None
     assert twice.age_B is not None
     assert (once.age_B.tolist(), twice.age_B.tolist()) == ([1, 1, 1], [2, 2, 2])
-    assert drawn.age_B is None  # what it was made of is left as it was
+    assert rollout.age_B is None  # what it was made of is left as it was
 
 
 @pytest.mark.parametrize(
@@ -135,5 +135,5 @@ def test_decisions_have_one_count_and_one_order() -> None:
         record_B=[{"order": row} for row in range(3)],
     )
     assert [tokens.tokens_match_sample(row) for row in range(3)] == [True, False, False]
-    given = tokens.off_policy_sample(1, Source.REPLAY)
-    assert (given.old_logprob_T.shape, given.record) == ((1,), {"order": 1})  # pyright: ignore[reportOptionalMemberAccess]
+    off_policy = tokens.off_policy_sample(1, Source.REPLAY)
+    assert (off_policy.old_logprob_T.shape, off_policy.record) == ((1,), {"order": 1})  # pyright: ignore[reportOptionalMemberAccess]

@@ -47,7 +47,7 @@ def calls() -> list[tuple[str, str, ast.Call]]:
 
 
 def keyword(call: ast.Call, name: str) -> str | None:
-    return next((ast.unparse(given.value) for given in call.keywords if given.arg == name), None)
+    return next((ast.unparse(keyword_.value) for keyword_ in call.keywords if keyword_.arg == name), None)
 
 
 def test_no_file_is_unpickled() -> None:

@@ -83,16 +83,16 @@ def test_they_stay_with_their_samples() -> None:
 
 
 def test_known_results_keep_them() -> None:
-    asked: list[int] = []
+    scored: list[int] = []
 
     def counted(samples: Sequence[Sample]) -> list[Score | None]:
-        asked.append(len(samples))
+        scored.append(len(samples))
         return words(samples)
 
     scorer = Scorer([NamedReward("words", counted, deterministic=True)])
     first = scorer(texts("red cat", "a"))
     assert scorer(texts("red cat", "a")).scopes == first.scopes
-    assert asked == [2]
+    assert scored == [2]
 
 
 def test_a_closed_gate_is_closed_for_parts() -> None:

@@ -71,9 +71,9 @@ class TestScores:
         assert not scores.value_BR.requires_grad
 
     def test_each_reward_is_called_once_with_all_samples(self):
-        seen = []
-        score(FOUR, [NamedReward("spy", lambda samples: seen.append(list(samples)) or [0.0] * 4)])
-        assert seen == [FOUR]
+        arguments = []
+        score(FOUR, [NamedReward("spy", lambda samples: arguments.append(list(samples)) or [0.0] * 4)])
+        assert arguments == [FOUR]
 
 
 class TestFailures:
@@ -181,18 +181,18 @@ class TestTrlForm:
         chat = Sample(Prompt("how many?", images=[tmp_path / "a.png"], messages=turns), 0, 0, text="")
         image = Sample(Prompt("a cat"), 1, 0, image=picture, tokens=[4])
         video = Sample(Prompt("a dog"), 2, 0, video=[picture])
-        seen: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
 
         def spy(completions, **columns):
-            seen.update(columns, completions=completions)
+            arguments.update(columns, completions=completions)
             return [0.0] * len(completions)
 
         as_reward(spy)([chat, image, video])
-        assert seen["completions"] == [[{"role": "assistant", "content": ""}], picture, [picture]]
-        assert seen["prompts"] == [turns, "a cat", "a dog"]
-        assert [[shown.getpixel((0, 0)) for shown in images] for images in seen["images"]] == [[(7, 7, 7)], [], []]
-        assert "image" not in seen
-        assert seen["completion_ids"] == [None, [4], None]
+        assert arguments["completions"] == [[{"role": "assistant", "content": ""}], picture, [picture]]
+        assert arguments["prompts"] == [turns, "a cat", "a dog"]
+        assert [[shown.getpixel((0, 0)) for shown in images] for images in arguments["images"]] == [[(7, 7, 7)], [], []]
+        assert "image" not in arguments
+        assert arguments["completion_ids"] == [None, [4], None]
 
     def test_a_function_that_names_the_image_gets_the_first(self):
         prompt = Prompt("which?", images=[Image.new("L", (2, 2), 7), Image.new("L", (2, 2), 9)])
@@ -276,15 +276,15 @@ class TestTrlItself:
             Prompt("q", images=[picture, other], messages=[{"role": "user", "content": parts}]),
             Prompt("q", messages=plain),
         ]
-        seen: list[Any] = []
+        arguments: list[Any] = []
 
         def spy(prompts, completions, image, **columns):
-            seen.extend([prompts, image])
+            arguments.extend([prompts, image])
             return [0.0] * len(prompts)
 
         as_reward(spy)([Sample(prompt, i, 0, text="") for i, prompt in enumerate(prompts)])
-        assert seen[0] == [prepare(p.messages, p.images) for p in prompts[:2]] + [plain]
-        assert seen[1] == [picture, picture, None]
+        assert arguments[0] == [prepare(p.messages, p.images) for p in prompts[:2]] + [plain]
+        assert arguments[1] == [picture, picture, None]
         assert parts[0] == {"type": "image"}  # what the policy reads is not written to
 
 

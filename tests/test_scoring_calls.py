@@ -116,10 +116,10 @@ class TestThreads:
 
     @pytest.mark.parametrize("concurrent", [True, False])
     def test_a_stuck_reward_uses_one_thread_for_any_number_of_calls(self, concurrent: bool):
-        leave, asked = threading.Event(), []
+        leave, calls = threading.Event(), []
 
         def stuck(samples: Sequence[Sample]) -> list[float]:
-            asked.append(len(samples))
+            calls.append(len(samples))
             leave.wait(60)
             return [1.0] * len(samples)
 
@@ -128,11 +128,11 @@ class TestThreads:
         for _ in range(12):
             assert scorer(FOUR).failures == {"stuck": 4}
         (held,) = set(threading.enumerate()) - before
-        assert asked == [4]
+        assert calls == [4]
         leave.set()
         held.join(60)
         assert set(threading.enumerate()) <= before
-        assert asked == [4]  # those that were given up were never begun
+        assert calls == [4]  # those that were given up were never begun
 
     @pytest.mark.parametrize("concurrent", [True, False])
     def test_a_reward_that_exits_has_failed(self, concurrent: bool):

@@ -55,17 +55,17 @@ def resumed(output: Path) -> Trainer:
     """The second step taken by a trainer that goes on from the first one's checkpoint."""
     rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 3}}
     values = scenarios.base(output, rollout=rollout, checkpoint={"every": 1})
-    given = {"brightness": scenarios.brightness}, scenarios.digit_prompts()
+    arguments = {"brightness": scenarios.brightness}, scenarios.digit_prompts()
 
     def policy() -> Any:
         return scenarios.make_policy(rollout_batch=1, update_batch=1)
 
-    whole = scenarios.finished(Trainer(policy(), *given, values))
+    whole = scenarios.finished(Trainer(policy(), *arguments, values))
     whole.job.barrier()
     if whole.job.is_main:
         shutil.rmtree(whole.folder.path / "checkpoints" / "step-000002")
     whole.job.barrier()
-    again = scenarios.finished(Trainer(policy(), *given, values, resume=whole.folder.path))
+    again = scenarios.finished(Trainer(policy(), *arguments, values, resume=whole.folder.path))
     assert all(torch.equal(one, other) for one, other in zip(whole.parameters, again.parameters, strict=True))
     return again
 
@@ -185,8 +185,8 @@ def on_two(
     processes: int = 2,
 ) -> Any:
     """What a function of a module of tests gives on the first of two processes, or of so many."""
-    told = {"TEST_ENGINE": engine}
-    return on_processes(folder, names, module=module, function=function, processes=processes, environment=told)
+    environment = {"TEST_ENGINE": engine}
+    return on_processes(folder, names, module=module, function=function, processes=processes, environment=environment)
 
 
 @pytest.mark.parametrize("names", [EVERYDAY, pytest.param(BY_NIGHT, marks=pytest.mark.nightly)], ids=["day", "night"])
@@ -248,12 +248,12 @@ def tried_alone(folder: Path, names: Sequence[str]) -> list[Tensor]:
     assert job.sharding is not None
     whole, policy = (scenarios.policy_of("llama", lora={"rank": 2}) for _ in range(2))
     policy.shard(job.sharding.shard)
-    drawn: list[Tensor] = []
+    logprobs: list[Tensor] = []
     with job.gathered_for_rollout(RuntimeConfig()):
         if job.is_main:  # which tries ways by their gradients, and so needs the other's empty calls
-            drawn.append(policy.rollout(prompts_of("llama"), group_size=2, seed=0).old_logprob_BT)
+            logprobs.append(policy.rollout(prompts_of("llama"), group_size=2, seed=0).old_logprob_BT)
     job.barrier()
-    return [*drawn, whole.rollout(prompts_of("llama"), group_size=2, seed=0).old_logprob_BT]
+    return [*logprobs, whole.rollout(prompts_of("llama"), group_size=2, seed=0).old_logprob_BT]
 
 
 def alone(folder: Path, names: Sequence[str]) -> tuple[Any, list[Tensor]]:

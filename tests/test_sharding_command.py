@@ -42,12 +42,12 @@ def test_unsupported_launches_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["quickstart/digits-image", "stepz=1"], "did you mean steps"),
         (["--resume", "no"], "neither a run f"),
     ):
-        told = CliRunner().invoke(app, ["train", *wrong, "--accelerate", "gpus"])
-        assert (told.exit_code, started) == (2, [])
-        assert why in told.stderr
-    told = CliRunner().invoke(app, ["train", "quickstart/digits-image", "--processes", "2"])
-    assert told.exit_code == 2
-    assert "--processes needs --accelerate" in " ".join(told.output.split())
+        output = CliRunner().invoke(app, ["train", *wrong, "--accelerate", "gpus"])
+        assert (output.exit_code, started) == (2, [])
+        assert why in output.stderr
+    output = CliRunner().invoke(app, ["train", "quickstart/digits-image", "--processes", "2"])
+    assert output.exit_code == 2
+    assert "--processes needs --accelerate" in " ".join(output.output.split())
 
 
 def test_missing_deepspeed_raises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,12 +75,17 @@ def _command_on_cpus(folder: Path, engine: str = "fsdp2") -> list[str]:
 @pytest.mark.nightly
 def test_two_nodes_of_slurm_are_one_run(tmp_path: Path) -> None:
     """What srun starts on each of two nodes, both of them this machine."""
-    given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29713"}
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path.cwd()),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29713",
+    }
     nodes = [
         subprocess.Popen(
             _command_on_cpus(tmp_path),
             cwd=tmp_path,
-            env={**os.environ, **given, "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": str(rank)},
+            env={**os.environ, **environment, "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -68,8 +68,8 @@ def texts(output: Path) -> Trainer:
     rollout = {"prompts_per_step": 2, "group_size": 4}
     objective, update = {"kl": {"divergence": "k3", "beta": 0.1}}, {"ema": {"decay": 0.5}}
     values = scenarios.base(output, rollout=rollout, objective=objective, update=update, checkpoint={"every": 1})
-    policy, given = scenarios.policy_of("llama"), {"shortest": scenarios.shortest}
-    return Trainer(policy, given, prompts_of("llama"), values)
+    policy, rewards = scenarios.policy_of("llama"), {"shortest": scenarios.shortest}
+    return Trainer(policy, rewards, prompts_of("llama"), values)
 
 
 def told_to_end(output: Path, *, raises: bool) -> Trainer:
@@ -117,8 +117,8 @@ def loaded(output: Path) -> Trainer:
     call = scenarios.make_policy().settings.call
     objective = {"kl": {"divergence": "gaussian", "beta": 0.1}}
     values = scenarios.base(output, rollout=rollout, objective=objective, steps=2, advantage={"scale": "none"})
-    given = {"brightness": scenarios.brightness}, scenarios.digit_prompts()
-    return Trainer(None, *given, {**values, "policy": {**named, "lora": None, "call": dict(call)}})
+    arguments = {"brightness": scenarios.brightness}, scenarios.digit_prompts()
+    return Trainer(None, *arguments, {**values, "policy": {**named, "lora": None, "call": dict(call)}})
 
 
 def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -265,8 +265,8 @@ def test_variety_within_groups() -> None:
     texts = [Sample(Prompt("q"), i // 3, i % 3, text=text) for i, text in enumerate(["a", "a", "a", "a", "b", "c"])]
     assert diversity_metrics(texts) == {"samples/distinct_frac": 0.5}  # 0 and 1
     black, white = (Image.fromarray(np.full((8, 8), gray, dtype=np.uint8)) for gray in (0, 255))
-    drawn = [Sample(Prompt("q"), i // 2, i % 2, image=image) for i, image in enumerate([black, white, white, white])]
-    assert diversity_metrics(drawn) == {"samples/pixel_spread": pytest.approx(0.25)}  # a half and 0
+    samples = [Sample(Prompt("q"), i // 2, i % 2, image=image) for i, image in enumerate([black, white, white, white])]
+    assert diversity_metrics(samples) == {"samples/pixel_spread": pytest.approx(0.25)}  # a half and 0
     filmed = [Sample(Prompt("q"), 0, i, video=[white, frame, white]) for i, frame in enumerate([black, white])]
     assert diversity_metrics(filmed) == {"samples/pixel_spread": pytest.approx(0.5)}
     assert diversity_metrics(texts[:1]) == {}

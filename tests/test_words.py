@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from tests.words import names_of_tests, phrase_places, prose_per_thousand, repeated_classes, repeated_files, uses
+import re
+from collections import Counter
+
+from tests.words import (
+    identifiers,
+    names_of_tests,
+    parts_of,
+    phrase_places,
+    prose_per_thousand,
+    python_files,
+    repeated_classes,
+    repeated_files,
+    uses,
+)
 
 LIMIT = 5
 """Uses of a word where it is the field's own."""
 
-WORDS = ("said", "told", "known", "found", "asked", "beside", "behind", "held", "drawn", "whole", "mine", "there")
+PARTICIPLES = "said told known found asked held drawn given kept judged taught shown seen heard learnt"
+WORDS = (*PARTICIPLES.split(), "beside", "behind", "whole", "mine", "there", "own", "one")
+"""Participles and adverbs that do not say what a thing is."""
+
+NAMES = re.compile(r"held_?out|NotFoundError|get_origin|one_hot|leave_one_out|ONE_GPU|train_one|at_one|near_one", re.I)
+"""Names of the field, of Python and of libraries."""
 
 
 ALLOWED = (
@@ -23,6 +41,22 @@ ALLOWED = (
 def test_identifiers_are_nouns_of_the_field() -> None:
     counts = uses()
     assert {word: counts[word] for word in WORDS if counts[word] > LIMIT} == {}
+
+
+def test_parts_of_names_are_nouns_of_the_field() -> None:
+    """``given_of`` and ``kept_BT`` say no more than ``given`` and ``kept``."""
+    names: dict[str, Counter[str]] = {word: Counter() for word in WORDS}
+    for path in python_files():
+        for name, number in identifiers(path).items():
+            for word in parts_of(name) & set(WORDS) if not NAMES.search(name) else ():
+                names[word][name] += number
+    assert {word: dict(counts) for word, counts in names.items() if counts.total() > LIMIT} == {}
+
+
+def test_results_and_messages_of_tests_are_named() -> None:
+    """The value that a test compares is a ``result``, and the text of an error a ``message``."""
+    counts = uses(("tests", "benchmarks"))
+    assert {word: counts[word] for word in ("found", "said") if counts[word] > LIMIT} == {}
 
 
 def test_public_classes_have_different_names() -> None:

@@ -35,7 +35,6 @@ WORDS = (
         "odd",
     ),
     *(
-        "odd",
         "nobody",
         "somebody",
         "sight",
@@ -125,12 +124,17 @@ def uses(folders: Iterable[str] = PRODUCT) -> Counter[str]:
     return total
 
 
+def parts_of(name: str) -> set[str]:
+    """The words of an identifier, in lower case."""
+    return set(re.split(r"_+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()))
+
+
 def components(folders: Iterable[str] = PRODUCT) -> Counter[str]:
     """How often each of ``WORDS`` is a part of a longer identifier."""
     total: Counter[str] = Counter()
     for path in python_files(folders):
         for name, number in identifiers(path).items():
-            parts = set(re.split(r"_+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())) - {name}
+            parts = parts_of(name) - {name}
             total.update({word: number for word in WORDS if word in parts})
     return total
 

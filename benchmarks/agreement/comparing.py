@@ -122,7 +122,7 @@ class Case:
         source: of the authors.
         theirs: their numbers of the rows.
         ours: our numbers of the rows.
-        said: what is compared, where it is not the whole, or which of their settings is.
+        note: the part that is compared, if not all of it, or the setting of theirs that is used.
     """
 
     method: str

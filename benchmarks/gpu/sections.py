@@ -61,10 +61,10 @@ def ceilings(bench: Bench) -> None:
     target = torch.empty_like(source)
     product_s, copy_s = _each_s(bench, lambda: a @ b), _each_s(bench, lambda: target.copy_(source))
     _rates[bench.device] = 2 * side**3 / product_s
-    found = {"bf16 product TFLOP/s": _rates[bench.device] / 1e12, "copy TB/s": 2 * source.nbytes / copy_s / 1e12}
+    result = {"bf16 product TFLOP/s": _rates[bench.device] / 1e12, "copy TB/s": 2 * source.nbytes / copy_s / 1e12}
     name = torch.cuda.get_device_name() if bench.device.startswith("cuda") else "CPU"
     used = {"peak TFLOP/s of MFU": _rate(bench) / 1e12, "torch": torch.__version__}
-    bench.row(name, {**found, **used, "tf32 convolutions": torch.backends.cudnn.allow_tf32})
+    bench.row(name, {**result, **used, "tf32 convolutions": torch.backends.cudnn.allow_tf32})
 
 
 def invariance(bench: Bench) -> None:
@@ -202,7 +202,7 @@ def _invariance(bench: Bench, title: str, make: Callable[[int], Policy]) -> None
     takes_images = isinstance(policy, LanguagePolicy)
     rollout = policy.rollout([Prompt(text, images=[image] if takes_images else [])], group_size=4, seed=0)
     gap = largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT)
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     reference: list[torch.Tensor] = []
     for batch in (4, 1, 2):
         policy = make(batch)
@@ -210,8 +210,8 @@ def _invariance(bench: Bench, title: str, make: Callable[[int], Policy]) -> None
         gradient = gradients(policy, rollout)
         reference = reference or gradient
         if batch != 4:
-            found[f"gradient of {batch} row(s), relative"] = relative_difference(gradient, reference)
-    bench.row(title, {"on-policy gap": gap, **found})
+            result[f"gradient of {batch} row(s), relative"] = relative_difference(gradient, reference)
+    bench.row(title, {"on-policy gap": gap, **result})
 
 
 def _sd3_variants(bench: Bench, variants: dict[str, dict[str, Any]]) -> None:
@@ -250,8 +250,8 @@ def _language_variant(bench: Bench, case: Any, title: str, settings: dict[str, A
         drawn = timed(bench.device, run.rollout)
         seconds.append(drawn.spent.wall_s)
         tokens = sum(len(sample.tokens or ()) for sample in drawn.value.samples)
-    found = {"log-prob gap": run.gap, "direct call, max gap": run.direct_gap, "tokens/s": tokens / median(seconds)}
-    bench.row(title, {**found, "G": GROUP, "first s": ready_s})
+    result = {"log-prob gap": run.gap, "direct call, max gap": run.direct_gap, "tokens/s": tokens / median(seconds)}
+    bench.row(title, {**result, "G": GROUP, "first s": ready_s})
 
 
 def _memory(bench: Bench, title: str, side: int) -> None:

@@ -36,9 +36,9 @@ def main() -> None:
             with suppress(Exception):  # the code may have closed or replaced it
                 stream.flush()
         written = os.pread(output, 4 * max_chars, 0).decode("utf-8", "replace")
-        shown = written[:max_chars]
-        num_cut = max(os.fstat(output).st_size - len(shown.encode("utf-8", "replace")), 0)
-        replies.write(json.dumps({"output": shown, "num_cut": num_cut, "error": error[-max_chars:]}) + "\n")
+        text = written[:max_chars]
+        num_cut = max(os.fstat(output).st_size - len(text.encode("utf-8", "replace")), 0)
+        replies.write(json.dumps({"output": text, "num_cut": num_cut, "error": error[-max_chars:]}) + "\n")
         replies.flush()
 
 

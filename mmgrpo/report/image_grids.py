@@ -89,7 +89,7 @@ class ImageGrids:
         return any(row.inputs for row in self.rows)
 
     @property
-    def num_shown(self) -> int:
+    def num_displayed(self) -> int:
         """Number of requests in a grid."""
         return sum(len(row.strips[0]) for row in self.rows)
 

@@ -94,8 +94,8 @@ def sample_requests(
         ConfigError: the policy does not support a request, or a prompt template is missing.
         DataError: an answer is to be read that a row does not have.
     """
-    own_rows = rows_by_identity([rollout for earlier in before for rollout in earlier.rollouts])
-    row_of = rows_by_identity(others) | own_rows
+    step_rows = rows_by_identity([rollout for earlier in before for rollout in earlier.rollouts])
+    row_of = rows_by_identity(others) | step_rows
     text_ends = policy.text_offsets if isinstance(policy, SupportsTextOffsets) and not others else None
     history_of = _histories(row_of, rewards, seed, text_ends)
     alike: dict[tuple[object, ...], list[int]] = {}

@@ -99,8 +99,8 @@ class Targets:
         pixels = processor.preprocess(list(frames), height=height, width=width)
         latent = _latent(layout, pixels)
         if latent.shape[-2:] != layout.latent_shape[-2:]:
-            (h, w), (own_h, own_w) = layout.latent_shape[-2:], latent.shape[-2:]
-            height, width = pixels.shape[-2] * h // own_h, pixels.shape[-1] * w // own_w
+            (h, w), (latent_h, latent_w) = layout.latent_shape[-2:], latent.shape[-2:]
+            height, width = pixels.shape[-2] * h // latent_h, pixels.shape[-1] * w // latent_w
             latent = _latent(layout, processor.preprocess(list(frames), height=height, width=width))
         return latent
 

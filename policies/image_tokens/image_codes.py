@@ -99,7 +99,7 @@ def _in_vocabulary(model: PreTrainedModel, ids_K: Tensor, *, line_end: int | Non
             f"the vocabulary of {type(model).__name__} has {head.weight.shape[0]} tokens and not the {len(ids_K)} "
             "codes from policy.first_code on: set it to the id of the first code, and use the autoencoder of this model"
         )
-    _require_own(model, head)
+    _require_head_of_model(model, head)
 
     def logits(hidden: Tensor) -> Tensor:
         if type(head) is not nn.Linear:  # one that carries adapters
@@ -112,7 +112,7 @@ def _in_vocabulary(model: PreTrainedModel, ids_K: Tensor, *, line_end: int | Non
 
 
 @torch.no_grad()
-def _require_own(model: PreTrainedModel, head: nn.Module) -> None:
+def _require_head_of_model(model: PreTrainedModel, head: nn.Module) -> None:
     """Raises PolicyError if the model's allowed logits are not those of its head."""
     ids_1L = torch.arange(PROBED, device=model.device)[None]
     theirs = model(input_ids=ids_1L, use_cache=False).logits.float()

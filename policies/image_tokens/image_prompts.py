@@ -38,7 +38,7 @@ class EncodedImagePrompt:
 
     Attributes:
         prompt: the prompt; stored so that its ``id`` stays unique.
-        shown_P: its token ids, up to the first code.
+        token_P: its token ids, up to the first code.
         blank_P: token ids of the unconditional side, up to the first code.
     """
 

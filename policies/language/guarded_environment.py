@@ -32,7 +32,7 @@ MAX_PIXELS = 2**26
 MAX_REWARD = torch.finfo(torch.float32).max
 """The largest absolute value of a turn's reward."""
 
-_traceback_shown: set[str] = set()  # names of environments; one traceback each per process is enough
+_names_with_traceback: set[str] = set()  # names of environments; one traceback each per process is enough
 
 
 @final
@@ -185,8 +185,8 @@ class GuardedEnvironment:
             return  # of a call that was given up
         text = f"{self._name}.{method} raised {type(error).__name__}: {reason}"[:500]
         self.error = text.encode("utf-8", "replace").decode("utf-8")
-        first = self._name not in _traceback_shown
-        _traceback_shown.add(self._name)
+        first = self._name not in _names_with_traceback
+        _names_with_traceback.add(self._name)
         logger.warning("%s; its sample is not scored", self.error, exc_info=error if first else None)
 
     def _checked(self, returned: object) -> Turn:

@@ -40,8 +40,8 @@ class PolicyRows:
             return
         mask_NT = mask_BT[self.row_N][:, : self.rollout.shape[1]]
         for evaluation in policy.evaluate(replace(self.rollout, mask_BT=mask_NT), local, values=values):
-            own_N = torch.tensor(local) if evaluation.rows is None else evaluation.rows.cpu()
-            yield replace(evaluation, rows=self.row_N[own_N])
+            local_N = torch.tensor(local) if evaluation.rows is None else evaluation.rows.cpu()
+            yield replace(evaluation, rows=self.row_N[local_N])
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,6 @@ def test_operations_of_a_decoder() -> None:
     model, _ = model_and_processor(CASES["text"])
     ids_NL = torch.zeros(2, 100, dtype=torch.long)
     with torch.no_grad():
-        found = counted(lambda: model(input_ids=ids_NL))
+        measured = counted(lambda: model(input_ids=ids_NL))
     # attention of torch counts every pair, the formula those that are not masked
-    assert 0.97 < decoder_forward(model.config, [(100, 0)] * 2, 200) / found <= 1.0
+    assert 0.97 < decoder_forward(model.config, [(100, 0)] * 2, 200) / measured <= 1.0

@@ -77,7 +77,7 @@ class Step:
     @property
     def shape(self) -> tuple[int, int]:
         """(B, T)."""
-        given = (
+        values = (
             self.tokens
             or self.states
             or self.drawn_by
@@ -86,7 +86,7 @@ class Step:
             or self.entropy
             or self.parts
         )
-        return len(self.reward), len(given[0]) if given else max(self.lengths or [2])
+        return len(self.reward), len(values[0]) if values else max(self.lengths or [2])
 
     @property
     def group_B(self) -> Tensor:

@@ -109,14 +109,14 @@ PLAYS: dict[str, Play] = {
 @pytest.mark.parametrize("name", PLAYS)
 def test_stages_follow_their_rows(name: str) -> None:
     play, strategy = PLAYS[name], Algorithm.of(config_of(name)).strategy
-    setting, rounds, asked = Setting(step=0, num_prompts=2, group_size=2), list[Round](), []
+    setting, rounds, requested = Setting(step=0, num_prompts=2, group_size=2), list[Round](), []
     for rewards, cut_off in zip(play.rewards, play.unfinished, strict=False):
         requests = strategy.ask(rounds, setting)
-        asked.append(
+        requested.append(
             [(one.prompt, one.members[0], len(one.members), one.prompt_template, one.after) for one in requests]
         )
         rounds.append(drawn(requests, rewards, [place not in cut_off for place in range(len(rewards))]))
-    assert asked[1:] == list(play.asked)
+    assert requested[1:] == list(play.asked)
     assert strategy.ask(rounds, setting) == ()
 
 
@@ -253,8 +253,8 @@ def test_the_loss_of_delethink_is_the_mean_over_answers_of_their_mean_over_token
     mask_BT = torch.arange(3) < torch.tensor([3, 2, 1])[:, None]
     feedback = feedback_of([0.0, 0.0, 1.0], [0] * 3, mask=mask_BT.int().tolist())
     feedback = replace(feedback, after_B=torch.tensor([-1, -1, 0]))
-    given_BT = torch.tensor([0.0, -1.0, 1.0])[:, None].expand(3, 3)
-    advantage_BT = estimator.assign(feedback, given_BT)
+    input_BT = torch.tensor([0.0, -1.0, 1.0])[:, None].expand(3, 3)
+    advantage_BT = estimator.assign(feedback, input_BT)
     weight_BT = objective.mean_weights(mask_BT, count(mask_BT, group_B=feedback.group_B))
     ratio_BT = torch.ones(3, 3)
     assert float(-(weight_BT * ratio_BT * advantage_BT).sum()) == pytest.approx(0.0, abs=1e-7)

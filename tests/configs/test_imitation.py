@@ -61,22 +61,22 @@ def test_right_answers_are_viewed_with_the_prompt_of_the_weakest_part() -> None:
     texts = [
         prompt_template(Prompt("q"), 0, History()) for prompt_template in Algorithm.of(config).prompt_templates.values()
     ]
-    told = [one.messages[0]["content"] for one in texts if one is not None and one.messages is not None]
+    system_texts = [one.messages[0]["content"] for one in texts if one is not None and one.messages is not None]
     view = config.objective.views["weakest"].prompt_template
     assert view is not None
-    assert view.numbers["texts"] == told
+    assert view.numbers["texts"] == system_texts
     parts = [part for part in ("textbook", "at_length", "reflecting") for _ in range(2)]
     samples = [Sample(Prompt("q"), 0, member, text="a", prompt_template=part) for member, part in enumerate(parts)]
-    history, show = History(samples=samples, rewards=[1, 0, 0, 0, 1, 1]), weakest_system(texts=told)
+    history, show = History(samples=samples, rewards=[1, 0, 0, 0, 1, 1]), weakest_system(texts=system_texts)
     shown = [show(sample.prompt, sample.member, history) for sample in samples]
     assert shown[:4] == [None] * 4
     assert [one and one.messages for one in shown[4:]] == [
-        [{"role": "system", "content": told[1]}, {"role": "user", "content": "q"}]
+        [{"role": "system", "content": system_texts[1]}, {"role": "user", "content": "q"}]
     ] * 2
     assert show(Prompt("q"), 0, replace(history, rewards=[1, 0, 0, 1, 1, 0])) is None
     assert show(Prompt("q"), 0, History()) is None
     with pytest.raises(ConfigError, match="2 texts, but the group was sampled in 3 prompt templates"):
-        weakest_system(texts=told[:2])(Prompt("q"), 0, history)
+        weakest_system(texts=system_texts[:2])(Prompt("q"), 0, history)
 
 
 def test_prompts_to_explore_are_remembered_and_sampled() -> None:

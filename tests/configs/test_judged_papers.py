@@ -44,11 +44,11 @@ def test_answers_have_the_score_of_the_judge(name: str, monkeypatch: pytest.Monk
         for member, (columns, text, length, _) in enumerate(judged.answers)
     ]
     with running(Server(says=judged.says, first=judged.first)) as server:
-        told = [
+        reward_settings = [
             reward.model_dump(exclude_unset=True)
             for reward in runs_of(load_config(f"papers/{name}"))[judged.run].rewards
         ]
-        rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in told])
+        rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in reward_settings])
         scores = shape_scores(score(samples, rewards), rewards, 0)[0]
     assert scores.valid_BR.all()
     total_B = (scores.value_BR * scores.weight_R).sum(1)
@@ -57,22 +57,22 @@ def test_answers_have_the_score_of_the_judge(name: str, monkeypatch: pytest.Monk
 
 def test_edits_have_the_minimum_of_their_scores() -> None:
     """Of 25, in each of four draws: one is done 10 and looks 15, the other 5 and 15; by the code the root of both."""
-    seen: list[str] = []
+    questions: list[str] = []
 
     def says(asked: str) -> str:
-        seen.append(asked)
+        questions.append(asked)
         return "Score: [25, 15]" if "natural" in asked else "Score: [20, 10]" if "a hat" in asked else "Score: [5, 20]"
 
     config = load_config("papers/editscore")
     edits = [Sample(Prompt(text, images=[noise(0)]), 0, i, image=noise(1)) for i, text in enumerate(("a hat", "a cap"))]
     with running(Server(says=says)) as server:
-        told = [reward.model_dump(exclude_unset=True) | {"url": server.url} for reward in config.rewards]
-        rewards = build_rewards([RewardConfig.model_validate(settings) for settings in told])
+        reward_settings = [reward.model_dump(exclude_unset=True) | {"url": server.url} for reward in config.rewards]
+        rewards = build_rewards([RewardConfig.model_validate(settings) for settings in reward_settings])
         scores = shape_scores(score(edits, rewards), rewards, 0)[0]
     value_RPG = scores.value_BR.T[:, None]
     total_PG = COMBINATIONS[config.advantage.combine.name](value_RPG, scores.weight_R, scores.valid_BR.T[:, None])
     assert total_PG[0].tolist() == pytest.approx([math.sqrt(0.4 * 0.6), math.sqrt(0.2 * 0.6)])
-    assert len(seen) == 16
+    assert len(questions) == 16
     assert [len(r["messages"][0]["content"]) for r in server.requests].count(
         3
     ) == 8  # before and after, and the question
@@ -88,8 +88,8 @@ def test_meaning_counts_in_addition_to_the_judge(tmp_path: Path) -> None:
         for i, answer in enumerate(answers)
     ]
     with running(Server(says=lambda asked: "NO" if "lung" in asked else "YES")) as server:
-        told = [reward.model_dump(exclude_unset=True) for reward in load_config("papers/medix-r1").rewards]
-        told[1] |= {"model": encoder, "threshold": 0.999}
-        rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in told])
+        reward_settings = [reward.model_dump(exclude_unset=True) for reward in load_config("papers/medix-r1").rewards]
+        reward_settings[1] |= {"model": encoder, "threshold": 0.999}
+        rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in reward_settings])
         scores = shape_scores(score(samples, rewards), rewards, 0)[0]
     assert (scores.value_BR * scores.weight_R).sum(1).tolist() == pytest.approx(list(answers.values()), abs=1e-6)

@@ -162,8 +162,8 @@ def test_paper_hparams_of_another_method_apply_with_it(write: Write) -> None:
 
 
 def test_the_resolved_file_reads_back_to_the_same(write: Write, tmp_path: Path) -> None:
-    for asked in (True, False):
-        config = load_config(write("run", {"include": ["model", "ours"], "use_paper_hparams": asked}))
+    for use_paper_hparams in (True, False):
+        config = load_config(write("run", {"include": ["model", "ours"], "use_paper_hparams": use_paper_hparams}))
         (tmp_path / "config.yaml").write_text(dump_config(config))
         assert load_config(tmp_path / "config.yaml") == config
 

@@ -47,8 +47,8 @@ def test_rewards_without_execution_are_scored(name: str) -> None:
 
 def in_memory(reward: RewardConfig, url: str) -> RewardConfig:
     """The reward as it is, but that its database is made by the row, and where its judge is."""
-    told = {key: value for key, value in reward.model_dump(exclude_unset=True).items() if key != "database"}
-    return RewardConfig.model_validate(asking(told, url))
+    settings = {key: value for key, value in reward.model_dump(exclude_unset=True).items() if key != "database"}
+    return RewardConfig.model_validate(asking(settings, url))
 
 
 @needs_sandbox

@@ -259,9 +259,9 @@ def _write_edits(folder: Path) -> None:
     rows = []
     for number, word in enumerate(("two", "three", "four", "five")):
         Image.linear_gradient("L").resize((16, 16)).rotate(90 * number).save(folder / f"{number}.png")
-        asked = {"prompt": f"Change the number of cats to {word}.", "requirement": f"There are {word} cats."}
+        row = {"prompt": f"Change the number of cats to {word}.", "requirement": f"There are {word} cats."}
         included = {"tag": "counting", "include": [{"class": "cat", "count": number + 2}]}
-        rows.append({**asked, **included, "image": f"{number}.png"})
+        rows.append({**row, **included, "image": f"{number}.png"})
     for file in ("edits.jsonl", "held_out_edits.jsonl"):
         (folder / file).write_text("\n".join(map(json.dumps, rows)))
 
@@ -296,8 +296,8 @@ def test_recipe_runs_with_its_own_rewards(
     (folder,) = tmp_path.glob("*/evaluation.jsonl")
     judged = [json.loads(line) for line in folder.read_text().splitlines()]
     assert [line["step"] for line in judged] == [0, 1]
-    asked = {f"eval/{reward.logged_name}/mean" for reward in config.evaluation.rewards} - {"eval/motion/mean"}
-    assert {key for line in judged for key in line} >= asked - {"eval/grid_artifacts/mean"}
+    expected = {f"eval/{reward.logged_name}/mean" for reward in config.evaluation.rewards} - {"eval/motion/mean"}
+    assert {key for line in judged for key in line} >= expected - {"eval/grid_artifacts/mean"}
     if name.startswith("wan"):  # 20 steps, of which 19 are drawn; guidance takes two forwards; update and reference
         assert metrics[-1]["count/forwards_per_sample"] == pytest.approx(2 * (20 + 2 * 19))
         assert metrics[0]["policy/kl_mean"] == pytest.approx(0.0, abs=1e-9)

@@ -146,9 +146,9 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
         assert all(line["rollout/rounds"] == 4 and line["policy/hints_mean"] > 0 for line in lines)
     if name == "scaf-grpo":  # of 4 drawn and 16 hinted, 2 and 2 are kept
         assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([4 / 20] * 2)
-    drawn, kept = KEPT.get(name, (1, 1))
+    num_sampled, kept = KEPT.get(name, (1, 1))
     if name in KEPT:
-        assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([kept / drawn] * 2)
+        assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([kept / num_sampled] * 2)
     if name == "eepo":  # half of each group is drawn by weights that have moved
         assert all(line["policy/on_policy_gap"] > 1e-5 for line in lines)
     if name == "aepo":  # one of two drawn otherwise takes the place of another, and is worth 1

@@ -39,18 +39,20 @@ def test_masked_patches_are_black_complete_and_keyed() -> None:
 def test_the_share_is_of_patches() -> None:
     large = Prompt("", images=[Image.new("RGB", (140, 140), "white")])
     prompt_template = masked_image(share=0.6, patch=1)
-    seen = prompt_template(large, 0, History())
-    assert seen is not None
-    assert (np.asarray(seen.images[0]) == 0).mean() == pytest.approx(0.6, abs=0.02)  # 19,600 patches: deviation 0.0035
+    prompt = prompt_template(large, 0, History())
+    assert prompt is not None
+    assert (np.asarray(prompt.images[0]) == 0).mean() == pytest.approx(
+        0.6, abs=0.02
+    )  # 19,600 patches: deviation 0.0035
     for share, expected in ((0.0, 255), (1.0, 0)):
         assert {int(pixel) for one in shown(masked_image(share=share)) for pixel in np.unique(one)} == {expected}
 
 
 def test_noise_keeps_the_share_of_the_signal() -> None:
     gray = Prompt("", images=[Image.new("RGB", (200, 200), (160, 160, 160))])
-    seen = noised_image(share=0.01)(gray, 0, History())
-    assert seen is not None
-    pixels = np.asarray(seen.images[0]) / 127.5 - 1
+    prompt = noised_image(share=0.01)(gray, 0, History())
+    assert prompt is not None
+    pixels = np.asarray(prompt.images[0]) / 127.5 - 1
     assert pixels.mean() == pytest.approx(np.sqrt(0.99) * (160 / 127.5 - 1), abs=2e-3)
     assert pixels.std() == pytest.approx(0.1, abs=2e-3)
     assert (shown(noised_image(share=0.0))[0] == 255).all()
@@ -83,8 +85,8 @@ def history(*rewards: float | None, texts: tuple[str, ...] = ("zero", "one", "tw
 
 def test_a_peers_answer_is_the_first_right_one_of_another() -> None:
     prompt_template = peer_answer(text="{prompt}|{answer}", at_least=0.5)
-    told = [prompt_template(WHITE, member, history(1.0, 0.0, 0.5)) for member in range(3)]
-    assert [one.text for one in told if one] == ["what is it|two", "what is it|zero", "what is it|zero"]
+    prompts = [prompt_template(WHITE, member, history(1.0, 0.0, 0.5)) for member in range(3)]
+    assert [one.text for one in prompts if one] == ["what is it|two", "what is it|zero", "what is it|zero"]
     assert [prompt_template(WHITE, member, history(None, 1.0, 0.4)) is None for member in range(3)] == [
         False,
         True,
@@ -97,9 +99,9 @@ def test_a_peers_answer_is_the_first_right_one_of_another() -> None:
 def test_inserted_answers_are_stripped_and_not_filled_again() -> None:
     thoughts = ("<think>so\nso</think> {answer} {nothing}", "x", "y")
     prompt_template = peer_answer(text="{prompt}|{answer}", without=r"<think>.*?</think>\s*")
-    seen = prompt_template(WHITE, 1, history(1.0, 0.0, 0.0, texts=thoughts))
-    assert seen is not None
-    assert seen.text == "what is it|{answer} {nothing}"
+    prompt = prompt_template(WHITE, 1, history(1.0, 0.0, 0.0, texts=thoughts))
+    assert prompt is not None
+    assert prompt.text == "what is it|{answer} {nothing}"
     echo = template(text="{prompt} {answer}")(Prompt("say {answer}", columns={"answer": "a"}), 0, History())
     assert echo is not None
     assert echo.text == "say {answer} a"

@@ -70,9 +70,9 @@ class TestNumbers:
         assert {tuple(apportioned([0.1, 0.2, 0.7], 10, seed=seed)) for seed in range(200)} == {(1, 2, 7)}
 
     def test_other_shares_are_right_on_average(self) -> None:
-        drawn = [tuple(apportioned([0.9, 0.1], 2, seed=seed)) for seed in range(4000)]
-        assert set(drawn) == {(2, 0), (1, 1)}  # quotas 1.8 and 0.2
-        assert drawn.count((1, 1)) / 4000 == pytest.approx(0.2, abs=0.02)
+        indices = [tuple(apportioned([0.9, 0.1], 2, seed=seed)) for seed in range(4000)]
+        assert set(indices) == {(2, 0), (1, 1)}  # quotas 1.8 and 0.2
+        assert indices.count((1, 1)) / 4000 == pytest.approx(0.2, abs=0.02)
         thirds = [apportioned([1, 1, 1], 8, seed=seed) for seed in range(3000)]
         assert {(sum(one), min(one), max(one)) for one in thirds} == {(8, 2, 3)}
         assert torch.tensor(thirds).double().mean(0).tolist() == pytest.approx([8 / 3] * 3, abs=0.03)
@@ -84,9 +84,9 @@ class TestSamplers:
         memory = after(Memory().declared(weighted.columns), 0, {"0": 1.0, "1": 0.25, "2": 0.5, "3": 0.5})
         counts: Counter[int] = Counter()
         for step in range(3000):
-            drawn = weighted.draw(memory, step, pool(4), 2, 7)
-            assert len(set(drawn)) == 2
-            counts[drawn[0]] += 1
+            indices = weighted.draw(memory, step, pool(4), 2, 7)
+            assert len(set(indices)) == 2
+            counts[indices[0]] += 1
         assert weighted.draw(memory, 5, pool(4), 2, 7) == weighted.draw(memory, 5, pool(4), 2, 7)
         # first draws go by the weights 0.0001, 0.1875, 0.25, 0.25 of 0.6876
         shares = [counts[i] / 3000 for i in range(4)]
@@ -119,10 +119,10 @@ class TestSamplers:
         memory = Memory().declared(settled.columns)
         for step in range(3):
             memory = after(memory, step, {"0": 1.0, "1": 0.5, "2": 0.5, "3": 0.5})
-        num_drawn = Counter(i for epoch in range(2000) for i in settled.draw(memory, 2 * epoch, pool(4), 2, 3))
+        num_sampled = Counter(i for epoch in range(2000) for i in settled.draw(memory, 2 * epoch, pool(4), 2, 3))
         # "0" is kept with 0.5 ** 3; where it is, it is one of 4 that waited equally long, and two are drawn
-        assert num_drawn[0] / 2000 == pytest.approx(0.125 / 2, abs=0.02)
-        assert num_drawn[1] / 2000 == pytest.approx((2 - 0.125 / 2) / 3, abs=0.03)
+        assert num_sampled[0] / 2000 == pytest.approx(0.125 / 2, abs=0.02)
+        assert num_sampled[1] / 2000 == pytest.approx((2 - 0.125 / 2) / 3, abs=0.03)
 
     def test_drop_solved(self) -> None:
         drop = sampler("drop_solved", times=2)
@@ -153,9 +153,9 @@ class TestSamplers:
         half = sampler("mixed", share=0.5, first={"name": "weighted", "floor": 1e-9}, second="shuffled")
         memory = after(Memory().declared(half.columns), 0, {str(i): float(i in (2, 5)) / 2 for i in range(8)})
         for step in range(20):
-            drawn = half.draw(memory, step, pool(8), 4, 0)
-            assert set(drawn[:2]) == {2, 5}
-            assert len(set(drawn)) == 4
+            indices = half.draw(memory, step, pool(8), 4, 0)
+            assert set(indices[:2]) == {2, 5}
+            assert len(set(indices)) == 4
 
     def test_successes_share_by_a_bell(self) -> None:
         bell = sampler("by_successes", group=4, width=1.0)
@@ -183,19 +183,19 @@ class TestSamplers:
         one = sampler("most_explorable", reward="new", visits=2, falls=0.5, least=0.4)
         memory, keys = Memory().declared(one.columns), [str(n) for n in range(8)]
         assert one.learn is not None
-        seen: list[int] = []
+        counts: list[int] = []
         for step in range(4):
-            drawn = one.draw(memory, step, pool(8), 2, 0)
-            seen += drawn
+            indices = one.draw(memory, step, pool(8), 2, 0)
+            counts += indices
             facts = PromptStats(
-                keys=[str(n) for n in drawn for _ in range(2)],
+                keys=[str(n) for n in indices for _ in range(2)],
                 reward_B=torch.zeros(4),
                 valid_B=torch.ones(4).bool(),
                 step=step,
-                rewards={"new": torch.tensor([float(n) for n in drawn for _ in range(2)], dtype=torch.float64)},
+                rewards={"new": torch.tensor([float(n) for n in indices for _ in range(2)], dtype=torch.float64)},
             )
             memory = update_prompt_stats(memory, facts, [one.learn])
-        assert sorted(seen) == list(range(8))
+        assert sorted(counts) == list(range(8))
         assert memory.read("new_0_ago", keys).tolist() == [2.0 * n for n in range(8)]
         first, second = (one.draw(memory, step, pool(8), 2, 0) for step in (4, 5))
         order = permutation(derive_seed(0, 1), 8)
@@ -256,22 +256,22 @@ class TestStream:
             [Prompt(str(i), source="all") for i in range(11)], num_per_step=4, seed=3, weights={"all": 2.0}
         )
         for step in range(12):
-            drawn = [index for index, _ in plain.take(step)]
-            assert [index for index, _ in named.take(step)] == drawn
-            assert [index for index, _ in one.take(step)] == drawn
+            indices = [index for index, _ in plain.take(step)]
+            assert [index for index, _ in named.take(step)] == indices
+            assert [index for index, _ in one.take(step)] == indices
         assert [[index for index, _ in plain.take(step)] for step in range(2)] == [[2, 10, 5, 3], [1, 6, 0, 8]]
 
     def test_shares_of_sources(self) -> None:
         prompts = [Prompt(str(i), source="abc"[i % 3]) for i in range(30)]
         both = [prompt for prompt in prompts if prompt.source != "c"]
         stream = PromptStream(both, num_per_step=8, seed=0, weights={"a": 3, "b": 1})
-        seen: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for step in range(10):
             taken = stream.take(step)
             assert Counter(prompt.source for _, prompt in taken) == {"a": 6, "b": 2}
             assert all(both[index] is prompt for index, prompt in taken)
-            seen.update(prompt.text for _, prompt in taken)
-        assert {text: num for text, num in seen.items() if int(text) % 3} == dict.fromkeys(
+            counts.update(prompt.text for _, prompt in taken)
+        assert {text: num for text, num in counts.items() if int(text) % 3} == dict.fromkeys(
             [str(i) for i in range(1, 30, 3)], 2
         )  # ten prompts of b, two a step: each twice in ten steps
 

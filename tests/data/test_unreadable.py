@@ -102,10 +102,10 @@ def prompts(folder: Path, *, cut: int | None) -> list[Prompt]:
 
 
 def test_another_prompt_takes_its_place(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"num_per_step": 2, "seed": 3}
-    plain = PromptStream(prompts(tmp_path, cut=None), **given)
+    arguments: dict[str, Any] = {"num_per_step": 2, "seed": 3}
+    plain = PromptStream(prompts(tmp_path, cut=None), **arguments)
     asked = [[plain.at_step(step).prompt(n).text for n in range(2)] for step in range(3)]
-    skipping = PromptStream(prompts(tmp_path, cut=1), skipping=[None], **given)
+    skipping = PromptStream(prompts(tmp_path, cut=1), skipping=[None], **arguments)
     for step in range(3):
         result = skipping.at_step(step)
         texts = [result.prompt(n).text for n in range(2)]

@@ -106,30 +106,30 @@ def test_rotations_and_flips() -> None:
 
 def test_boxes_are_outlined_at_their_edges() -> None:
     turn = started(frame="norm1000").step(call("draw_boxes", boxes_2d=[[100, 100, 300, 400], [0, 0, 1000, 1000]]))
-    drawn, source = pixels(turn), np.asarray(gradient())
+    image, source = pixels(turn), np.asarray(gradient())
     expected = source.copy()
     for (top, bottom, left, right), color in zip(((10, 39, 20, 59), (0, 99, 0, 199)), COLORS, strict=False):
         rgb = tuple(int(color[at : at + 2], 16) for at in (1, 3, 5))
         expected[[top, bottom], left : right + 1] = rgb
         expected[top : bottom + 1, [left, right]] = rgb
-    assert np.array_equal(drawn, expected)
+    assert np.array_equal(image, expected)
 
 
 def test_points_are_dots() -> None:
-    drawn = pixels(started().step(call("draw_points", points_2d=[[50, 60]])))
-    changed = (drawn != np.asarray(gradient())).any(-1)
+    image = pixels(started().step(call("draw_points", points_2d=[[50, 60]])))
+    changed = (image != np.asarray(gradient())).any(-1)
     rows, columns = np.nonzero(changed)
     assert (rows.mean(), columns.mean(), rows.max() - rows.min()) == (60, 50, 4)
-    assert (drawn[changed] == RED).all()
+    assert (image[changed] == RED).all()
 
 
 def test_grids_have_lines_and_numbers() -> None:
     blank = Image.new("RGB", (200, 100), "white")
-    drawn = pixels(started(blank).step(call("draw_grid", rows=2, columns=4)))
-    assert (drawn[50] == RED).all()
+    image = pixels(started(blank).step(call("draw_grid", rows=2, columns=4)))
+    assert (image[50] == RED).all()
     for column in (50, 100, 150):
-        assert (drawn[:, column] == RED).all()
-    cells = [drawn[top + 1 : top + 50, left + 1 : left + 50] for top in (0, 50) for left in (0, 50, 100, 150)]
+        assert (image[:, column] == RED).all()
+    cells = [image[top + 1 : top + 50, left + 1 : left + 50] for top in (0, 50) for left in (0, 50, 100, 150)]
     assert all((cell != 255).any() for cell in cells)
     assert not np.array_equal(cells[0], cells[1])
     tight = pixels(started(blank).step(call("draw_grid", rows=10, columns=10)))

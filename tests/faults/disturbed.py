@@ -100,11 +100,11 @@ def terminated(case: Case, place: Place, whole: Whole, draw: random.Random) -> D
 def interrupted(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
     """Ctrl-C; half of the time twice, which ends it at once."""
     first_s = draw.uniform(0, whole.took_s)
-    told = [(signal.SIGINT, first_s)]
+    signals = [(signal.SIGINT, first_s)]
     if draw.random() < 0.5:  # more slowly, so that there is something left to be interrupted a second time
-        told.append((signal.SIGINT, BOUNCE_S + draw.uniform(0.05, 0.3)))
-    sitting = _signalled(case, place, told, within=_slowed(BOUNCE_S) if len(told) > 1 else None)
-    return Disturbed(what=f"Ctrl-C {told}", sitting=sitting)
+        signals.append((signal.SIGINT, BOUNCE_S + draw.uniform(0.05, 0.3)))
+    sitting = _signalled(case, place, signals, within=_slowed(BOUNCE_S) if len(signals) > 1 else None)
+    return Disturbed(what=f"Ctrl-C {signals}", sitting=sitting)
 
 
 def full_disk(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:

@@ -71,11 +71,11 @@ def answered(requests: Any, strategy: Strategy, lengths: dict[tuple[int, int], i
 
 
 def planned(strategy: Strategy, lengths: dict[tuple[int, int], int], **row: Any) -> list[list[Request]]:
-    setting, rounds, asked = Setting(step=0, num_prompts=1, group_size=2), [], []
+    setting, rounds, requested = Setting(step=0, num_prompts=1, group_size=2), [], []
     while requests := strategy.ask(rounds, setting):
-        asked.append(list(requests))
+        requested.append(list(requests))
         rounds.append(answered(requests, strategy, lengths, **row))
-    return asked
+    return requested
 
 
 def told(requests: list[Request]) -> list[tuple[tuple[int, ...], int, int]]:

@@ -48,10 +48,10 @@ def test_sizes_follow_the_last_visits():
     setting = Setting(step=0, num_prompts=3, group_size=4, memory=memory)
     assert [len(one.members) for one in strategy.ask((), setting)] == [4, 4, 4]
     keys = ["0", "1"]
-    seen = memory.write("visits", keys, torch.tensor([1, 1])).write("last_rate", keys, torch.tensor([1.0, 0.0]))
-    seen = seen.write("last_step", keys, torch.tensor([0, 0]))
+    visited = memory.write("visits", keys, torch.tensor([1, 1])).write("last_rate", keys, torch.tensor([1.0, 0.0]))
+    visited = visited.write("last_step", keys, torch.tensor([0, 0]))
     # of 12, 1 each; 9 are left, one prompt of three to explore: int((0.6 + 0.2 * 2 / 3) * 9) = 6, and 3 for rate 0
-    setting = Setting(step=1, num_prompts=3, group_size=4, memory=seen)
+    setting = Setting(step=1, num_prompts=3, group_size=4, memory=visited)
     assert [len(one.members) for one in strategy.ask((), setting)] == [1, 4, 7]
     with pytest.raises(ConfigError, match="total > 2"):
         by_capability(total=2.0)

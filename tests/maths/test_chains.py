@@ -150,13 +150,13 @@ def test_likely_right_answers_have_a_bonus() -> None:
         value_BS=torch.ones(4, 1),
         valid_BS=torch.ones(4, 1, dtype=torch.bool),
     )
-    seen = {of_view("slow"): torch.cat([torch.full((4, 1), -9.0), logprob_B1, logprob_B1], dim=1)}
-    feedback = feedback_of([1.0, 1.0, 1.0, 0.0], [0] * 4, values=seen, scoped={"answer": answer})
+    values = {of_view("slow"): torch.cat([torch.full((4, 1), -9.0), logprob_B1, logprob_B1], dim=1)}
+    feedback = feedback_of([1.0, 1.0, 1.0, 0.0], [0] * 4, values=values, scoped={"answer": answer})
     right = SampleColumn(value_B=feedback.reward_B, valid_B=feedback.valid_B)
     feedback = replace(feedback, rewards={"right": right})
-    given = likely_answers(view="slow", of="right", part="answer", eps=0.0).assign(feedback, torch.zeros(4, 3))
+    advantage_BT = likely_answers(view="slow", of="right", part="answer", eps=0.0).assign(feedback, torch.zeros(4, 3))
     root = 0.5**0.5
-    assert given[:, 0].tolist() == pytest.approx([0.5 / root, 0.0, 0.5 / root, -1 / root], abs=1e-6)
+    assert advantage_BT[:, 0].tolist() == pytest.approx([0.5 / root, 0.0, 0.5 / root, -1 / root], abs=1e-6)
     strict = likely_answers(view="slow", of="right", part="answer", margin=0.21, eps=0.0)
     # 0.5 is no less than 0.7 - 0.21: all three are given 1.5, and 0: mean 1.125, sample std 0.75
     assert strict.assign(feedback, torch.zeros(4, 3))[:, 0].tolist() == pytest.approx([0.5, 0.5, 0.5, -1.5], abs=1e-6)

@@ -129,10 +129,10 @@ def test_separately_sampled_equal_decisions_are_separate_nodes():
     # the same states for both rows, as of equal tokens: found, they part nowhere; drawn, at the prompt
     states, rewards = [[0, 1], [0, 1]], [1.0, 0.0]
     result = feedback_of(rewards, [0, 0], states=states)
-    drawn = feedback_of(rewards, [0, 0], states=states, drawn_by=[[0, 0], [1, 1]])
-    result_BT, drawn_BT = (temporal_difference().assign(one, torch.zeros(2, 2)) for one in (result, drawn))
+    other = feedback_of(rewards, [0, 0], states=states, drawn_by=[[0, 0], [1, 1]])
+    result_BT, sampled_BT = (temporal_difference().assign(one, torch.zeros(2, 2)) for one in (result, other))
     assert result_BT.tolist() == [[0.0, 0.5], [0.0, -0.5]]
-    assert drawn_BT.tolist() == [[0.5, 0.0], [-0.5, 0.0]]
+    assert sampled_BT.tolist() == [[0.5, 0.0], [-0.5, 0.0]]
     assert sampled_states(torch.tensor([[0, 0], [0, 1]])).tolist() == [[0, 1], [2, 1]]
 
 

@@ -15,8 +15,8 @@ def test_length_costs_in_the_groups_that_are_right_most_often():
     # of deviation 0.115529; group 1 is right once and keeps what it had
     mask = [[1, 0, 0], [1, 1, 0], [1, 1, 1], *[[1, 1, 1]] * 3]
     feedback = feedback_of([1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1], mask=mask)
-    given_BT = torch.tensor([[0.0], [0.0], [0.0], [2.0], [-1.0], [-1.0]], dtype=torch.float64).expand(6, 3)
-    result_BT = short_where_solved(share=0.5, strength=0.5, eps=0.0).assign(feedback, given_BT)
+    advantage_BT = torch.tensor([[0.0], [0.0], [0.0], [2.0], [-1.0], [-1.0]], dtype=torch.float64).expand(6, 3)
+    result_BT = short_where_solved(share=0.5, strength=0.5, eps=0.0).assign(feedback, advantage_BT)
     expected = torch.tensor([[1.0], [0.0], [-1.0], [2.0], [-1.0], [-1.0]], dtype=torch.float64).expand(6, 3)
     torch.testing.assert_close(result_BT, expected)
 
@@ -31,8 +31,8 @@ def test_wrong_samples_keep_their_advantage():
 
 
 def test_a_share_of_zero_keeps_advantages():
-    given_BT = torch.tensor([[0.3], [-0.3]])
+    advantage_BT = torch.tensor([[0.3], [-0.3]])
     feedback = feedback_of([1, 1], [0, 0], mask=[[1], [1]])
-    assert torch.equal(short_where_solved(share=0.0, strength=0.5).assign(feedback, given_BT), given_BT)
+    assert torch.equal(short_where_solved(share=0.0, strength=0.5).assign(feedback, advantage_BT), advantage_BT)
     with pytest.raises(ConfigError, match="0 <= share <= 1"):
         short_where_solved(share=1.5, strength=0.5)

@@ -43,8 +43,8 @@ def decisions_of(
     mask: Sequence[Sequence[int]] | None = None,
     shape: tuple[int, int] = (1, 3),
 ) -> Decisions:
-    given = next((each for each in (entropy, logprob, old_logprob, advantage) if each is not None), None)
-    shape = shape if given is None else (len(given), len(given[0]))
+    values = next((each for each in (entropy, logprob, old_logprob, advantage) if each is not None), None)
+    shape = shape if values is None else (len(values), len(values[0]))
 
     def filled(each: Sequence[Sequence[float]] | None) -> torch.Tensor:
         return torch.zeros(shape) if each is None else torch.tensor(each)

@@ -151,8 +151,8 @@ def test_masked_values_never_leak(junk: float, ratio_level: str):
     keep_BT = decisions.mask_BT
     objective = full_objective(ratio_level=ratio_level)
     names = ["logprob", "old_logprob", "advantage", "weight", "mean_weight", "std"]
-    given = {f"{name}_BT": getattr(decisions, f"{name}_BT") for name in names} | dict(decisions.values)
-    clean = {name: value.where(keep_BT, 0.0) for name, value in given.items()}
+    values = {f"{name}_BT": getattr(decisions, f"{name}_BT") for name in names} | dict(decisions.values)
+    clean = {name: value.where(keep_BT, 0.0) for name, value in values.items()}
     live = {name: value.where(keep_BT, junk).clone().requires_grad_() for name, value in clean.items()}
     loss = objective(with_all(decisions, live))
     expected = objective(with_all(decisions, clean))

@@ -143,7 +143,7 @@ def draw_batch(random: Random, options: dict[str, Any]) -> Batch:
 
 def test_every_combination_equals_trl():
     random = Random(20260)
-    worst, moved, seen = 0.0, 0, Counter()
+    worst, moved, counts = 0.0, 0, Counter()
     for _ in range(NUM_COMBINATIONS):
         options = draw_options(random)
         batch = draw_batch(random, options)
@@ -151,10 +151,10 @@ def test_every_combination_equals_trl():
         outcome = our_outcome(batch, objective_of(ours(options)), totals_as_trl(batch, options))
         worst = max(worst, outcome.distance(expected))
         moved += bool(expected.logprob_grad_BT.norm() > 1e-3)
-        seen.update([options.get("trainer") or options["loss_type"], *options])
-        seen.update(["engine"] if batch.engine_BT is not None else [])
+        counts.update([options.get("trainer") or options["loss_type"], *options])
+        counts.update(["engine"] if batch.engine_BT is not None else [])
     assert worst <= 1e-6
     assert moved > 0.7 * NUM_COMBINATIONS  # the comparison is not one of zeros
-    assert {name: seen[name] for name in LOSS_TYPES if seen[name] < 30} == {}
+    assert {name: counts[name] for name in LOSS_TYPES if counts[name] < 30} == {}
     rarest = ("delta", "top_entropy_quantile", "off_policy_mask_threshold", "entropy_coef", "engine", "beta")
-    assert {name: seen[name] for name in rarest if seen[name] < 30} == {}
+    assert {name: counts[name] for name in rarest if counts[name] < 30} == {}

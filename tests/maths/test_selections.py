@@ -31,7 +31,7 @@ ENTROPY_BT = torch.tensor([[0.1, 0.5, 0.3], [0.4, 0.2, NAN]])
 
 def decisions(values: Mapping[Value, Tensor] | None = None, **changes: Any) -> Decisions:
     zero_BT = torch.zeros(2, 3)
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "logprob_BT": zero_BT,
         "old_logprob_BT": zero_BT,
         "advantage_BT": torch.tensor([[1.0], [-1.0]]).expand(2, 3),
@@ -39,7 +39,7 @@ def decisions(values: Mapping[Value, Tensor] | None = None, **changes: Any) -> D
         "weight_BT": token_mean(MASK_BT, count(MASK_BT)),
         "segment_BT": torch.zeros(2, 3, dtype=torch.int64),
     }
-    return Decisions(**(given | changes), values={ENTROPY: ENTROPY_BT} if values is None else values)
+    return Decisions(**(fields | changes), values={ENTROPY: ENTROPY_BT} if values is None else values)
 
 
 def test_the_share_of_the_highest_entropies_is_kept() -> None:
@@ -113,9 +113,9 @@ def test_a_selection_sets_weights_alone() -> None:
         divergence="k3",
         kl_beta=0.5,
     )
-    given = decisions({ENTROPY: ENTROPY_BT, from_reference("k3"): torch.ones(2, 3)})
-    given = replace(given, mean_weight_BT=given.weight_BT)
-    chosen = objective.selected(given, {ENTROPY: torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])})
+    rows = decisions({ENTROPY: ENTROPY_BT, from_reference("k3"): torch.ones(2, 3)})
+    rows = replace(rows, mean_weight_BT=rows.weight_BT)
+    chosen = objective.selected(rows, {ENTROPY: torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])})
     # of the two high entropies that of the second row, whose advantage is negative, is left out
     assert chosen.weight_BT.tolist() == [[0.0, pytest.approx(0.2), 0.0], [0.0, 0.0, 0.0]]
     # -A r w = -0.2, and the divergence of all five decisions: 0.5 * 1
@@ -134,8 +134,8 @@ def test_a_selection_of_the_ratio_leaves_the_weights_alone() -> None:
     )
     # kept are 0.5 of the first row and 0.4 of the second: log-ratios 0.2 and -0.3 alone make the two ratios
     logprob_BT = torch.tensor([[1.0, 0.2, 3.0], [-0.3, 5.0, NAN]], requires_grad=True)
-    given = decisions(logprob_BT=logprob_BT, weight_BT=sequence_mean(MASK_BT, count(MASK_BT)))
-    loss = objective(objective.selected(given, {ENTROPY: torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])}))
+    rows = decisions(logprob_BT=logprob_BT, weight_BT=sequence_mean(MASK_BT, count(MASK_BT)))
+    loss = objective(objective.selected(rows, {ENTROPY: torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])}))
     up, down = math.exp(0.2), math.exp(-0.3)
     assert loss.value.item() == pytest.approx((-up + down) / 2)
     loss.value.backward()

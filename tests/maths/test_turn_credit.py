@@ -24,12 +24,12 @@ def turns_of(rows: Sequence[Exchange]) -> Turns:
     scope_BT = torch.full((len(rows), 2 * S), -1)
     for row, exchange in enumerate(rows):
         scope_BT[row, 0 : 2 * len(exchange) : 2] = torch.arange(len(exchange))
-    given = [[reward for _, reward in exchange] + [None] * (S - len(exchange)) for exchange in rows]
+    reward_rows = [[reward for _, reward in exchange] + [None] * (S - len(exchange)) for exchange in rows]
     return Turns(
         rewards=Scoped(
             scope_BT=scope_BT,
-            value_BS=torch.tensor([[math.nan if one is None else one for one in row] for row in given]),
-            valid_BS=torch.tensor([[one is not None for one in row] for row in given]),
+            value_BS=torch.tensor([[math.nan if one is None else one for one in row] for row in reward_rows]),
+            valid_BS=torch.tensor([[one is not None for one in row] for row in reward_rows]),
         ),
         keys_B_S=[[key for key, _ in exchange] for exchange in rows],
     )
@@ -62,10 +62,10 @@ def close(advantage_BT: list[list[float]], expected: Sequence[Sequence[float]], 
 
 def test_returns_by_hand() -> None:
     # 10 at the end; 1 now and 2 two turns on; nothing at or after the last turn
-    given = turns_of(
+    turns = turns_of(
         [[("a", 0.0), ("b", 0.0), ("c", 10.0)], [("a", 1.0), ("a", None), ("a", 2.0)], [("a", 1.0), ("b", None)]]
     )
-    result_BS = returns_to_go(given.rewards, discount=0.5)
+    result_BS = returns_to_go(turns.rewards, discount=0.5)
     assert result_BS[:2].tolist() == [[2.5, 5.0, 10.0], [1.5, 1.0, 2.0]]
     assert result_BS[2, 0] == 1.0
     assert result_BS[2, 1:].isnan().all()

@@ -102,5 +102,5 @@ def test_a_demonstration_is_worth_the_mean_once_a_sample_reaches_it():
     outer = 0.5 / (0.5 / 3) ** 0.5
     torch.testing.assert_close(result_BT, torch.tensor([[-outer], [0.0], [0.0], [outer], [-1.0], [1.0], [0.0]]))
     # a group that nobody gave an answer to is standardised
-    drawn_BT = label_smoothing(eps=0.0).assign(replace(feedback, source_B=None), torch.zeros(7, 1))
-    torch.testing.assert_close(drawn_BT[4:, 0], torch.tensor([-2.0, 1.0, 1.0]) / 3**0.5)
+    on_policy_BT = label_smoothing(eps=0.0).assign(replace(feedback, source_B=None), torch.zeros(7, 1))
+    torch.testing.assert_close(on_policy_BT[4:, 0], torch.tensor([-2.0, 1.0, 1.0]) / 3**0.5)

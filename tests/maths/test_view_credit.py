@@ -62,8 +62,8 @@ def test_a_sample_beyond_the_divergence_limit_has_no_advantage() -> None:
     values = {of_view("reference"): -torch.tensor([[0.5, 0.5], [5.0, 9.0], [-1.0, 0.0], [1.0, 1.0]])}
     mask, valid = [[1, 1], [1, 0], [1, 1], [1, 1]], [True, True, True, False]
     feedback = feedback_of([1.0, 1.0, 0.5, 1.0], [0] * 4, mask=mask, valid=valid, values=values)
-    given_BT = torch.tensor([[1.0], [1.0], [0.5], [0.0]]).expand(4, 2)
-    result_BT = within_divergence(limit=4.0).assign(feedback, given_BT)
+    advantage_BT = torch.tensor([[1.0], [1.0], [0.5], [0.0]]).expand(4, 2)
+    result_BT = within_divergence(limit=4.0).assign(feedback, advantage_BT)
     expected = [[7 / 24] * 2, [-11 / 24, 0.0], [1 / 6] * 2, [0.0] * 2]
     torch.testing.assert_close(result_BT, torch.tensor(expected))
     with pytest.raises(ConfigError, match="above 0"):

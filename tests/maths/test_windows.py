@@ -53,8 +53,8 @@ def test_random_subset_is_uniform_over_every_subset():
 @pytest.mark.parametrize(("num_decisions", "size"), [(11, 6), (5, 3), (9, 5), (19, 11), (1, 1)])
 def test_a_share_of_the_decisions_is_rounded_down_to_one_at_least(num_decisions: int, size: int):
     # int(0.6 * 11) = 6, the published DanceGRPO; int(0.6) = 0 is one decision
-    drawn = random_subset(num_decisions, size=0.6, seed=3)
-    assert drawn == random_subset(num_decisions, size=size, seed=3)
+    window = random_subset(num_decisions, size=0.6, seed=3)
+    assert window == random_subset(num_decisions, size=size, seed=3)
     assert random_subset(11, size=0.5, low=2, high=8, seed=3) == random_subset(11, size=3, low=2, high=8, seed=3)
 
 

@@ -150,11 +150,11 @@ class HookedPipeline(GuidedPipeline):
     @torch.no_grad()
     def __call__(self, prompt: Sequence[str], generator: Any, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
         """Draws a picture per prompt."""
-        seen: dict[str, Tensor] = {}
-        hook = self.guide.layer.register_forward_hook(lambda layer, args, output: seen.update(features=output))
+        outputs: dict[str, Tensor] = {}
+        hook = self.guide.layer.register_forward_hook(lambda layer, args, output: outputs.update(features=output))
         self.guide(codes(prompt)[:, None].expand(-1, SIZE * SIZE))
         hook.remove()
-        self.features = seen["features"]
+        self.features = outputs["features"]
         return inspect.unwrap(FieldPipeline.__call__)(self, prompt, generator, num_inference_steps)
 
     def velocity(self, state: Tensor, time: Tensor, code: Tensor, memory: dict[str, Any]) -> Tensor:

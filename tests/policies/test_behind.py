@@ -56,10 +56,10 @@ def test_the_same_prompt_keeps_log_probabilities(name: str) -> None:
     build, prompts, make = CASES[name]
     policy = build()
     rollout = make(policy, prompts)
-    seen = policy.override_prompts(rollout, [replace(sample.prompt) for sample in rollout.samples])
-    assert torch.equal(seen.mask_BT, rollout.mask_BT)
-    assert torch.equal(seen.old_logprob_BT, rollout.old_logprob_BT)
-    torch.testing.assert_close(logprobs(policy, seen), logprobs(policy, rollout), atol=1e-6, rtol=1e-6)
+    overridden = policy.override_prompts(rollout, [replace(sample.prompt) for sample in rollout.samples])
+    assert torch.equal(overridden.mask_BT, rollout.mask_BT)
+    assert torch.equal(overridden.old_logprob_BT, rollout.old_logprob_BT)
+    torch.testing.assert_close(logprobs(policy, overridden), logprobs(policy, rollout), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -88,13 +88,13 @@ def test_members_with_different_prompts_share_no_state() -> None:
     policy = pictures()
     rollout = policy.rollout([Prompt("a red fox")], group_size=2, seed=3, plan=Plan(same_initial_noise=True))
     other = Prompt("two blue squares")
-    seen = policy.override_prompts(rollout, [rollout.samples[0].prompt, other])
+    overridden = policy.override_prompts(rollout, [rollout.samples[0].prompt, other])
     alone = policy.override_prompts(rollout, [other, other])
     assert rollout.state_BT[0, 0] == rollout.state_BT[1, 0]
-    assert seen.state_BT[0, 0] != seen.state_BT[1, 0]
+    assert overridden.state_BT[0, 0] != overridden.state_BT[1, 0]
     assert alone.state_BT[0, 0] == alone.state_BT[1, 0]
-    torch.testing.assert_close(logprobs(policy, seen)[0], logprobs(policy, rollout)[0], atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(logprobs(policy, seen)[1], logprobs(policy, alone)[1], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(logprobs(policy, overridden)[0], logprobs(policy, rollout)[0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(logprobs(policy, overridden)[1], logprobs(policy, alone)[1], atol=1e-6, rtol=1e-6)
 
 
 def test_unsupported_views_raise() -> None:

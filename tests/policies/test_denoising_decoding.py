@@ -96,11 +96,11 @@ def test_decoder_settings_are_restored_after_a_run() -> None:
     vae = pipeline.vae
     before = (vae.use_tiling, vae.tile_sample_min_height)
     assert before == (False, 256)
-    seen = []
-    vae.decoder.register_forward_pre_hook(lambda *_: seen.append((vae.use_tiling, vae.tile_sample_min_height)))
+    shapes = []
+    vae.decoder.register_forward_pre_hook(lambda *_: shapes.append((vae.use_tiling, vae.tile_sample_min_height)))
     call = {"height": 32, "width": 32, "num_frames": 5, "max_sequence_length": 64, "guidance_scale": 1.0}
     policy.rollout(PROMPTS, group_size=1, seed=0, plan=Plan(stochastic=(), settings={"call": call}))
-    assert set(seen) == {(True, 64)}
+    assert set(shapes) == {(True, 64)}
     assert (vae.use_tiling, vae.tile_sample_min_height) == before
 
 

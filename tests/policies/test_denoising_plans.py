@@ -203,16 +203,16 @@ def test_a_fast_remainder_is_shorter_and_changes_no_decision(order: int, same_in
 def test_a_second_order_remainder_equals_the_multistep_solver() -> None:
     """x' = (sigma' / sigma) x - alpha' (exp(-h) - 1) (D0 + D1 / 2), D1 = (x0 - x0 before) h / h before: MixGRPO."""
     call = {**PIPELINES["sd3"].call, "num_inference_steps": 12}
-    policy, seen = policy_of("sd3", call=call, fast_remainder={"frac": 0.6}), []
+    policy, calls = policy_of("sd3", call=call, fast_remainder={"frac": 0.6}), []
     hook = policy.pipeline.transformer.register_forward_hook(
-        lambda module, args, kwargs, output: seen.append((kwargs["hidden_states"].double(), output[0].double())),
+        lambda module, args, kwargs, output: calls.append((kwargs["hidden_states"].double(), output[0].double())),
         with_kwargs=True,
     )
     plan = Plan(stochastic=(1, 2))
     rollout = policy.rollout(prompts_of("sd3")[:1], group_size=1, seed=SEED, plan=plan)
     hook.remove()
     assert rollout.shape == (1, 8)  # 3 steps, and int((12 - 2) * 0.6) = 6 points, the last of which is the end
-    states, velocities = zip(*seen[:8], strict=True)
+    states, velocities = zip(*calls[:8], strict=True)
     assert rollout.noise is not None
     sigmas = rollout.noise.level_BT[0].double()
     cleans = [x - sigma * v for x, sigma, v in zip(states, sigmas, velocities, strict=True)]

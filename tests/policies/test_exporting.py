@@ -65,9 +65,9 @@ def test_a_pipeline_is_read_by_diffusers(name: str, settings: dict[str, Any], tm
     stock: Any = DiffusionPipeline.from_pretrained(tmp_path)
     assert type(stock) is type(policy.pipeline)
     call = tiny_policies.settings_of(name)["call"]
-    drawn = stock(prompt=[prompts[0].text], generator=[rollout.trace.rows[0].generator()], **call).images[0]
+    images = stock(prompt=[prompts[0].text], generator=[rollout.trace.rows[0].generator()], **call).images[0]
     trained = np.asarray(rollout.samples[0].image).astype(int)
-    assert np.abs(np.asarray(drawn).astype(int) - trained).max() <= (1 if settings["lora"] else 0)
+    assert np.abs(np.asarray(images).astype(int) - trained).max() <= (1 if settings["lora"] else 0)
     assert np.abs(np.asarray(untrained.image).astype(int) - trained).max() > 5
 
 

@@ -252,8 +252,8 @@ def test_an_image_of_a_tool_is_an_image_of_the_turn() -> None:
 
 def test_values_beyond_json_are_returned_as_an_error_text() -> None:
     call = '<tool_call>{"name": "opaque", "arguments": {"color": "red"}}</tool_call>'
-    told = ToolEnvironment([opaque]).step(call).text
-    assert json.loads(told) == {
+    text = ToolEnvironment([opaque]).step(call).text
+    assert json.loads(text) == {
         "error": "TypeError: a tool must return a text or a JSON value; this one returned object"
     }
 

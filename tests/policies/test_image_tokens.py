@@ -55,7 +55,7 @@ def unguided_by_hand(name: str, policy: ImageTokensPolicy, ids_P: Tensor, codes:
 def by_hand(name: str, policy: ImageTokensPolicy, rollout: Rollout, row: int) -> Tensor:
     """Log-probabilities of all codes, (T, K), with guidance and temperature."""
     prompt, codes = rollout.trace.prompts[row], list(rollout.samples[row].tokens or ())
-    shown, blank = (unguided_by_hand(name, policy, ids_P, codes) for ids_P in (prompt.shown_P, prompt.blank_P))
+    shown, blank = (unguided_by_hand(name, policy, ids_P, codes) for ids_P in (prompt.token_P, prompt.blank_P))
     return ((blank + SCALE * (shown - blank)) / TEMPERATURE).log_softmax(-1)
 
 
@@ -63,11 +63,11 @@ def by_hand(name: str, policy: ImageTokensPolicy, rollout: Rollout, row: int) ->
 def test_log_probabilities_of_codes_equal_a_plain_forward(name: str) -> None:
     policy = policy_of(name)
     rollout = rollout_of(policy, values=(ENTROPY,))
-    asked = (ENTROPY, LOGPROB_MEAN, RANK)
-    result = {value: torch.zeros(rollout.shape) for value in asked}
+    requested = (ENTROPY, LOGPROB_MEAN, RANK)
+    result = {value: torch.zeros(rollout.shape) for value in requested}
     with torch.no_grad():
-        for part in policy.evaluate(rollout, values=asked):
-            for value in asked:
+        for part in policy.evaluate(rollout, values=requested):
+            for value in requested:
                 result[value][part.rows] = part.values[value]
     for row, sample in enumerate(rollout.samples):
         logprob_TK = by_hand(name, policy, rollout, row).detach()
@@ -116,9 +116,11 @@ def test_emu3_samples_greedily_like_its_generate() -> None:
             **inputs, max_new_tokens=height * (width + 1), do_sample=False, prefix_allowed_tokens_fn=allowed,
             guidance_scale=SCALE, negative_prompt_ids=blank,
         )  # fmt: skip
-        drawn = [codes[token] for token in written[0, inputs.input_ids.shape[1] :].tolist() if token in codes]
-        assert rollout.samples[row].tokens == drawn
-        pixels = model.model.vqmodel.decode(torch.tensor(drawn).reshape(1, *GRID))
+        codes_of_generate = [
+            codes[token] for token in written[0, inputs.input_ids.shape[1] :].tolist() if token in codes
+        ]
+        assert rollout.samples[row].tokens == codes_of_generate
+        pixels = model.model.vqmodel.decode(torch.tensor(codes_of_generate).reshape(1, *GRID))
         image = policy.processor.postprocess([pixels[0].float().detach().movedim(0, -1)])["pixel_values"][0]
         assert _levels(rollout.samples[row].image) == pytest.approx(_levels(image), abs=1)
 
@@ -147,7 +149,7 @@ def test_without_guidance_one_row_is_computed() -> None:
     rollout = rollout_of(policy)
     assert rollout.num_forwards == len(rollout.samples)
     hand_TK = unguided_by_hand(
-        "llamagen", policy, rollout.trace.prompts[0].shown_P, list(rollout.samples[0].tokens or ())
+        "llamagen", policy, rollout.trace.prompts[0].token_P, list(rollout.samples[0].tokens or ())
     )
     taken_T = hand_TK.log_softmax(-1).gather(1, torch.tensor(rollout.samples[0].tokens)[:, None])[:, 0]
     torch.testing.assert_close(rollout.old_logprob_BT[0], taken_T.detach(), atol=1e-5, rtol=1e-5)
@@ -225,13 +227,13 @@ def test_views_are_the_weights_that_are_kept() -> None:
     policy = policy_of("llamagen", lora={"rank": 2, "alpha": 2.0})
     rollout = rollout_of(policy)
     move(policy.trainable)
-    now_BT, asked = values(policy, rollout), (of_view("reference"), from_reference("k3"))
+    now_BT, requested = values(policy, rollout), (of_view("reference"), from_reference("k3"))
     with torch.no_grad():
-        for part in policy.evaluate(rollout, values=asked):
-            other_NT, now_NT = part.values[asked[0]], now_BT[part.rows]
+        for part in policy.evaluate(rollout, values=requested):
+            other_NT, now_NT = part.values[requested[0]], now_BT[part.rows]
             torch.testing.assert_close(other_NT, rollout.old_logprob_BT[part.rows], atol=1e-5, rtol=1e-5)
             k3_NT = (other_NT - now_NT).exp() - (other_NT - now_NT) - 1
-            torch.testing.assert_close(part.values[asked[1]], k3_NT, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(part.values[requested[1]], k3_NT, atol=1e-5, rtol=1e-5)
     with pytest.raises(ConfigError, match="tokens have no value peer_divergence"):
         list(policy.evaluate(rollout, values=(PEERS,)))
 
@@ -242,7 +244,7 @@ def test_the_warm_up_is_the_cross_entropy_of_the_codes_with_and_without_prompt()
     policy = policy_of("llamagen")
     encoded = policy._rollouts.encoder(example.prompt)
     codes = policy._rollouts.codec.encode([image])[0]
-    for dropout, ids_P in ((0.0, encoded.shown_P), (1.0, encoded.blank_P)):
+    for dropout, ids_P in ((0.0, encoded.token_P), (1.0, encoded.blank_P)):
         loss = policy_of("llamagen", caption_dropout=dropout).supervised_loss([example] * 2, seeds=(1, 2))
         logits_TK = unguided_by_hand("llamagen", policy, ids_P, codes.tolist())
         torch.testing.assert_close(loss.mean, torch.nn.functional.cross_entropy(logits_TK, codes), atol=1e-5, rtol=1e-5)
@@ -254,11 +256,11 @@ def test_the_warm_up_is_the_cross_entropy_of_the_codes_with_and_without_prompt()
 def test_the_same_codes_with_another_prompt() -> None:
     policy = policy_of("chameleon")
     rollout = rollout_of(policy)
-    seen = policy.override_prompts(rollout, [Prompt("a table")] * 4)
-    assert torch.equal(seen.old_logprob_BT, rollout.old_logprob_BT)
+    overridden = policy.override_prompts(rollout, [Prompt("a table")] * 4)
+    assert torch.equal(overridden.old_logprob_BT, rollout.old_logprob_BT)
     here = policy.rollout([Prompt("a table")], group_size=1, seed=1).trace.prompts[0]
-    assert seen.trace.prompts[3].shown_P.tolist() == here.shown_P.tolist()
-    assert largest_difference(values(policy, seen), values(policy, rollout), rollout.mask_BT) > 0.01
+    assert overridden.trace.prompts[3].token_P.tolist() == here.token_P.tolist()
+    assert largest_difference(values(policy, overridden), values(policy, rollout), rollout.mask_BT) > 0.01
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ TOKEN = 3
 def test_the_end_token_is_scored_after_finished_texts(share_prefix: bool) -> None:
     policy = policy_of("llama", lora=None, share_prefix=share_prefix, update_tokens=64)
     long, short = prompts_of("llama")
-    told = [(long, "one two three", True), (long, "one", True), (short, "two", True), (short, "one two three", False)]
-    answers = [Sample(prompt, n // 2, n % 2, text=text, finished=ends) for n, (prompt, text, ends) in enumerate(told)]
+    rows = [(long, "one two three", True), (long, "one", True), (short, "two", True), (short, "one two three", False)]
+    answers = [Sample(prompt, n // 2, n % 2, text=text, finished=ends) for n, (prompt, text, ends) in enumerate(rows)]
     rollout = policy.read([OffPolicySample(sample=answer) for answer in answers], seed=0)
     value = end_logprob(TOKEN)
     result_BT = torch.zeros(rollout.shape)

@@ -219,9 +219,9 @@ def test_the_first_text_of_the_environment_follows_the_prompt() -> None:
     text = exchange(terse("llama"), "llama", lambda: Opening(Turn(text="how many")))
     assert text.trace.prompt_of_B == [0] * 4 + [1] * 4  # members that are told the same share what they read
     turns = [{"role": "user", "content": "what"}, {"role": "assistant", "content": "one"}]
-    asked = Prompt("what", messages=turns)
+    prompt = Prompt("what", messages=turns)
     plan = Plan(environment=lambda: Opening(Turn(text="how many")))
-    rollout = policy.rollout([asked], group_size=2, seed=SEED, plan=plan)
+    rollout = policy.rollout([prompt], group_size=2, seed=SEED, plan=plan)
     whole = Prompt("what", messages=[*turns, {"role": "user", "content": "how many"}])
     assert torch.equal(rollout.trace.prompts[0].ids_P, policy._encoder(whole).ids_P)
 

@@ -27,8 +27,8 @@ def test_two_members_are_half_their_log_ratio_from_their_mean() -> None:
 def test_a_policy_reports_the_divergence_within_groups(head_bytes: int) -> None:
     policy = policy_of("llama", lora=None, update_tokens=32, head_bytes=head_bytes)
     long, short = prompts_of("llama")
-    told = [(long, "one two three"), (long, "one"), (short, "two"), (short, "two one")]
-    answers = [Sample(prompt, n // 2, n % 2, text=text, finished=True) for n, (prompt, text) in enumerate(told)]
+    rows = [(long, "one two three"), (long, "one"), (short, "two"), (short, "two one")]
+    answers = [Sample(prompt, n // 2, n % 2, text=text, finished=True) for n, (prompt, text) in enumerate(rows)]
     rollout = policy.read([OffPolicySample(sample=answer) for answer in answers], seed=0)
     result_BT = torch.zeros(rollout.shape)
     for part in policy.evaluate(rollout, [0, 3], values=(PEERS,)):

@@ -179,8 +179,8 @@ def test_a_branch_without_log_probabilities_is_masked() -> None:
     assert forced.mask_BT[:, :3].sum() == 0
     assert forced.mask_BT[:, 3].all()
     assert [sample.num_forced for sample in forced.samples] == [3, 3]
-    drawn = Continuation(tokens, torch.full((3,), -1.0), num_forced=1)
-    half = policy.rollout([prompt], group_size=2, seed=SEED, plan=Plan(continues=(drawn,)))
+    start = Continuation(tokens, torch.full((3,), -1.0), num_forced=1)
+    half = policy.rollout([prompt], group_size=2, seed=SEED, plan=Plan(continues=(start,)))
     assert half.mask_BT[:, :4].tolist() == [[False, True, True, True]] * 2
     assert half.old_logprob_BT[:, :3].tolist() == [[0.0, -1.0, -1.0]] * 2
     assert torch.equal(half.old_logprob_BT[:, 3:], forced.old_logprob_BT[:, 3:])

@@ -41,11 +41,11 @@ def _construct(name: str) -> tuple[Any, Any]:
 def hearing(name: str = "qwen2-audio", *, batch: int = 8, **settings: Any) -> LanguagePolicy:
     """A policy of one's own on a family of the breadth table."""
     model, processor = _construct(name)
-    given = {"max_new_tokens": 7, "temperature": TEMPERATURE, "rollout_batch": batch, **settings}
-    given |= {"update_tokens": 1} if batch == 1 else {}
+    options = {"max_new_tokens": 7, "temperature": TEMPERATURE, "rollout_batch": batch, **settings}
+    options |= {"update_tokens": 1} if batch == 1 else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of fresh adapters
-        return LanguagePolicy(copy.deepcopy(model), processor, given)
+        return LanguagePolicy(copy.deepcopy(model), processor, options)
 
 
 def subject(**settings: Any) -> Subject:

@@ -110,9 +110,9 @@ def test_requested_values_change_no_log_probability_and_match_in_a_view() -> Non
     assert first_BT.any()
     torch.testing.assert_close(likeliest_BT[first_BT], rollout.old_logprob_BT[first_BT], atol=1e-5, rtol=0)
     every_B = torch.ones(len(rollout.samples), dtype=torch.bool)
-    seen = {"before": ViewRows(view=View(name="before"), policy=policy, rollout=rollout, has_view_B=every_B)}
+    views = {"before": ViewRows(view=View(name="before"), policy=policy, rollout=rollout, has_view_B=every_B)}
     in_view = replace(LOGPROB_MEAN, view="before")
-    looked = with_values(policy, rollout, (in_view,), seen)
+    looked = with_values(policy, rollout, (in_view,), views)
     torch.testing.assert_close(looked.values[in_view], measured.values[LOGPROB_MEAN], atol=1e-6, rtol=0)
-    still = with_values(policy, looked, (in_view,), seen)  # what is known is not looked at again
+    still = with_values(policy, looked, (in_view,), views)  # what is known is not looked at again
     assert still.num_forwards == looked.num_forwards

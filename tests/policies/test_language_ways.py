@@ -37,8 +37,8 @@ BERT_SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_at
 
 
 def wrapped(model: PreTrainedModel, processor: Any, **settings: Any) -> LanguagePolicy:
-    given = {"max_new_tokens": 7, "temperature": TEMPERATURE, **settings}
-    return LanguagePolicy(model, processor, given)
+    options = {"max_new_tokens": 7, "temperature": TEMPERATURE, **settings}
+    return LanguagePolicy(model, processor, options)
 
 
 def bare_tokenizer() -> Any:

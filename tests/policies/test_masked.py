@@ -131,14 +131,14 @@ def test_frequencies_match_the_log_probabilities() -> None:
     policy = policy_of("amused", num_steps=1)  # all places at once: the product of their probabilities
     num = 1500
     rollout = policy.rollout([Prompt(TEXTS[0])], group_size=num, seed=SEED)
-    drawn_B = torch.tensor([next(iter(sample.tokens or ())) for sample in rollout.samples])
+    token_B = torch.tensor([next(iter(sample.tokens or ())) for sample in rollout.samples])
     probability = torch.zeros(CODES)
     for code in range(CODES):
-        rows = (drawn_B == code).nonzero().flatten()
+        rows = (token_B == code).nonzero().flatten()
         column = int((rollout.trace.passes[0].position_Bn[0] == 0).nonzero())
         if len(rows):
             probability[code] = rollout.old_logprob_BT[rows[0], column].exp()
-    counted = torch.bincount(drawn_B, minlength=CODES) / num
+    counted = torch.bincount(token_B, minlength=CODES) / num
     spread = (probability * (1 - probability) / num).sqrt()
     assert ((counted - probability).abs() < 4 * spread + 1e-3).all()
     assert float(probability.sum()) == pytest.approx(1, abs=0.01)
@@ -212,8 +212,8 @@ def test_the_same_decisions_under_another_prompt() -> None:
     policy = policy_of("eurobert", num_steps=3)
     first, second = prompts_of()
     rollout = policy.rollout([first], group_size=2, seed=SEED)
-    seen = policy.override_prompts(rollout, [second, first])
-    result_BT = values(policy, seen)
+    overridden = policy.override_prompts(rollout, [second, first])
+    result_BT = values(policy, overridden)
     assert torch.allclose(result_BT[1], rollout.old_logprob_BT[1], atol=1e-6)
     sample, look = rollout.samples[0], rollout.trace.passes[0]
     assert sample.tokens is not None

@@ -186,14 +186,14 @@ def test_a_run_trains_on_its_remasked_samples(name: str) -> None:
         "rollout": {"training_states": "renoised", "prompts_per_step": 2, "group_size": 3},
         "update": {"epochs": READINGS[name]["num_levels"], "cycle_masks": True, "optimizer": {"lr": 1e-3}},
     }
-    seen: list[str] = []
+    texts: list[str] = []
 
     def longer(samples: Any) -> list[float]:
-        seen.extend(sample.text for sample in samples)
+        texts.extend(sample.text for sample in samples)
         return [float(len(sample.text)) for sample in samples]
 
     Trainer(policy, [longer], prompts_of(), config).train()
-    assert len(set(seen)) > 6
+    assert len(set(texts)) > 6
     assert any(not torch.equal(old, new) for old, new in zip(before, policy.trainable, strict=True))
 
 

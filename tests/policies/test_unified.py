@@ -40,10 +40,10 @@ def parts_of() -> tuple[Any, Any]:
 def policy_of(*, batch: int = 8, lora: dict[str, Any] | None = None, **settings: Any) -> UnifiedPolicy:
     """Janus, with the same weights each time."""
     size: dict[str, Any] = {"rollout_batch": batch} | ({"update_tokens": 1} if batch == 1 else {})
-    given = {"write": WRITE | size, "draw": DRAW | size, "lora": lora, **settings}
+    options = {"write": WRITE | size, "draw": DRAW | size, "lora": lora, **settings}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return UnifiedPolicy(*parts_of(), given)
+        return UnifiedPolicy(*parts_of(), options)
 
 
 def parameters_of(policy: Policy) -> list[nn.Parameter]:
@@ -85,15 +85,15 @@ def test_the_other_laws(tmp_path: Path) -> None:
 def test_rows_are_those_of_the_policies_alone() -> None:
     policy = policy_of()
     rollout = policy.rollout([PROMPTS[1], PROMPTS[0]], group_size=2, seed=4, plan=Plan(prompt_ids=(7, 3)))
-    written, drawn = rollout.samples[:2], rollout.samples[2:]
+    written, images = rollout.samples[:2], rollout.samples[2:]
     assert all(sample.text is not None and sample.image is None for sample in written)
-    assert all(sample.image is not None and sample.text is None for sample in drawn)
+    assert all(sample.image is not None and sample.text is None for sample in images)
     writer = LanguagePolicy(*parts_of(), WRITE)
     drawer = ImageTokensPolicy(*parts_of(), DRAW)
     alone = writer.rollout([PROMPTS[1]], group_size=2, seed=4, plan=Plan(prompt_ids=(7,)))
     shown = drawer.rollout([PROMPTS[0]], group_size=2, seed=4, plan=Plan(prompt_ids=(3,)))
     assert [s.tokens for s in written] == [s.tokens for s in alone.samples]
-    assert [s.tokens for s in drawn] == [s.tokens for s in shown.samples]
+    assert [s.tokens for s in images] == [s.tokens for s in shown.samples]
     assert rollout.shape == (4, 16)
     width = alone.shape[1]
     torch.testing.assert_close(rollout.old_logprob_BT[:2, :width], alone.old_logprob_BT)
@@ -113,14 +113,14 @@ def test_rows_are_those_of_the_policies_alone() -> None:
 def test_the_same_decisions_with_other_prompts() -> None:
     policy = policy_of()
     rollout = policy.rollout(PROMPTS, group_size=1, seed=4)
-    asked = [Prompt("two squares", columns={"draw": True}), Prompt("what is the table")]
-    seen_BT = values(policy, policy.override_prompts(rollout, asked))
+    prompts = [Prompt("two squares", columns={"draw": True}), Prompt("what is the table")]
+    overridden_BT = values(policy, policy.override_prompts(rollout, prompts))
     alone = (ImageTokensPolicy(*parts_of(), DRAW), LanguagePolicy(*parts_of(), WRITE))
     for row, one in enumerate(alone):
         read = one.read([OffPolicySample(sample=replace(rollout.samples[row], group=0))], seed=0)
         assert read.shape[1] == int(rollout.mask_BT[row].sum())
-        there_BT = values(one, one.override_prompts(read, [asked[row]]))
-        torch.testing.assert_close(seen_BT[row, : read.shape[1]], there_BT[0], atol=1e-5, rtol=1e-5)
+        there_BT = values(one, one.override_prompts(read, [prompts[row]]))
+        torch.testing.assert_close(overridden_BT[row, : read.shape[1]], there_BT[0], atol=1e-5, rtol=1e-5)
 
 
 def test_examples_of_both_kinds_are_a_mean_over_all_their_tokens() -> None:
@@ -128,9 +128,9 @@ def test_examples_of_both_kinds_are_a_mean_over_all_their_tokens() -> None:
     image = Example(prompt=PROMPTS[0], image=PICTURE)
     both = policy_of().supervised_loss([image, text], seeds=(1, 2))
     written = LanguagePolicy(*parts_of(), WRITE).supervised_loss([text], seeds=(2,))
-    drawn = ImageTokensPolicy(*parts_of(), DRAW).supervised_loss([image], seeds=(1,))
-    assert both.num_terms == written.num_terms + drawn.num_terms
-    total = written.mean * written.num_terms + drawn.mean * drawn.num_terms
+    images = ImageTokensPolicy(*parts_of(), DRAW).supervised_loss([image], seeds=(1,))
+    assert both.num_terms == written.num_terms + images.num_terms
+    total = written.mean * written.num_terms + images.mean * images.num_terms
     torch.testing.assert_close(both.mean, total / both.num_terms)
 
 

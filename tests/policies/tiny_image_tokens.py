@@ -21,13 +21,13 @@ OWN: dict[str, dict[str, Any]] = {"llamagen": {"grid": GRID, "begin": BEGIN}}
 def policy_of(name: str, *, batch: int = 8, **settings: Any) -> ImageTokensPolicy:
     """A policy of one's own; all those of a name have the same weights."""
     model, processor, autoencoder = make(name)
-    given = {**DRAWING, **OWN.get(name, {}), "rollout_batch": batch, **settings}
+    options = {**DRAWING, **OWN.get(name, {}), "rollout_batch": batch, **settings}
     if batch == 1:
-        given["update_tokens"] = 1
+        options["update_tokens"] = 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of fresh adapters
         return ImageTokensPolicy(
-            copy.deepcopy(model), copy.deepcopy(processor), given, autoencoder=copy.deepcopy(autoencoder)
+            copy.deepcopy(model), copy.deepcopy(processor), options, autoencoder=copy.deepcopy(autoencoder)
         )
 
 

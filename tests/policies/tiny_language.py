@@ -28,12 +28,12 @@ def _construct(name: str) -> tuple[Any, Any]:
 def policy_of(name: str, *, batch: int = 8, **settings: Any) -> LanguagePolicy:
     """A policy of one's own; all those of a name have the same weights."""
     model, processor = _construct(name)
-    given = {"max_new_tokens": 7, "temperature": TEMPERATURE, "rollout_batch": batch, **settings}
+    options = {"max_new_tokens": 7, "temperature": TEMPERATURE, "rollout_batch": batch, **settings}
     if batch == 1:
-        given["update_tokens"] = 1
+        options["update_tokens"] = 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of fresh adapters
-        return LanguagePolicy(copy.deepcopy(model), processor, given)
+        return LanguagePolicy(copy.deepcopy(model), processor, options)
 
 
 def build_llama() -> tuple[Any, Any]:

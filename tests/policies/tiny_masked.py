@@ -29,10 +29,10 @@ def parts_of(name: str) -> tuple[Any, ...]:
 
 def policy_of(name: str, *, batch: int = 8, **settings: Any) -> MaskedPolicy:
     """A policy of one's own; the adapters' first factors are the same each time."""
-    given = {**TINY[name].settings, "rollout_batch": batch, "update_batch": batch, **settings}
+    options = {**TINY[name].settings, "rollout_batch": batch, "update_batch": batch, **settings}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return MaskedPolicy(*parts_of(name), settings=given)
+        return MaskedPolicy(*parts_of(name), settings=options)
 
 
 def prompts_of() -> list[Prompt]:

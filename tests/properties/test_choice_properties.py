@@ -93,8 +93,8 @@ def every_decision_is_in_some_window(case: Case, data: st.DataObject) -> None:
         return
     offset = data.draw(st.integers(0, 10**6))
     numbers = [{"step": 20 * n} if case.name == "progressive" else {"seed": offset + n} for n in range(150)]
-    seen = {decision for each in numbers for decision in case.bind()(14, **each)}
-    assert seen == set(range(low, high))
+    decisions = {decision for each in numbers for decision in case.bind()(14, **each)}
+    assert decisions == set(range(low, high))
 
 
 def tree_has_as_many_leaves_as_the_group(case: Case, data: st.DataObject) -> None:
@@ -230,9 +230,9 @@ def played(case: Case, data: st.DataObject) -> tuple[Strategy, Setting, list[Rou
 def strategy_asks_the_same_again(case: Case, data: st.DataObject) -> None:
     """The same rounds have the same requests and the same kept rows, and are not changed."""
     strategy, setting, rounds = played(case, data)
-    asked: list[Sequence[Request]] = []
-    assert_unchanged(rounds, lambda: asked.append(strategy.ask(rounds, setting)))
-    assert tuple(strategy.ask(rounds, setting)) == tuple(asked[0])
+    requested: list[Sequence[Request]] = []
+    assert_unchanged(rounds, lambda: requested.append(strategy.ask(rounds, setting)))
+    assert tuple(strategy.ask(rounds, setting)) == tuple(requested[0])
     for before, round_ in enumerate(rounds):
         assert tuple(strategy.ask(rounds[:before], setting)) == tuple(round_.requests)
 

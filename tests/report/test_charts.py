@@ -29,8 +29,8 @@ def test_constant_metrics_have_no_chart(run: Path) -> None:
     assert f"Constant throughout: Policy loss 0.500 {clipped} On-policy gap 1.00\u00d710⁻⁷ ({gap})" in constants
     assert "Constant throughout: samples/kept 1.000" in constants  # a number that no chart of its own holds
     assert "Gradient norm" in page.texts("h3")  # 1 throughout, but for one that was not finite
-    drawn = {"Policy loss", "Entropy", "On-policy gap", "samples/kept"} & set(page.texts("h3"))
-    assert not drawn
+    titles = {"Policy loss", "Entropy", "On-policy gap", "samples/kept"} & set(page.texts("h3"))
+    assert not titles
 
 
 def test_no_curve_is_repeated(run: Path) -> None:

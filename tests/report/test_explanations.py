@@ -116,8 +116,8 @@ def test_spans_and_moments_are_on_a_timeline(tmp_path: Path) -> None:
     for nothing in ({}, {"spans": 3}, {"spans": [None, {"span": ["a", 1]}]}, {"overlaps": [[1], [float("nan"), 1]]}):
         assert timeline_of(nothing) is None
     write(tmp_path, "step-000000", [explanation], (8, 8))
-    drawn = [a["style"] for a in render(tmp_path).attributes("i") if a.get("class") in ("stated", "reference")]
-    assert drawn == ["left:33.33%;width:66.67%", "left:0.0%;width:66.67%"]
+    styles = [a["style"] for a in render(tmp_path).attributes("i") if a.get("class") in ("stated", "reference")]
+    assert styles == ["left:33.33%;width:66.67%", "left:0.0%;width:66.67%"]
 
 
 def test_masks_are_outlined(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ def told(run: Path) -> tuple[str, str]:
 
 
 def test_the_report_is_renewed_at_every_evaluation_and_at_the_end(tmp_path: Path) -> None:
-    run, seen = tmp_path / "run", []
+    run, pages = tmp_path / "run", []
 
     def watching(samples: Sequence[Sample]) -> list[float]:
         if (run / "report.html").exists():
-            seen.append(told(run))
-        if len(set(seen)) == 3:
+            pages.append(told(run))
+        if len(set(pages)) == 3:
             raise RuntimeError("enough")
         return brightness(samples)
 
@@ -36,7 +36,7 @@ def test_the_report_is_renewed_at_every_evaluation_and_at_the_end(tmp_path: Path
     with pytest.raises(Exception, match="enough"):
         trainer.train()
     steps = ["not recorded", "1 step, 2 updates", "2 steps, 4 updates"]
-    assert list(dict.fromkeys(seen)) == [("running", step) for step in steps]
+    assert list(dict.fromkeys(pages)) == [("running", step) for step in steps]
     assert told(run) == ("failed", "2 steps, 4 updates")
 
 

@@ -136,11 +136,11 @@ def test_of_many_requests_the_changed_ones_are_first(tmp_path: Path) -> None:
     write_texts(tmp_path, "step-000000", before)
     write_texts(tmp_path, "step-000010", after)
     page = render(tmp_path)
-    asked = [text.split("?")[0] for text in page.texts("p", "prompt")]
-    assert asked[:2] == ["which 50", "which 41"]
+    questions = [text.split("?")[0] for text in page.texts("p", "prompt")]
+    assert questions[:2] == ["which 50", "which 41"]
     # of the 58 others, 18 evenly spaced: those at the places round(57 k / 17)
     others = [n for n in range(60) if n not in (41, 50)]
-    assert asked[2:] == [f"which {others[round(57 * k / 17)]}" for k in range(18)]
+    assert questions[2:] == [f"which {others[round(57 * k / 17)]}" for k in range(18)]
     assert (
         "20 of 60 requests: first the 2 whose scores changed most, up or down, then 18 chosen by position."
         in " ".join(page.texts("p", "lead"))

@@ -123,9 +123,9 @@ def test_clip_classifies_colors_on_the_crop(owl: Path, clip: Path) -> None:
 
 
 def test_rows_without_clauses_or_images_are_not_scored(owl: Path) -> None:
-    asked = [{"class": "dog", "count": 1}]
+    clauses = [{"class": "dog", "count": 1}]
     assert (
-        Compositional(str(owl))([drew(noise(0)), drew(None, include=asked), filmed([noise(0)], include=asked)])
+        Compositional(str(owl))([drew(noise(0)), drew(None, include=clauses), filmed([noise(0)], include=clauses)])
         == [None] * 3
     )
     with pytest.raises(DataError, match="must hold mappings"):

@@ -98,8 +98,8 @@ def test_incomplete_samples_are_not_scored(sample: Sample) -> None:
 def test_prompts_and_examples() -> None:
     assert len(edit_prompts()) == 4 * 1437
     assert [prompt.text for prompt in ASKED[:5]] == [*EDITS, next(iter(EDITS))]
-    seen = {to_pixels(prompt.images[0]).tobytes() for prompt in edit_prompts()}
-    assert not seen & {_source(prompt).tobytes() for prompt in ASKED}
+    images = {to_pixels(prompt.images[0]).tobytes() for prompt in edit_prompts()}
+    assert not images & {_source(prompt).tobytes() for prompt in ASKED}
     examples = misinstructed_edits(0.5)
     rows = zip(np.repeat(load_split().train, 4, axis=0), list(EDITS) * 1437, examples, strict=True)
     right = [example.prompt.text == edit for _, edit, example in rows]

@@ -80,14 +80,14 @@ def test_invalid_settings_raise():
 
 
 def test_only_groups_without_a_right_sample_are_graded():
-    seen: list[int] = []
+    sizes: list[int] = []
 
     def grade(samples: Sequence[Sample]) -> list[float | None]:
-        seen.extend(sample.group for sample in samples)
+        sizes.extend(sample.group for sample in samples)
         return [0.25 * sample.member if sample.member else None for sample in samples]
 
     samples = [*scored(0, 1, 0), *scored(0, 0, math.nan, 0, None, group=1), *scored(None, group=2)]
     expected = [0, 1, 0, 0, 0.25, math.nan, 0.75, None, None]
     assert PartialCredit(column_score, grade)(samples) == pytest.approx(expected, nan_ok=True)
-    assert seen == [1, 1, 1]
+    assert sizes == [1, 1, 1]
     assert PartialCredit(column_score, grade, right_from=0.0)(scored(0, -1)) == [0, -1]

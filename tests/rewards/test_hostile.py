@@ -166,11 +166,11 @@ def what_runs(tree: ast.AST) -> set[str]:
             names = {(node.module or "").partition(".")[0]} & UNPICKLING
             result |= names | ({alias.name for alias in node.names} & RUNNING)
         elif isinstance(node, ast.Call):
-            called, given = ast.unparse(node.func), {one.arg: ast.unparse(one.value) for one in node.keywords}
+            called, keywords = ast.unparse(node.func), {one.arg: ast.unparse(one.value) for one in node.keywords}
             result |= {called.removeprefix("builtins.")} & RUNNING
-            result |= {called} if called == "torch.load" and given.get("weights_only") != "True" else set()
-            result |= {called} if given.get("allow_pickle", "False") != "False" else set()
-            trusted = given.get("trust_remote_code", "False")
+            result |= {called} if called == "torch.load" and keywords.get("weights_only") != "True" else set()
+            result |= {called} if keywords.get("allow_pickle", "False") != "False" else set()
+            trusted = keywords.get("trust_remote_code", "False")
             result |= {called} if trusted not in ("False", ASKED_FOR) else set()
     return result
 
@@ -198,9 +198,9 @@ def test_modules_that_run_programs_are_not_imported(sources):
     name = Path(WITHIN).stem
     for path, tree in sources.items():
         for node in ast.walk(tree):
-            given = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            given += [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-            assert not [one for one in given if one.rpartition(".")[2] == name], path
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            assert not [one for one in modules if one.rpartition(".")[2] == name], path
 
 
 @pytest.mark.parametrize(

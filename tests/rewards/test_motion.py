@@ -44,7 +44,7 @@ def test_direction_is_the_cosine_with_the_motion() -> None:
 
 
 def test_the_direction_may_be_in_the_row() -> None:
-    rows = [filmed(pan(0, 4), direction=asked) for asked in ("down", "up", "sideways")]
+    rows = [filmed(pan(0, 4), direction=direction) for direction in ("down", "up", "sideways")]
     assert numbers(Motion()([*rows, filmed(pan(0, 4))])) == [pytest.approx(1), pytest.approx(-1), None, None]
 
 
@@ -111,10 +111,10 @@ def test_frame_mean_scores_evenly_spaced_frames() -> None:
 
 
 def test_frame_mean_separates_none_and_failures() -> None:
-    asked: list[Sample] = []
+    scored: list[Sample] = []
 
     def reward(samples: Sequence[Sample]) -> list[float | None]:
-        asked.extend(samples)
+        scored.extend(samples)
         return [
             {"none": None, "nan": math.nan, "some": None if i % 2 else 3.0}[s.prompt.text]
             for i, s in enumerate(samples)
@@ -123,7 +123,7 @@ def test_frame_mean_separates_none_and_failures() -> None:
     values = numbers(FrameMean(reward, frames=2)([filmed([noise(0)] * 2, text) for text in ("some", "none", "nan")]))
     assert values[:2] == [3.0, None]
     assert math.isnan(values[2] or 0)
-    assert all(sample.image is not None and sample.video is None for sample in asked)
+    assert all(sample.image is not None and sample.video is None for sample in scored)
 
 
 def test_frame_mean_of_a_reward_by_name() -> None:

@@ -18,8 +18,8 @@ DOUBLE = "def f(x):\n    return 2 * x"
 
 
 def paid(code: str, tests: Any, **settings: Any) -> float | None:
-    given: dict[str, Any] = {"time_s": 5.0} | settings
-    (score,) = CodeTests(**given)([wrote(f"so\n```python\n{code}\n```", tests=tests)])
+    options: dict[str, Any] = {"time_s": 5.0} | settings
+    (score,) = CodeTests(**options)([wrote(f"so\n```python\n{code}\n```", tests=tests)])
     return None if score is None else float(score)
 
 

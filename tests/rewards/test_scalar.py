@@ -70,8 +70,8 @@ def test_the_answer_is_scored_after_its_prompt_without_the_thought(scored: str) 
 
 def test_the_recipe_of_a_chat_model_scores_the_text_after_the_thought(scored: str) -> None:
     (reward,) = load_config("papers/rlmt").rewards
-    told = reward.model_dump(exclude_unset=True) | {"model": scored, "dtype": "float32"}
-    (made,) = build_rewards([RewardConfig.model_validate(told)])
+    settings = reward.model_dump(exclude_unset=True) | {"model": scored, "dtype": "float32"}
+    (made,) = build_rewards([RewardConfig.model_validate(settings)])
     scores = score([wrote("<think>hm</think>seven")], [made])
     assert (scores.value_BR * scores.weight_R).tolist() == [[pytest.approx(logits(scored, "q", "seven")[0], **CLOSE)]]
 
@@ -125,8 +125,10 @@ def test_each_step_is_scored_at_its_separator(stepped: str) -> None:
 def test_the_two_right_answers_of_the_best_weakest_step_train(stepped: str) -> None:
     """M-STaR: 1(a = a*) min f, top 2; of five 0.9, 0.2, 0, 0.6 and 0 the first and the fourth, each alike."""
     config = load_config("papers/mstar")
-    told = [reward.model_dump(exclude_unset=True) for reward in config.rewards]
-    rewards = build_rewards([RewardConfig.model_validate(one) for one in (told[0], told[1] | {"model": stepped})])
+    settings = [reward.model_dump(exclude_unset=True) for reward in config.rewards]
+    rewards = build_rewards(
+        [RewardConfig.model_validate(one) for one in (settings[0], settings[1] | {"model": stepped})]
+    )
     answer = StepRewardModel(stepped, aggregate="min")([wrote("so\n\n\\boxed{7}")])
     samples = [
         Sample(Prompt("q", columns={"answer": "7"}), 0, i, text=f"so\n\n\\boxed{{{n}}}") for i, n in enumerate((7, 8))

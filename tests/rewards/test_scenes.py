@@ -83,13 +83,13 @@ def test_attributes_are_of_the_surest_objects() -> None:
 
 
 def test_positions_are_relative_to_an_earlier_satisfied_clause() -> None:
-    asked = [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "position": ["left of", 0]}]
+    clauses = [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "position": ["left of", 0]}]
     left, right = (0, 0, 10, 10), (50, 0, 60, 10)
-    assert judged([thing("dog", at=left), thing("cat", at=right)], asked).satisfied == (True, True)
-    assert judged([thing("dog", at=right), thing("cat", at=left)], asked) == ClauseResults(
+    assert judged([thing("dog", at=left), thing("cat", at=right)], clauses).satisfied == (True, True)
+    assert judged([thing("dog", at=right), thing("cat", at=left)], clauses) == ClauseResults(
         satisfied=(True, False), reasons=("expected dog left of cat, found it right of",)
     )
-    assert judged([thing("dog", at=left)], asked).reasons == (
+    assert judged([thing("dog", at=left)], clauses).reasons == (
         "expected 1 cat, found 0",
         "nothing for dog to be left of",
     )

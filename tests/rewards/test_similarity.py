@@ -133,8 +133,8 @@ def test_direction_of_an_edit_is_the_cosine_of_two_differences(clip: str) -> Non
     captions = {"source_caption": "a red cat", "target_caption": "a black dog running"}
     model, processor = AutoModel.from_pretrained(clip).eval(), AutoProcessor.from_pretrained(clip)
     out = model(**processor(images=[source, image], text=list(captions.values()), padding=True, return_tensors="pt"))
-    shown, told = out.image_embeds[1] - out.image_embeds[0], out.text_embeds[1] - out.text_embeds[0]
-    expected = float(torch.nn.functional.cosine_similarity(shown, told, dim=0))
+    image_change, text_change = out.image_embeds[1] - out.image_embeds[0], out.text_embeds[1] - out.text_embeds[0]
+    expected = float(torch.nn.functional.cosine_similarity(image_change, text_change, dim=0))
     assert abs(expected) > 1e-3
     rows = [
         edited(image, source, **captions),
@@ -143,7 +143,7 @@ def test_direction_of_an_edit_is_the_cosine_of_two_differences(clip: str) -> Non
         drew(image, **captions),
     ]
     scores = EditDirection(clip)(rows)
-    changes = {"image_change": float(shown.norm()), "text_change": float(told.norm())}
+    changes = {"image_change": float(image_change.norm()), "text_change": float(text_change.norm())}
     assert explanations(scores)[0] == {"parts": pytest.approx(changes, abs=1e-4)}
     assert numbers(scores) == [pytest.approx(expected, abs=1e-5), pytest.approx(0, abs=1e-3), None, None]
 

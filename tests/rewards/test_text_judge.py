@@ -215,8 +215,8 @@ def test_each_criterion_of_a_row_is_a_question(caplog: pytest.LogCaptureFixture)
         scores = reward(samples)
         assert numbers(scores) == [0.75, 1.0, None, None]
         assert explanations(scores)[0] == {"parts": {"1. short": 1, "2. polite": 0, "3. shouts": 0}}
-        asked = [r["messages"][0]["content"][0]["text"] for r in server.requests]
-        assert sorted(asked) == ["7 is polite?", "7 is short?", "7 is shouts?", "8 is short?"]
+        questions = [r["messages"][0]["content"][0]["text"] for r in server.requests]
+        assert sorted(questions) == ["7 is polite?", "7 is short?", "7 is shouts?", "8 is short?"]
     assert "cannot read 1 of 4 references in column 'rubric'" in caplog.text
 
 

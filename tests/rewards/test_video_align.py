@@ -220,10 +220,10 @@ def test_tokens_of_the_scores_in_a_prompt_do_not_count(made: Trained) -> None:
 def test_frames_that_the_model_gets(total: int, fps: float, num_frames: int | None, indices: list[int]) -> None:
     """81 frames at 16 a second are 5.06 seconds and 10.1 frames; 5 there are, rounded to 4 (2.5 is no even number)."""
     frames = [Image.new("RGB", (16, 16), (i, 0, 0)) for i in range(total)]
-    told = Recipe(
+    recipe = Recipe(
         base="", special=True, fps=2.0, num_frames=num_frames, max_pixels=10**6, template="none", lora_scale=1, **NONE
     )
-    seen = model_frames(frames, told, fps, 8)
+    seen = model_frames(frames, recipe, fps, 8)
     assert seen[:, 0, 0, 0].tolist() == indices
     assert seen.shape[2:] == (96, 96)
 

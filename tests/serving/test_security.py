@@ -44,14 +44,14 @@ def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
     compared: list[tuple[bytes, bytes]] = []
     compare = hmac.compare_digest
 
-    def watching(given: Any, expected: Any) -> bool:
-        compared.append((given, expected))
-        return compare(given, expected)
+    def watching(header: Any, expected: Any) -> bool:
+        compared.append((header, expected))
+        return compare(header, expected)
 
     monkeypatch.setattr(hmac, "compare_digest", watching)
     with TestClient(make_app(build_rewards(EXACT), token="a-token")) as client:
-        for given in ("", "Bearer a-toke", "Bearer a-tokens", "a-token"):
-            assert client.post("/score", headers={"authorization": given}, content=b"{}").status_code == 401
+        for header in ("", "Bearer a-toke", "Bearer a-tokens", "a-token"):
+            assert client.post("/score", headers={"authorization": header}, content=b"{}").status_code == 401
         assert client.post("/score", headers={"authorization": "Bearer a-token"}, content=b"{}").status_code != 401
-    assert [given for given, _ in compared][:4] == [b"", b"Bearer a-toke", b"Bearer a-tokens", b"a-token"]
+    assert [header for header, _ in compared][:4] == [b"", b"Bearer a-toke", b"Bearer a-tokens", b"a-token"]
     assert {expected for _, expected in compared} == {b"Bearer a-token"}

@@ -82,8 +82,8 @@ def encode(
 ) -> BatchFeature:
     """One user turn with its media, as the model takes it."""
     rendered = render(processor, name, text, len(images), len(videos))
-    given = ({"images": list(images)} if images else {}) | ({"videos": list(videos)} if videos else {})
-    return processor(text=[rendered], **given, add_special_tokens=False, return_tensors="pt")
+    media = ({"images": list(images)} if images else {}) | ({"videos": list(videos)} if videos else {})
+    return processor(text=[rendered], **media, add_special_tokens=False, return_tensors="pt")
 
 
 @torch.no_grad()
@@ -162,10 +162,10 @@ def test_a_padded_row_is_the_row_alone(name: str) -> None:
             for text, image in zip(texts, pictures, strict=True)
         ]
     )
-    given = {"images": [[image] for image in pictures]} if seeing else {}
+    media = {"images": [[image] for image in pictures]} if seeing else {}
     rendered = [render(processor, name, text, images=seeing) for text in texts]
     one: Any = processor
-    together = one(text=rendered, **given, padding=True, add_special_tokens=False, return_tensors="pt")
+    together = one(text=rendered, **media, padding=True, add_special_tokens=False, return_tensors="pt")
     assert together["attention_mask"].sum(1).unique().numel() == 2
     with torch.no_grad():
         rows = model(**together).logits[:, -1]

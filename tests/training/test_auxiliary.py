@@ -49,8 +49,8 @@ def words(
 ) -> Trainer:
     rollout = {"prompts_per_step": 2, "group_size": 2, **sections.pop("rollout", {})}
     values = {"output": str(output), "steps": 1, "rollout": rollout, "runtime": {"device": "cpu"}, **sections}
-    asked = prompts or prompts_of("llama")[:2]
-    trainer = Trainer(policy_of("llama"), {"reward": reward}, asked, values, resume=resume)
+    used_prompts = prompts or prompts_of("llama")[:2]
+    trainer = Trainer(policy_of("llama"), {"reward": reward}, used_prompts, values, resume=resume)
     trainer.train()
     return trainer
 
@@ -69,14 +69,14 @@ def weights(trainer: Trainer) -> Tensor:
 
 @pytest.mark.parametrize(("train", "examples"), [(words, ALOUD), (pictures, DIGITS)], ids=["words", "pictures"])
 def test_with_an_objective_of_0_it_is_a_step_of_the_warm_up(train: Any, examples: Any, tmp_path: Path) -> None:
-    taught = {"examples": examples, "batch_size": 4}
+    auxiliary = {"examples": examples, "batch_size": 4}
     alike = {"lr": 1e-3, "betas": (0.9, 0.99)}
     warmed = train(
         tmp_path / "a",
         steps=0,
-        warmup={**taught, "steps": 1, "optimizer": {**alike, "lr_warmup_steps": 0}, "log_every": 1},
+        warmup={**auxiliary, "steps": 1, "optimizer": {**alike, "lr_warmup_steps": 0}, "log_every": 1},
     )
-    with_auxiliary = train(tmp_path / "b", objective={"auxiliary": [taught]}, update={"optimizer": alike})
+    with_auxiliary = train(tmp_path / "b", objective={"auxiliary": [auxiliary]}, update={"optimizer": alike})
     (line,) = lines(with_auxiliary)
     assert line["policy/loss"] == line["policy/supervised_mean"] == lines(warmed, "warmup.jsonl")[0]["loss"]
     assert torch.equal(weights(warmed), weights(with_auxiliary))
@@ -102,8 +102,8 @@ def test_with_weight_0_it_has_no_effect(train: Any, tmp_path: Path) -> None:
 
 
 def answered() -> list[Prompt]:
-    asked = prompts_of("llama")[:2]
-    return [replace(p, columns={"solution": text}) for p, text in zip(asked, ("two red", "one"), strict=True)]
+    prompts = prompts_of("llama")[:2]
+    return [replace(p, columns={"solution": text}) for p, text in zip(prompts, ("two red", "one"), strict=True)]
 
 
 def gradient_norm(policy: LanguagePolicy, loss: Tensor) -> float:
@@ -112,7 +112,7 @@ def gradient_norm(policy: LanguagePolicy, loss: Tensor) -> float:
 
 def test_an_answer_is_supervised_where_its_group_fails(tmp_path: Path) -> None:
     """Success rates 0 and 0.5, threshold 0.25: the first prompt's answer alone, at the weight of one of two prompts."""
-    taught = {
+    auxiliary = {
         "label": "expert",
         "column": "solution",
         "weight_by_success": {"name": "below", "rate": 0.25},
@@ -122,7 +122,7 @@ def test_an_answer_is_supervised_where_its_group_fails(tmp_path: Path) -> None:
         tmp_path,
         prompts=answered(),
         reward=half_of_odd_groups,
-        objective={**STILL, "auxiliary": [taught]},
+        objective={**STILL, "auxiliary": [auxiliary]},
         update={"optimizer": {"lr": 1e-9}},
     )
     (line,) = lines(trainer)
@@ -163,11 +163,13 @@ def test_an_answer_is_supervised_for_the_failing_part(tmp_path: Path) -> None:
         update={"optimizer": {"lr": 1e-9}},
     )
     (line,) = lines(trainer)
-    told = [
+    expected_prompts = [
         replace(s.prompt, messages=[{"role": "system", "content": "brief"}, *_asked(s.prompt)]) for s in read(trainer)
     ]
     policy = policy_of("llama")
-    losses = [policy.supervised_loss([Example(one, str(one.columns["solution"]))], seeds=[0]).mean for one in told]
+    losses = [
+        policy.supervised_loss([Example(one, str(one.columns["solution"]))], seeds=[0]).mean for one in expected_prompts
+    ]
     assert line["policy/loss"] == pytest.approx(float(sum(losses).detach()) / 4, rel=1e-5)  # type: ignore[union-attr]
     assert line["policy/supervised_mean"] == pytest.approx(float(sum(losses).detach()) / 2, rel=1e-5)  # type: ignore[union-attr]
 
@@ -184,9 +186,9 @@ def read(trainer: Trainer) -> Sequence[Sample]:
 
 def test_an_image_is_supervised_by_flow_matching_on_its_row(tmp_path: Path) -> None:
     rows = [replace(p, columns={"picture": brightness_picture(n)}) for n, p in enumerate(digit_prompts()[:2])]
-    taught = {"label": "own", "column": "picture"}
+    auxiliary = {"label": "own", "column": "picture"}
     trainer = pictures(
-        tmp_path, prompts=rows, objective={**STILL, "auxiliary": [taught]}, update={"optimizer": {"lr": 1e-9}}
+        tmp_path, prompts=rows, objective={**STILL, "auxiliary": [auxiliary]}, update={"optimizer": {"lr": 1e-9}}
     )
     shown = [Example(one.prompt, image=one.prompt.columns["picture"]) for one in read(trainer)]
     seeds = [derive_seed(0, EXAMPLES_SEED, 0, group) for group in range(2)]
@@ -231,13 +233,13 @@ def test_a_mean_is_over_terms_and_a_weighted_one_over_examples() -> None:
     over_terms = (n * losses[0].mean + m * losses[1].mean) / (n + m)
     weighted = (losses[0].mean + 0.5 * losses[1].mean) / 3  # and a third that is not taught
     grads = [torch.autograd.grad(loss, policy.trainable, retain_graph=True) for loss in (over_terms, weighted)]
-    taught = accumulate_supervised(policy, lesson, parameters=policy.trainable, job=job, scale=3.0)
+    auxiliary = accumulate_supervised(policy, lesson, parameters=policy.trainable, job=job, scale=3.0)
     torch.testing.assert_close(gradient_of(policy), 3 * flat(grads[0]))
-    assert taught.local_loss == 3 * taught.mean == pytest.approx(3 * float(over_terms.detach()), rel=1e-6)
-    taught = accumulate_weighted(policy, lesson, [1.0, 0.5], num=3, job=job, scale=2.0)
+    assert auxiliary.local_loss == 3 * auxiliary.mean == pytest.approx(3 * float(over_terms.detach()), rel=1e-6)
+    auxiliary = accumulate_weighted(policy, lesson, [1.0, 0.5], num=3, job=job, scale=2.0)
     torch.testing.assert_close(gradient_of(policy), 2 * flat(grads[1]))
-    assert taught.local_loss == pytest.approx(2 * float(weighted.detach()), rel=1e-6)
-    assert taught.mean == pytest.approx(2 * float(weighted.detach()), rel=1e-6)  # of weights 1.5 in place of 3
+    assert auxiliary.local_loss == pytest.approx(2 * float(weighted.detach()), rel=1e-6)
+    assert auxiliary.mean == pytest.approx(2 * float(weighted.detach()), rel=1e-6)  # of weights 1.5 in place of 3
     assert accumulate_weighted(policy, SupervisedBatch(examples=[], seeds=[]), [], num=3, job=job).mean == 0.0
 
 

@@ -55,9 +55,9 @@ def by_hand(samples: list[Sample], rewards: Callable[[Sample], list[float | None
     """(row, turn, centred return) of all turns, each compared with those of its group and key."""
     returns = []
     for row, sample in enumerate(samples):
-        given = rewards(sample)
+        turn_rewards = rewards(sample)
         for turn, key in enumerate(sample.turn_keys):
-            after = [(discount**j, reward) for j, reward in enumerate(given[turn:]) if reward is not None]
+            after = [(discount**j, reward) for j, reward in enumerate(turn_rewards[turn:]) if reward is not None]
             if after:
                 returns.append((row, turn, (sample.group, key), sum(weight * reward for weight, reward in after)))
     result = []

@@ -93,15 +93,15 @@ def test_the_value_is_a_number_on_the_state_before_the_token() -> None:
     critic, model = body.critic(), body.model
     move(critic.trainable)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=0)
-    seen = critic.override_prompts(rollout, [sample.prompt for sample in rollout.samples])
+    overridden = critic.override_prompts(rollout, [sample.prompt for sample in rollout.samples])
     result_BT = torch.zeros(rollout.shape)
     with torch.no_grad():
-        for part in critic.evaluate(seen, values=(VALUE,)):
+        for part in critic.evaluate(overridden, values=(VALUE,)):
             assert part.rows is not None
             result_BT[part.rows[:, None], torch.tensor(part.columns)] = part.values[VALUE]
     weight_D, bias_1 = critic.trainable[-2:]
-    for row, completion in enumerate(seen.trace.completions):
-        prompt = seen.trace.prompts[seen.trace.prompt_of_B[row]]
+    for row, completion in enumerate(overridden.trace.completions):
+        prompt = overridden.trace.prompts[overridden.trace.prompt_of_B[row]]
         ids = torch.cat([prompt.ids_P, completion.token_T])[None]
         with torch.no_grad():
             hidden_LD = model.base_model(input_ids=ids).last_hidden_state[0]
@@ -109,7 +109,7 @@ def test_the_value_is_a_number_on_the_state_before_the_token() -> None:
         torch.testing.assert_close(result_BT[row, : len(value_T)], value_T, rtol=0, atol=1e-5)
         assert float(value_T.std()) > 1e-4
     with pytest.raises(ConfigError, match="a critic gives value and no entropy"):
-        next(critic.evaluate(seen, values=(ENTROPY,)))
+        next(critic.evaluate(overridden, values=(ENTROPY,)))
 
 
 def test_a_run_with_a_critic_resumes_as_the_uninterrupted_one(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from tests.policies.letters import letters
 )
 def test_a_pass_trains_the_segments_of_its_number(cycle_masks: bool, columns: list[list[int]]) -> None:
     """Each letter is a segment; of four, two passes take every other one."""
-    policy, seen = letters(), []
+    policy, calls = letters(), []
     evaluate = policy.evaluate
 
     def asked(rollout: Any, *given: Any, **named: Any) -> Any:
-        seen.append(rollout.mask_BT.any(0).nonzero().flatten().tolist())
+        calls.append(rollout.mask_BT.any(0).nonzero().flatten().tolist())
         return evaluate(rollout, *given, **named)
 
     policy.evaluate = asked
@@ -33,6 +33,6 @@ def test_a_pass_trains_the_segments_of_its_number(cycle_masks: bool, columns: li
     rewards = {"vowels": lambda samples: [float(sum(letter in "aeiou" for letter in one.text)) for one in samples]}
     before = policy.logits.detach().clone()
     Trainer(policy, rewards, [Prompt("one"), Prompt("two")], config).train()
-    assert seen == columns
+    assert calls == columns
     assert bool((policy.logits.detach() != before).any(1).all())
     assert torch.isfinite(policy.logits).all()

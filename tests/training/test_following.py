@@ -96,12 +96,14 @@ def test_a_rewriting_has_the_mean_reward_of_its_images(compare: str, tmp_path: P
     task = {"after": "rewriter", "compare": compare}
     trainer = trained(tmp_path, task=task, rollout={"group_size": size})
     assert len(SEEN) == 2 * 2 * 3
-    drawn: dict[tuple[int, int], list[float]] = {}
+    rewards_of_sample: dict[tuple[int, int], list[float]] = {}
     for sample in SEEN:
         (identity,) = sample.after
-        drawn.setdefault(identity, []).append(worth(sample))
+        rewards_of_sample.setdefault(identity, []).append(worth(sample))
         assert sample.prompt in requests()  # the user's own words, whatever was shown
-    assert {identity: len(each) for identity, each in drawn.items()} == {(g, m): 3 for g in (0, 1) for m in (0, 1)}
+    assert {identity: len(each) for identity, each in rewards_of_sample.items()} == {
+        (g, m): 3 for g in (0, 1) for m in (0, 1)
+    }
     groups = {(sample.group, sample.after[0]) for sample in SEEN}
     expected = [(2 + n, (n // 2, n % 2)) for n in range(4)] if compare == "sample" else [
         (n // 2, (n // 2, n % 2)) for n in range(4)
@@ -109,9 +111,9 @@ def test_a_rewriting_has_the_mean_reward_of_its_images(compare: str, tmp_path: P
     assert sorted(groups) == expected
     rows = written(trainer)
     for row in rows:
-        mean = sum(drawn[row["group"], row["member"]]) / 3
+        mean = sum(rewards_of_sample[row["group"], row["member"]]) / 3
         assert row["rewards"]["of_task"] == pytest.approx(mean, rel=1e-5)
-    first, second = (sum(drawn[0, member]) / 3 for member in (0, 1))
+    first, second = (sum(rewards_of_sample[0, member]) / 3 for member in (0, 1))
     half = abs(first - second) / 2  # of two, (r - mean) / std = half / (half sqrt 2)
     advantages = sorted(row["advantage"] for row in rows if row["group"] == 0)
     assert advantages == pytest.approx([-(half / (half * 2**0.5 + 1e-4)), half / (half * 2**0.5 + 1e-4)], rel=1e-3)
@@ -125,20 +127,20 @@ def test_evaluations_sample_from_the_rewriting(tmp_path: Path) -> None:
     trainer = trained(tmp_path, steps=0)
     painter, writer = trainer.tasks["painter"], trainer.tasks["rewriter"]
     assert painter.task_link is not None
-    asked = requests()[10:13]
-    drawn = writer.policy.rollout(asked, group_size=1, seed=5, plan=Plan(stochastic=()))
-    shown = painter.task_link.show(asked)
-    assert [prompt.text for prompt in shown] == [sample.text for sample in drawn.samples]
-    assert [prompt.columns for prompt in shown] == [prompt.columns for prompt in asked]
+    prompts = requests()[10:13]
+    rewards_of_sample = writer.policy.rollout(prompts, group_size=1, seed=5, plan=Plan(stochastic=()))
+    shown = painter.task_link.show(prompts)
+    assert [prompt.text for prompt in shown] == [sample.text for sample in rewards_of_sample.samples]
+    assert [prompt.columns for prompt in shown] == [prompt.columns for prompt in prompts]
     config = EvaluationConfig.model_validate({"prompts": {"source": "x"}, "samples_per_prompt": 2})
     scorer = Scorer([NamedReward("asked", asked_for)])
-    judged = evaluate(painter.policy, asked, scorer, config, painter.job, show=painter.task_link.show)
+    judged = evaluate(painter.policy, prompts, scorer, config, painter.job, show=painter.task_link.show)
     plain = evaluate(painter.policy, shown, scorer, config, painter.job)
     assert judged is not None
     assert plain is not None
     pictures = [[sample.image.tobytes() for sample in one.samples if sample.image] for one in (judged, plain)]
     assert pictures[0] == pictures[1]
-    assert [sample.prompt for sample in judged.samples] == [prompt for prompt in asked for _ in range(2)]
+    assert [sample.prompt for sample in judged.samples] == [prompt for prompt in prompts for _ in range(2)]
 
 
 def test_a_reward_of_one_label_and_custom_rewards(tmp_path: Path) -> None:
@@ -208,15 +210,15 @@ def test_a_reward_of_an_unknown_task_raises(tmp_path: Path) -> None:
 
 
 def test_the_requests_and_their_literal_rewritings() -> None:
-    asked = {prompt.text: prompt.columns["digit"] for prompt in requests()}
-    assert (asked["the digit after six"], asked["the digit before zero"], asked["two"]) == (7, 9, 2)
+    prompts = {prompt.text: prompt.columns["digit"] for prompt in requests()}
+    assert (prompts["the digit after six"], prompts["the digit before zero"], prompts["two"]) == (7, 9, 2)
     examples = literal_rewritings(0.6)
     right = [example.text == example.prompt.columns["answer"] for example in examples]
     assert sum(right) / len(right) == pytest.approx(1 / 3 + 2 / 3 * 0.4)
     named = next(one for one in examples if one.prompt.text == "the digit after six")
     assert named.text == caption(6)
     tokenizer = rewriter_lm()[1]
-    texts = [example.text or "" for example in examples] + list(asked)
+    texts = [example.text or "" for example in examples] + list(prompts)
     assert all(tokenizer.decode(tokenizer(text)["input_ids"]) == text for text in texts)
 
 

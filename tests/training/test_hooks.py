@@ -33,12 +33,12 @@ def optimizer(parameters: list[nn.Parameter], *hooks: dict[str, Any], **settings
 def trained(num_updates: int, *hooks: dict[str, Any], **settings: Any) -> list[list[float]]:
     """Four weights after each update, with the gradient (1, 2, -1, -2) times the number of the update."""
     weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    taught = optimizer([weight], *hooks, **settings)
+    trainer = optimizer([weight], *hooks, **settings)
     result = []
     for number in range(num_updates):
-        taught.clear()
+        trainer.clear()
         weight.grad = (number + 1) * torch.tensor([1.0, 2.0, -1.0, -2.0])
-        taught.apply()
+        trainer.apply()
         result.append(weight.tolist())
     return result
 
@@ -52,46 +52,46 @@ def test_hooks_without_effect_are_plain_updates() -> None:
 def test_slow_fast_goes_back_along_its_way() -> None:
     weight = nn.Parameter(torch.tensor([0.0, 8.0]))
     hook = SlowFast([weight], inner=2, alpha=0.25)
-    seen = []
+    weightsvalues = []
     for _ in range(6):
         hook.before()
         with torch.no_grad():
             weight.add_(1.0)
         hook.after()
-        seen.append(weight.tolist())
+        weightsvalues.append(weight.tolist())
     # 0 -> 1 -> 2, back to 0.25 * 2 = 0.5; the slow one -> 1.5; the next round from there: 2.5 -> 3.5, back to 2; 3
-    assert [one[0] for one in seen] == [1.0, 0.5, 1.5, 2.5, 2.0, 3.0]
-    assert [one[1] for one in seen] == [9.0, 8.5, 9.5, 10.5, 10.0, 11.0]
+    assert [one[0] for one in weightsvalues] == [1.0, 0.5, 1.5, 2.5, 2.0, 3.0]
+    assert [one[1] for one in weightsvalues] == [9.0, 8.5, 9.5, 10.5, 10.0, 11.0]
 
 
 def test_slow_fast_of_two_slow_updates() -> None:
     weight = nn.Parameter(torch.zeros(1))
     hook = SlowFast([weight], inner=2, alpha=0.5, slow=2)
-    seen = []
+    weightsvalues = []
     for _ in range(6):
         hook.before()
         with torch.no_grad():
             weight.add_(1.0)
         hook.after()
-        seen.append(weight.item())
+        weightsvalues.append(weight.item())
     # 0 -> 1 -> 2, back to 1; two slow ones -> 3; from there 4 -> 5, back to 4
-    assert seen == [1.0, 1.0, 2.0, 3.0, 4.0, 4.0]
+    assert weightsvalues == [1.0, 1.0, 2.0, 3.0, 4.0, 4.0]
 
 
 def test_slow_fast_beyond_its_way_and_without_slow_updates() -> None:
     weight = nn.Parameter(torch.tensor([0.0, 8.0]))
     hook = SlowFast([weight], inner=2, alpha=2.0, slow=0)
-    seen = []
+    weightsvalues = []
     for _ in range(5):
         hook.before()
         with torch.no_grad():
             weight.mul_(0.5).add_(1.0)
         hook.after()
-        seen.append(weight.tolist())
+        weightsvalues.append(weight.tolist())
     # 0 -> 1 -> 1.5, on to 0 + 2 * 1.5 = 3; the next round from there: 2.5 -> 2.25, on to 3 - 2 * 0.75 = 1.5; 1.75
-    assert [one[0] for one in seen] == [1.0, 3.0, 2.5, 1.5, 1.75]
+    assert [one[0] for one in weightsvalues] == [1.0, 3.0, 2.5, 1.5, 1.75]
     # 8 -> 5 -> 3.5, on to 8 - 2 * 4.5 = -1; 0.5 -> 1.25, on to -1 + 2 * 2.25 = 3.5; 2.75
-    assert [one[1] for one in seen] == [5.0, -1.0, 0.5, 3.5, 2.75]
+    assert [one[1] for one in weightsvalues] == [5.0, -1.0, 0.5, 3.5, 2.75]
 
 
 def test_slow_fast_resumes_within_a_round() -> None:
@@ -115,12 +115,12 @@ def test_a_mask_keeps_the_others_bitwise() -> None:
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.randn(50, 40)), nn.Parameter(torch.randn(300))]
     before = [parameter.detach().clone() for parameter in parameters]
-    taught = optimizer(parameters, {"name": "mask", "share": 0.01, "seed": 3}, weight_decay=0.1)
+    trainer = optimizer(parameters, {"name": "mask", "share": 0.01, "seed": 3}, weight_decay=0.1)
     for _ in range(3):
-        taught.clear()
+        trainer.clear()
         for parameter in parameters:
             parameter.grad = torch.randn(parameter.shape)
-        taught.apply()
+        trainer.apply()
     moved = [(now != then) for now, then in zip(parameters, before, strict=True)]
     assert 10 <= int(moved[0].sum()) <= 32  # 20 of 2,000 are expected
     again = Mask(parameters, share=0.01, seed=3)

@@ -27,27 +27,27 @@ def timeless(trainer: Trainer) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith("time")} for row in lines(trainer)]
 
 
-def watching(seen: list[list[str]]) -> Any:
+def watching(counts: list[list[str]]) -> Any:
     def reward(samples: list[Sample]) -> list[float]:
-        seen.append(list(dict.fromkeys(sample.prompt.text for sample in samples)))
+        counts.append(list(dict.fromkeys(sample.prompt.text for sample in samples)))
         return brightness(samples)
 
     return reward
 
 
 def test_a_resumed_run_samples_like_the_uninterrupted_one(tmp_path: Path) -> None:
-    drawn: dict[str, list[list[str]]] = {"whole": [], "resumed": []}
+    texts: dict[str, list[list[str]]] = {"whole": [], "resumed": []}
     values = {**BASE, "steps": 6, "prompts": SETTLED, "checkpoint": {"every": 3}}
 
     def trained(name: str, folder: str, resume: Path | None = None) -> Trainer:
         config = {**values, "output": str(tmp_path / folder)}
-        trainer = Trainer(make_policy(), {"brightness": watching(drawn[name])}, digit_prompts(), config, resume=resume)
+        trainer = Trainer(make_policy(), {"brightness": watching(texts[name])}, digit_prompts(), config, resume=resume)
         trainer.train()
         return trainer
 
     whole = trained("whole", "whole")
     resumed = trained("resumed", "whole", whole.folder.path / "checkpoints" / "step-000003")
-    assert drawn["resumed"] == drawn["whole"][3:]
+    assert texts["resumed"] == texts["whole"][3:]
     assert torch.equal(weights(resumed), weights(whole))
     memories = [one.session.memory for one in (whole, resumed)]
     keys = list(memories[0].index_of)
@@ -100,15 +100,15 @@ def test_sources_by_weight_and_their_metrics(tmp_path: Path) -> None:
     prompts = [
         replace(prompt, text="a digit", columns={"row": prompt.text}) for prompt in load_prompts_of(config.prompts)
     ]
-    seen: list[Counter[str | None]] = []
+    counts: list[Counter[str | None]] = []
 
     def by_source(samples: list[Sample]) -> list[float]:
-        seen.append(Counter(sample.prompt.source for sample in samples))
+        counts.append(Counter(sample.prompt.source for sample in samples))
         return [1.0 if sample.prompt.source == "few" else 0.25 for sample in samples]
 
     trainer = Trainer(make_policy(), {"source": by_source}, prompts, config)
     trainer.train()
-    assert seen == [{"few": 6, "many": 2}] * 2  # of 4 prompts 3 and 1, two samples each
+    assert counts == [{"few": 6, "many": 2}] * 2  # of 4 prompts 3 and 1, two samples each
     for row in lines(trainer):
         assert row["reward/source/mean@few"] == 1.0
         assert row["reward/source/mean@many"] == 0.25

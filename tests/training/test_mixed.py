@@ -216,12 +216,14 @@ def test_a_task_takes_part_each_so_many_th_step(tmp_path: Path) -> None:
 
 def test_sigterm_gives_the_step_up_for_all(tmp_path: Path) -> None:
     """The task that is judged first is told to end, in the third step: neither has learnt from it."""
-    told = finished(spelt(tmp_path / "told", reward=failing(3, judge=vowels)))
-    assert told.status == json.loads((told.folder.path / "run.json").read_text())["status"] == "terminated"
-    for task in told.tasks.values():
+    interrupted = finished(spelt(tmp_path / "told", reward=failing(3, judge=vowels)))
+    assert (
+        interrupted.status == json.loads((interrupted.folder.path / "run.json").read_text())["status"] == "terminated"
+    )
+    for task in interrupted.tasks.values():
         assert [path.name for path in list_checkpoints(task.folder.path)][-1] == "step-000002"
         assert lines(task)[-1]["step"] == 2
-    resumed = finished(spelt(tmp_path / "told", resume=told.folder.path))
+    resumed = finished(spelt(tmp_path / "told", resume=interrupted.folder.path))
     assert left_by(resumed.folder.path) == left_by(finished(spelt(tmp_path / "whole")).folder.path)
 
 

@@ -55,10 +55,10 @@ def test_trackers_get_the_numbers_and_texts_of_each_task_under_its_name(run: Pat
     file = min(run.rglob("*tfevents*"), key=lambda path: len(path.parts))
     events = EventAccumulator(str(file.parent), size_guidance={"scalars": 0, "tensors": 0}).Reload()
     for task, steps in (("sums", [1, 1, 2, 2, 3, 3]), ("more", [1, 1, 3, 3])):
-        told = events.Scalars(f"{task}/reward/mean")
-        assert [one.step for one in told] == steps
+        scalars = events.Scalars(f"{task}/reward/mean")
+        assert [one.step for one in scalars] == steps
         own = [row["reward/mean"] for row in rows(run / task / "metrics.jsonl")]
-        assert [one.value for one in told] == pytest.approx(own)
+        assert [one.value for one in scalars] == pytest.approx(own)
         judged = [0, *dict.fromkeys(steps)]
         assert [one.step for one in events.Scalars(f"eval/{task}/held_out_accuracy/mean")] == judged
         texts = events.Tensors(f"evaluation/{task}/texts/text_summary")
@@ -80,10 +80,10 @@ def test_evaluate_scores_all_tasks_or_the_named_one(run: Path) -> None:
 
 
 def test_sample_wants_to_know_which_task(run: Path, tmp_path: Path) -> None:
-    asked = ("sample", str(run), "12+13=", "--out", str(tmp_path))
-    assert "this is a mixed run of the tasks sums, more: choose one with --task" in call(*asked).output
-    assert "--task less: unknown task; valid tasks: sums, more" in call(*asked, "--task", "less").output
-    told = call(*asked, "--task", "more")
+    command = ("sample", str(run), "12+13=", "--out", str(tmp_path))
+    assert "this is a mixed run of the tasks sums, more: choose one with --task" in call(*command).output
+    assert "--task less: unknown task; valid tasks: sums, more" in call(*command, "--task", "less").output
+    told = call(*command, "--task", "more")
     assert told.exit_code == 0, told.output
     of_sums = call("sample", str(run / "sums"), "12+13=", "--out", str(tmp_path))  # goes beside what is there
     output, where = told.stdout.split(" samples in ")

@@ -44,11 +44,11 @@ def feedback(remembered_N: list[float], valid: list[bool]) -> Feedback:
 
 
 def test_numbers() -> None:
-    seen = feedback([0.5, 0.5, 0.0, 0.0], [True, True, True, False])
-    plain_BT = remembered_baseline(normalize=False).assign(seen, torch.zeros(4, 2))
+    outcomes = feedback([0.5, 0.5, 0.0, 0.0], [True, True, True, False])
+    plain_BT = remembered_baseline(normalize=False).assign(outcomes, torch.zeros(4, 2))
     assert plain_BT[:, 0].tolist() == [0.5, -0.5, 1.0, 0.0]
     # mean 1/3, deviations 1/6, -5/6, 2/3: variance (1 + 25 + 16) / 36 / 2 = 7/12, std 0.7637626
-    result_BT = remembered_baseline(eps=0.0).assign(seen, torch.zeros(4, 2))
+    result_BT = remembered_baseline(eps=0.0).assign(outcomes, torch.zeros(4, 2))
     assert result_BT[:, 1].tolist() == pytest.approx([0.2182179, -1.0910895, 0.8728716, 0.0])
 
 
@@ -64,14 +64,14 @@ def test_the_value_is_the_mean_of_spos_tracker() -> None:
     for step, reward in enumerate((1.0, 1.0, 0.0, 1.0, 0.0)):
         alpha, beta = 0.875 * alpha + reward, 0.875 * beta + 1 - reward
         reward_K = torch.tensor([reward], dtype=torch.float64)
-        seen = Outcomes(
+        outcomes = Outcomes(
             keys=("a",),
             step=step,
             num_K=torch.tensor([1]),
             reward_sum_K=reward_K,
             reward_square_sum_K=reward_K.square(),
         )
-        value_K = value(value_K, seen)
+        value_K = value(value_K, outcomes)
         assert value_K.item() == pytest.approx(alpha / (alpha + beta), abs=1e-12)
 
 

@@ -126,8 +126,8 @@ def test_answers_that_are_read_by_the_current_weights_have_no_departure() -> Non
     policy = tiny_language.policy_of("llama")
     rollout = policy.rollout(tiny_language.prompts_of("llama"), group_size=2, seed=3)
     stored = [rollout.off_policy_sample(row, Source.REPLAY) for row in range(4)]
-    given = [replace(one, old_logprob_T=None) if row % 2 else one for row, one in enumerate(stored)]
-    answers = read(policy, given, Plan(), 0)
+    items = [replace(one, old_logprob_T=None) if row % 2 else one for row, one in enumerate(stored)]
+    answers = read(policy, items, Plan(), 0)
     assert answers.unchanged_B.tolist() == [False, True, False, True]  # what is stored may be of earlier weights
     assert concat_rollouts([rollout, answers]).unchanged_B.tolist() == [True] * 4 + [False, True, False, True]
     assert not concat_rollouts([rollout, answers]).aged().unchanged_B.any()

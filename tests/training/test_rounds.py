@@ -214,17 +214,17 @@ def lowest_sum(samples: Sequence[Sample]) -> list[float]:
 )
 def test_a_reward_of_groups_is_called_again_once_they_are_complete(replace_failed: bool, expected: list[float]) -> None:
     strategy = on_failure(members=1, settings={"temperature": 1.5}, replace_failed=replace_failed)
-    asked: list[int] = []
+    scored: list[int] = []
 
     def by_itself(samples: Sequence[Sample]) -> list[float]:
-        asked.append(len(samples))
+        scored.append(len(samples))
         return [0.0] * len(samples)
 
     vars(by_itself)["deterministic"] = True
     rollouts = gathered(strategy, lowest_sum, by_itself=by_itself)
     scores = rollouts.scored.collected()
     assert scores.value_BR[:, 0].tolist() == [value - 10 for value in expected]
-    assert sum(asked) <= len(rollouts.samples)  # what depends on the sample alone is not asked again
+    assert sum(scored) <= len(rollouts.samples)  # what depends on the sample alone is not asked again
     rewards = [NamedReward("reward", lowest_sum), NamedReward("by_itself", by_itself)]
     verdict = score_rollouts(rollouts, rewards, step=0, job=Job(Accelerator(cpu=True)))
     assert verdict.scores.value_BR.equal(scores.value_BR)
