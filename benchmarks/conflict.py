@@ -62,7 +62,7 @@ def curves_of(name: str, output: Path, *, steps: int = STEPS) -> Curves:
     """Trains, and gives every number under ``reward/`` at every step."""
     rewards, advantage = RUNS[name]
     config = {
-        "name": name.replace(", ", "-"),
+        "about": {"name": name.replace(", ", "-")},
         "output": str(output),
         "steps": steps,
         "rollout": {"prompts_per_step": 4, "group_size": 32},

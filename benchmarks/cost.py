@@ -12,7 +12,7 @@ from statistics import median
 from benchmarks.no_change import QUICKSTARTS, ROOT, SHORTENED, checked_out, for_tasks, train
 from benchmarks.timing import spread
 
-LEARNING = (*SHORTENED, "warmup.steps=300")  # so much that rewards differ and every step has something to learn
+LEARNING = (*SHORTENED, "update.warmup.steps=300")  # so much that rewards differ and every step has something to learn
 
 HEADER = f"{'config':28} {'here s':>8} {'there s':>8}  {'ratio (min - max)':24} {'best':>6}"
 LEGEND = """\

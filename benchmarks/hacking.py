@@ -23,7 +23,7 @@ from mmgrpo.runs.checkpoint import weights_folder
 from mmgrpo.training.build import build_policy, build_rewards
 
 HACKED: Mapping[str, Any] = {
-    "warmup": None,
+    "update.warmup": None,
     "steps": 40,
     "evaluation.every": 5,
     "evaluation.rewards": [{"name": "held_out_judge", "label": "held_out_accuracy"}],
@@ -58,13 +58,13 @@ class Ran:
 
 def warmed_up(output: Path, *, steps: int = 1500) -> Path:
     """Weights of the digits model after supervised steps on true captions."""
-    warmup = {"warmup.steps": steps, "warmup.examples": {"name": "mislabelled_digits", "fraction": 0.0}}
-    return _train({"name": "warm", "steps": 0, "evaluation": None, **warmup}, output, None)
+    warmup = {"update.warmup.steps": steps, "update.warmup.examples": {"name": "mislabelled_digits", "fraction": 0.0}}
+    return _train({"about.name": "warm", "steps": 0, "evaluation": None, **warmup}, output, None)
 
 
 def run(name: str, warm: Path, output: Path, *, reward: str = "brightness", **changed: Any) -> Ran:
     """Trains on the reward from the warmed-up weights, as ``RUNS`` says, with further changed keys."""
-    changes = {**HACKED, "name": name, "rewards": [{"name": reward}], **RUNS[name], **changed}
+    changes = {**HACKED, "about.name": name, "rewards": [{"name": reward}], **RUNS[name], **changed}
     folder = _train(changes, output, warm)
     alarms = folder / "alarms.jsonl"
     return Ran(

@@ -23,7 +23,7 @@ from mmgrpo.config.tasks import OF_RUN, inherited_keys
 
 ROOT = Path(__file__).parents[1]
 QUICKSTARTS = ("quickstart/digits-image", "quickstart/arithmetic-text", "quickstart/digits-vlm")
-SHORTENED = ("seed=0", "warmup.steps=20", "rollout.prompts_per_step=4", "evaluation=null")
+SHORTENED = ("seed=0", "update.warmup.steps=20", "rollout.prompts_per_step=4", "evaluation=null")
 CLOCK = "time/"
 
 HEADER = f"{'config':28} {'weights':>9} {'lines':>6} {'numbers':>8} {'differ':>7}"

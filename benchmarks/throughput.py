@@ -18,16 +18,16 @@ from pathlib import Path
 
 CASES: Mapping[str, Sequence[str]] = {
     "as shipped": (),
-    "4 times the rows": ("rollout.prompts_per_step=40", "warmup.batch_size=256"),
+    "4 times the rows": ("rollout.prompts_per_step=40", "update.warmup.batch_size=256"),
     "4 times the rows, adapters": (
         "rollout.prompts_per_step=40",
-        "warmup.batch_size=256",
+        "update.warmup.batch_size=256",
         "policy.lora={rank: 16, alpha: 32}",
     ),
 }
 SHORT = (
-    "warmup.steps=40",
-    "warmup.log_every=10",
+    "update.warmup.steps=40",
+    "update.warmup.log_every=10",
     "steps=6",
     "evaluation=null",
     "checkpoint.every=null",

@@ -16,15 +16,12 @@ import mmgrpo
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
 
-UNSUPPORTED = ("runs", "tasks")
-"""Keys that the loop does not support."""
-
 
 def train(name: str, overrides: Sequence[str] = ()) -> Policy:
     """Trains the policy of a configuration, prints a line per update, and returns the policy."""
     config = mmgrpo.load_config(name, overrides)
-    if unsupported := [key for key in UNSUPPORTED if getattr(config, key)]:
-        raise ConfigError(f"the loop has no {', '.join(unsupported)}: train with mmgrpo train")
+    if config.tasks:
+        raise ConfigError("the loop has no tasks: train with mmgrpo train")
     assert config.prompts is not None
     job = mmgrpo.Job(Accelerator())
     device = job.accelerator.device

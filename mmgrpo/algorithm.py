@@ -1,7 +1,7 @@
 """The algorithm of a configuration: every function that it names, bound once to its numbers.
 
 ``Algorithm.of(config)`` binds the strategy, the prompt templates, the advantage chain, the objective and the schedules.
-``Algorithm.at(step, memory)`` is the algorithm at a step: schedules and phases applied, and only the parts
+``Algorithm.at(step, memory)`` is the algorithm at a step: schedules applied, and only the parts
 of changed sections bound again. The trainer, ``mmgrpo explain`` and ``mmgrpo doctor`` use the same object.
 
 This module imports no torch, so that ``mmgrpo explain`` prints the plan of a run without it.
@@ -172,7 +172,7 @@ class Algorithm:
         answer_weights: weights of supervised answers by the pass rate of their groups, by label of the loss.
         reward_schedules: step -> factor of the weight, by label of the reward.
         prompt_sampler: chooses the prompts of a step; None: the shuffled order.
-        course: schedules and phases.
+        course: the schedules.
         moved: the values that they have changed by the step.
     """
 
@@ -206,7 +206,7 @@ class Algorithm:
             ConfigError: an unknown function, numbers that it does not take, or a schedule of a key that cannot change.
         """
         course, moved, config = course_of(config), Moved(config, {}), resolved(config)
-        section, task = config.prompts, config.task
+        section, task = config.prompts, config.rollout.task
         return cls(
             config=config,
             objective=objective_of(config.objective),
@@ -218,7 +218,7 @@ class Algorithm:
                 for name, view in config.objective.views.items()
                 if view.prompt_template is not None
             },
-            task_template=bound("task.prompt_template", PROMPT_TEMPLATES, task.prompt_template)()
+            task_template=bound("rollout.task.prompt_template", PROMPT_TEMPLATES, task.prompt_template)()
             if task and task.after
             else None,
             window=_window(config.rollout.window),
@@ -407,7 +407,7 @@ def resolved(config: RunConfig) -> RunConfig:
 
 
 def course_of(config: RunConfig) -> Course:
-    """The schedules and phases of a run. Raises ConfigError as ``objective_of``, and as ``Course``."""
+    """The schedules of a run. Raises ConfigError as ``objective_of``, and as ``Course``."""
     functions = {**SCHEDULES, **CONTROLLERS}
     return Course(
         config,

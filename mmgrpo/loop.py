@@ -40,7 +40,7 @@ class Step:
 
     @classmethod
     def of(cls, components: Components, number: int, memory: Memory) -> Step:
-        """A step, counted from 0, with schedules and phases applied."""
+        """A step, counted from 0, with schedules applied."""
         algorithm = components.algorithm.at(number, memory)
         components.rewards.apply_schedules(algorithm)
         if components.owner is None:
@@ -110,7 +110,7 @@ class Step:
             advantages,
             self.algorithm.objective,
             job=components.job,
-            weight=config.task.weight if config.task else 1.0,
+            weight=config.rollout.task.weight if config.rollout.task else 1.0,
             before_apply=(before_apply, critic.apply) if critic else (before_apply,),
             extra_gradient=critic.extra_gradient(advantages, extra, step=self.number) if critic else extra,
         )

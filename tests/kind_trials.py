@@ -56,7 +56,7 @@ from tests.training.test_token_trees import even_prompts_differ
 MEMORY = "/dev/shm"
 MAX_SITTINGS = 6
 LIMIT_S = 600.0  # a comparison starts processes that import everything
-EVERY_STEP = {"checkpoint": {"every": 1, "keep": 2}, "runtime": {"device": "cpu"}, "steps": 3, "name": "run"}
+EVERY_STEP = {"checkpoint": {"every": 1, "keep": 2}, "runtime": {"device": "cpu"}, "steps": 3}
 
 
 def _no_module(policy: Any) -> Any:
@@ -65,7 +65,7 @@ def _no_module(policy: Any) -> Any:
 
 def mixed(output: Path, resume: Path | None, reward: Reward) -> Any:
     """Two tasks of one run."""
-    return spelt(output, resume=resume, name="run", checkpoint={"every": 1})
+    return spelt(output, resume=resume, about={"name": "run"}, checkpoint={"every": 1})
 
 
 def rewritten(output: Path, resume: Path | None, reward: Reward) -> Any:
@@ -120,12 +120,12 @@ def replay(output: Path, resume: Path | None, reward: Reward) -> Trainer:
 def critic(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     """A critic with its own optimizer."""
     body = {"name": "language", "model": "python:tests.training.test_critic:writer", **FLOAT32}
+    trained = {"policy": body, "optimizer": {"lr": 1e-3}}
     values = {
         **EVERY_STEP,
         "output": str(output),
         "rollout": {"prompts_per_step": 2, "group_size": 3},
-        "advantage": {"scale": "raw", "estimators": [{"name": "gae", "gamma": 1.0, "decay": 1.0}]},
-        "critic": {"policy": body, "optimizer": {"lr": 1e-3}},
+        "advantage": {"scale": "raw", "estimators": [{"name": "gae", "gamma": 1.0, "decay": 1.0}], "critic": trained},
     }
     return Trainer(policy_of("llama"), {"lengths": reward}, prompts_of("llama"), values, resume=resume)
 
@@ -133,7 +133,7 @@ def critic(output: Path, resume: Path | None, reward: Reward) -> Trainer:
 def fitted(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     """Images that a verifier scores, which scikit-learn fits while the run loads."""
     digits.fit_verifier.cache_clear()
-    values = {**BASE, **ALL, "output": str(output), "name": "run", "steps": 2}
+    values = {**BASE, **ALL, "output": str(output), "steps": 2}
     return Trainer(make_policy(), {"digit": digits.DigitVerifier()}, digits.digit_prompts(), values, resume=resume)
 
 
@@ -161,7 +161,7 @@ class Command:
 SHORT: dict[str, Any] = {
     "include": "quickstart/arithmetic-text",
     "steps": 2,
-    "warmup": {"steps": 2},
+    "update": {"warmup": {"steps": 2}},
     "evaluation": {"every": 1, "prompts": {"limit": 4}},
     "checkpoint": {"every": 1},
     "rollout": {"prompts_per_step": 4, "group_size": 4},
@@ -175,14 +175,14 @@ def series(output: Path, resume: Path | None, reward: Reward) -> Any:
         return Command(["train", "--resume", str(output / "run")])
     file = output.parent / "series.yaml"
     runs = [{"name": "easy"}, {"name": "hard", "set": {"steps": 1}}]
-    file.write_text(yaml.safe_dump({**SHORT, "name": "run", "output": str(output), "runs": runs}))
+    file.write_text(yaml.safe_dump({**SHORT, "about": {"name": "run"}, "output": str(output), "tasks": runs}))
     return Command(["train", str(file)])
 
 
 def comparison(output: Path, resume: Path | None, reward: Reward) -> Any:
     """Two methods with a warm-up that they share, by ``mmgrpo compare``."""
     file = output.parent / "task.yaml"
-    file.write_text(yaml.safe_dump({**SHORT, "steps": 1, "name": "task"}))
+    file.write_text(yaml.safe_dump({**SHORT, "steps": 1}))
     out = str(output / "run")
     return Command(["compare", "grpo", "dr-grpo", "--on", str(file), "--seeds", "1", "--jobs", "1", "--out", out])
 

@@ -66,7 +66,8 @@ def test_a_path_is_recorded_so_that_the_run_is_sampled_and_exported(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     values = {
-        "steps": 1, "name": "x", "rollout": {"prompts_per_step": 2, "group_size": 2}, "runtime": {"device": "cpu"},
+        "steps": 1, "about": {"name": "x"}, "runtime": {"device": "cpu"},
+        "rollout": {"prompts_per_step": 2, "group_size": 2},
         "policy": {"name": "language", "max_new_tokens": 3, "lora": {"rank": 2}},
     }  # fmt: skip
     run = Trainer(model_folder, length, ROWS, values).train()

@@ -159,7 +159,10 @@ def test_an_invalid_best_reward_raises_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_of_a_mixed_run_it_is_the_reward_of_a_task_with_weights(best: str, message: str) -> None:
-    values: dict[str, Any] = {"tasks": {"a": TASK, "b": {"task": {"policy_of": "a"}}}, "checkpoint": {"best": best}}
+    values: dict[str, Any] = {
+        "tasks": {"a": TASK, "b": {"rollout": {"task": {"policy_of": "a"}}}},
+        "checkpoint": {"best": best},
+    }
     with pytest.raises(ConfigError, match=message):
         validated(values)
     tasks = tasks_of(validated({**values, "checkpoint": {"best": "a/held_out"}}))

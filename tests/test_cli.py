@@ -25,7 +25,7 @@ from mmgrpo.types import Prompt, Sample
 from tests.tiny.language_models import make
 
 SMALL = [
-    "warmup.steps=2",
+    "update.warmup.steps=2",
     "steps=1",
     "evaluation.samples_per_prompt=2",
     "rollout.group_size=2",
@@ -234,7 +234,7 @@ def test_a_terminated_process_prints_how_to_resume(
 ) -> None:
     module = f"leaving_by_{signal.lower()}"  # one of its own, for it stays imported
     (tmp_path / f"{module}.py").write_text(LEAVING.format(signal=signal))
-    command = [sys.executable, "-m", "mmgrpo.cli", "train", DIGITS, "warmup=null", "evaluation=null",
+    command = [sys.executable, "-m", "mmgrpo.cli", "train", DIGITS, "update.warmup=null", "evaluation=null",
                "steps=3", "rollout.group_size=2", "rollout.prompts_per_step=2"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     first = subprocess.run([*command, f"rewards=[{{name: 'python:{module}:leaving'}}]"], cwd=tmp_path, env=environment,
@@ -253,7 +253,7 @@ def test_a_terminated_process_prints_how_to_resume(
 def test_a_reward_that_exits_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "exiting_rewards.py").write_text(LEAVING.format(signal="SIGINT"))
     monkeypatch.chdir(tmp_path)
-    result = call("train", DIGITS, "warmup=null", "evaluation=null", "rollout.group_size=2",
+    result = call("train", DIGITS, "update.warmup=null", "evaluation=null", "rollout.group_size=2",
                   "rollout.prompts_per_step=2", "rewards=[{name: 'python:exiting_rewards:exiting'}]")  # fmt: skip
     assert result.exit_code == 2
     assert "it raised SystemExit: 0" in result.stderr.replace("\n", " ")

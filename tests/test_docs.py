@@ -106,7 +106,7 @@ def test_own_reward_in_ten_lines_runs_as_printed(tmp_path: Path, monkeypatch: py
         (tmp_path / name).write_text(body)
     assert len((tmp_path / "my_rewards.py").read_text().splitlines()) <= 10
     (command,) = re.findall(r"^\$ mmgrpo (.*)$", guide, re.MULTILINE)
-    small = ["steps=1", "warmup.steps=1", "rollout.group_size=2", "evaluation.samples_per_prompt=2"]
+    small = ["steps=1", "update.warmup.steps=1", "rollout.group_size=2", "evaluation.samples_per_prompt=2"]
     result = CliRunner().invoke(app, [*command.split(), *small])
     assert result.exit_code == 0, result.output
     line = json.loads((tmp_path / "runs/sharp/metrics.jsonl").read_text().splitlines()[-1])

@@ -17,7 +17,7 @@ from mmgrpo.config.loading import shipped
 from mmgrpo.config.registry import REWARDS, resolve
 from mmgrpo.docgen.reward_signatures import signature_at
 
-SMALL = ["steps=1", "warmup.steps=2", "rollout.group_size=2", "evaluation.samples_per_prompt=2"]
+SMALL = ["steps=1", "update.warmup.steps=2", "rollout.group_size=2", "evaluation.samples_per_prompt=2"]
 
 
 def call(*arguments: str, **environment: str) -> Result:

@@ -21,7 +21,7 @@ from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.methods.advantages.gdpo import gdpo_advantage
 
 DIGITS: dict[str, Any] = {
-    "name": "digits",
+    "about": {"name": "digits"},
     "steps": 60,
     "policy": {"name": "denoising", "call": {"num_inference_steps": 10}},
     "rewards": ["digit_verifier"],
@@ -304,8 +304,8 @@ def test_scheduled_values_are_listed() -> None:
             "schedules": {
                 "update.optimizer.max_grad_norm": {"name": "linear", "start": 1, "end": 0.5, "steps": 200},
                 "objective.kl.beta": {"name": "adaptive_kl", "target": 0.01},
+                "rollout.group_size": {"name": "step", "values": [4, 16], "at": [20]},
             },
-            "phases": [{"until": 20, "set": {"rollout.group_size": 4}}, {"set": {"rollout.group_size": 16}}],
         }
     )
     lines = " ".join(explanation(config).split())
@@ -315,7 +315,7 @@ def test_scheduled_values_are_listed() -> None:
         "max(step - begin, 0) / steps, 1), start = 1, end = 0.5, steps = 200; from 1 at the first step to 0.75 at"
         in lines
     )
-    assert "phase from step 0 to 19: rollout.group_size = 4 phase from step 20 on: rollout.group_size = 16" in lines
+    assert "values = [4, 16], at = [20]; from 4 at the first step to 16 at the last" in lines
     assert "objective.kl.beta, adaptive_kl: value' = value (1 + rate clip(measured / target - 1, -clip, clip))" in lines
     assert "metric = policy/kl_mean, target = 0.01" in lines
     assert "objective.kl.beta moves: a pass at the steps at which it is above 0" in lines

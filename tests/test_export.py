@@ -46,7 +46,7 @@ def written(output: Path, *, lora: dict[str, Any] | None, **changes: Any) -> Pat
     language_models.save("llama", model)
     (model / "README.md").write_text(CARD)
     values = {
-        "name": "writing",
+        "about": {"name": "writing"},
         "output": str(output),
         "runtime": {"device": "cpu"},
         "policy": {"name": "language", "model": str(model), "lora": lora, "max_new_tokens": 7},

@@ -131,9 +131,9 @@ def test_a_tracker_that_is_not_installed_is_an_error(tracker: str, monkeypatch: 
     monkeypatch.setitem(sys.modules, tracker, None)
     assert not is_installed(tracker)
     with pytest.raises(MissingPackageError) as raised:
-        make_accelerator(RunConfig.model_validate({"tracking": {"trackers": [tracker]}}))
+        make_accelerator(RunConfig.model_validate({"runtime": {"trackers": [tracker]}}))
     assert str(raised.value) == (
-        f"tracking.trackers: {tracker} needs the package '{tracker}': in {ROOT}, uv sync --inexact --extra trackers, "
+        f"runtime.trackers: {tracker} needs the package '{tracker}': in {ROOT}, uv sync --inexact --extra trackers, "
         "or pip install -e '.[trackers]'"
     )
 
@@ -155,9 +155,9 @@ def test_a_missing_tracker_is_an_error_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     name, *options = command
-    result = CliRunner().invoke(app, [name, "quickstart/digits-image", "tracking.trackers=[wandb]", *options])
+    result = CliRunner().invoke(app, [name, "quickstart/digits-image", "runtime.trackers=[wandb]", *options])
     assert result.exit_code == 2
-    assert "tracking.trackers: wandb needs the package 'wandb'" in " ".join(result.output.split())
+    assert "runtime.trackers: wandb needs the package 'wandb'" in " ".join(result.output.split())
     assert "loading" not in result.output
 
 

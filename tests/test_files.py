@@ -117,7 +117,7 @@ def test_run_files_are_read_without_the_flags_of_posix(tmp_path: Path, monkeypat
 
 
 def test_runs_that_start_at_once_get_a_folder_each(tmp_path: Path) -> None:
-    config = validated({"name": "x", "output": str(tmp_path)})
+    config = validated({"about": {"name": "x"}, "output": str(tmp_path)})
     with ThreadPoolExecutor(16) as pool:
         claimed = list(pool.map(lambda _: claim_folder(config), range(16)))
     assert {path.name for path in claimed} == {"x", *(f"x-{number}" for number in range(2, 17))}

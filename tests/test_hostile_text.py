@@ -77,7 +77,7 @@ def wrong_prompts() -> Any:
 def config(folder: Path, **sections: Any) -> str:
     here = f"python:{__name__}"
     values: dict[str, Any] = {
-        "name": "hostile",
+        "about": {"name": "hostile"},
         "output": str(folder / "runs"),
         "steps": 1,
         "policy": {"name": f"{here}:Letters"},

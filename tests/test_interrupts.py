@@ -119,7 +119,13 @@ def test_the_command_ends_where_loading_swallows_an_interrupt(tmp_path: Path) ->
     folder.mkdir()
     (folder / "swallowing.py").write_text(textwrap.dedent(module))
     command = ["train", "quickstart/arithmetic-text", "prompts.source=python:swallowing:rows"]
-    small = ["steps=1", "warmup.steps=1", "evaluation=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
+    small = [
+        "steps=1",
+        "update.warmup.steps=1",
+        "evaluation=null",
+        "rollout.prompts_per_step=2",
+        "rollout.group_size=2",
+    ]
     function = {"module": "tests.test_interrupts", "function": "interrupted_command"}
     assert on_processes(tmp_path, [*command, *small], **function, processes=1) == 130
     assert not list((folder / "runs").glob("*/metrics.jsonl"))

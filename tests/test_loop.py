@@ -11,14 +11,17 @@ from mmgrpo.examples.loop import train
 from mmgrpo import Trainer, build_policy, build_rewards, load_config, load_prompts_of
 from mmgrpo.errors import ConfigError
 
-TEXT = ("warmup.steps=3", "rollout.prompts_per_step=4", "steps=2")
+TEXT = ("update.warmup.steps=3", "rollout.prompts_per_step=4", "steps=2")
 IMAGE = (*TEXT, "rollout.group_size=4", "policy.call.num_inference_steps=6")
 KL = ("objective.kl={divergence: k3, beta: 0.1}", "update.reference={ema: {decay: 0.5, every: 1}}")
-PHASES = "phases=[{until: 1, set: {policy.temperature: 1.5, rollout.group_size: 4}}, {set: {rollout.group_size: 6}}]"
+PHASES = (
+    "schedules={policy.temperature: {name: step, values: [1.5, 1.0], at: [1]}, "
+    "rollout.group_size: {name: step, values: [4, 6], at: [1]}}"
+)
 SHORT = {
     "text": ("quickstart/arithmetic-text", TEXT),
     "image": ("quickstart/digits-image", IMAGE),
-    "critic and phases": ("quickstart/arithmetic-text", (*TEXT, "critic={warmup_steps: 1}", PHASES)),
+    "critic and phases": ("quickstart/arithmetic-text", (*TEXT, "advantage.critic={warmup_steps: 1}", PHASES)),
     "schedule and reference": (
         "quickstart/arithmetic-text",
         (*TEXT, *KL, "steps=3", "schedules={objective.kl.beta: {name: linear, start: 0.1, end: 0.5, steps: 2}}"),

@@ -19,6 +19,7 @@ from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, weights
 
 WARMUP = {"examples": {"name": "mislabelled_digits", "fraction": 0.5}, "steps": 2, "batch_size": 4, "log_every": 1}
+WARMED = {"optimizer": {"lr": 1e-3}, "warmup": WARMUP}
 ROLLOUT = {"prompts_per_step": 2, "group_size": 2}
 
 
@@ -39,9 +40,9 @@ def huge_from_call(first: int) -> Any:
 
 
 def test_the_first_update_is_that_of_a_run_that_starts_from_the_warmed_weights(tmp_path: Path) -> None:
-    whole = trainer_of(tmp_path / "whole", steps=1, warmup=WARMUP)
+    whole = trainer_of(tmp_path / "whole", steps=1, update=WARMED)
     whole.train()
-    warmed = trainer_of(tmp_path / "warmed", steps=0, warmup=WARMUP)
+    warmed = trainer_of(tmp_path / "warmed", steps=0, update=WARMED)
     warmed.train()
     policy = make_policy()
     policy.load(weights_folder(warmed.folder.path))
@@ -132,4 +133,4 @@ def test_the_warm_up_skips_them_too(tmp_path: Path) -> None:
     with torch.no_grad():
         policy.trainable[-1].fill_(float("nan"))
     with pytest.raises(NonFiniteError, match="6 of the last 6"):
-        trainer_of(tmp_path, policy, warmup={**WARMUP, "steps": 10}).train()
+        trainer_of(tmp_path, policy, update={**WARMED, "warmup": {**WARMUP, "steps": 10}}).train()

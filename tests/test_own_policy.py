@@ -30,8 +30,9 @@ from mmgrpo.types import Prompt, Sample
 from tests.own_package import PROJECT, put_on_path, shown
 
 SMALL = [
-    "policy.chunks=2", "policy.denoising_steps=3", "policy.width=16", "warmup.steps=2", "warmup.batch_size=4",
-    "warmup.examples.num=8", "rollout.prompts_per_step=4", "rollout.group_size=3", "steps=2",
+    "policy.chunks=2", "policy.denoising_steps=3", "policy.width=16", "update.warmup.steps=2",
+    "update.warmup.batch_size=4", "update.warmup.examples.num=8", "steps=2",
+    "rollout.prompts_per_step=4", "rollout.group_size=3",
     "evaluation.prompts.limit=3", "evaluation.every=1", "checkpoint.every=1", "update.optimizer.schedule=constant",
 ]  # fmt: skip
 

@@ -147,7 +147,7 @@ def test_a_policy_without_an_export_raises_with_a_fix(tmp_path: Path, monkeypatc
 def test_a_run_that_resumes_continues_its_run_at_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     monkeypatch.delenv("WANDB_DIR", raising=False)
-    first, again = (wandb_settings(RunConfig(name="mine"), tmp_path) for _ in range(2))
+    first, again = (wandb_settings(RunConfig.model_validate({"about": {"name": "mine"}}), tmp_path) for _ in range(2))
     assert first == again
     assert (first["name"], first["dir"], first["resume"]) == ("mine", str(tmp_path), "allow")
     assert first["id"] == (tmp_path / "wandb-id.txt").read_text()

@@ -171,7 +171,7 @@ class TestLines:
 
     def test_a_warm_up_of_short_steps_takes_ten_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
         clock = Clock()
-        config = {"steps": 2, "warmup": {"examples": "careless_sums", "steps": 1500}}
+        config = {"steps": 2, "update": {"warmup": {"examples": "careless_sums", "steps": 1500}}}
         progress = RunProgress(validated(config), quiet=False, clock=clock)
         progress.start_warmup()
         for step in range(1, 1501):
@@ -224,7 +224,7 @@ class TestBars:
     def test_both_stages_have_their_bar_and_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with terminal(monkeypatch):
             clock = Clock()
-            config = {"steps": 10, "warmup": {"examples": "careless_sums", "steps": 4}}
+            config = {"steps": 10, "update": {"warmup": {"examples": "careless_sums", "steps": 4}}}
             progress = RunProgress(validated(config), quiet=False, clock=clock)
             progress.start_warmup()
             clock.now_s += 8

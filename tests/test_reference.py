@@ -13,7 +13,7 @@ def row_of(key: str) -> list[str]:
 
 
 def test_every_top_level_key_is_listed() -> None:
-    for name in RunConfig.model_fields.keys() - {"task"}:
+    for name in RunConfig.model_fields:
         assert len(row_of(name)) == 3
 
 
@@ -22,7 +22,7 @@ def test_types_limits_and_defaults_are_the_models() -> None:
     assert row_of("update.optimizer.betas")[:2] == ["[float, float]", "`[0.9, 0.999]`"]
     assert row_of("update.ema.decay")[:2] == ["float, > 0, < 1", "`0.9`"]
     assert row_of("objective.surrogate")[:2] == ["named or null", "`{name: clipped, low: 0.2, high: 0.2}`"]
-    assert row_of("warmup.examples")[:2] == ["named", "required"]
+    assert row_of("update.warmup.examples")[:2] == ["named", "required"]
     assert row_of("prompts.sources[].source")[:2] == ["text", "required"]
     assert row_of("rewards[].weight")[:2] == ["float", "`1.0`"]
     assert row_of("evaluation.prompts")[:2] == ["section or null", "`null`"]
@@ -36,6 +36,8 @@ def test_names_are_listed_with_their_numbers() -> None:
     assert row_of("flow_sde")[0] == ""
 
 
-def test_keys_of_a_task_are_listed_under_tasks() -> None:
-    assert row_of("tasks.NAME.task.policy_of")[:2] == ["text or null", "`null`"]
-    assert row_of("tasks.NAME.task")[:2] == ["section or null", "`null`"]
+def test_keys_of_tasks() -> None:
+    assert row_of("tasks")[:2] == ["mapping or list of section", "`{}`"]
+    assert row_of("tasks[].set")[:2] == ["mapping", "`{}`"]
+    assert row_of("rollout.task")[:2] == ["section or null", "`null`"]
+    assert row_of("rollout.task.policy_of")[:2] == ["text or null", "`null`"]

@@ -23,6 +23,7 @@ from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, run, weights
 
 WARMUP = {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps": 3, "batch_size": 4}
+WARMED = {**BASE["update"], "warmup": WARMUP}
 EVALUATION = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 2}
 
 
@@ -132,7 +133,7 @@ def test_a_failure_within_the_updates_of_a_step_saves_no_checkpoint(tmp_path: Pa
 
 
 def test_the_warm_up_is_saved_and_resumed(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"warmup": WARMUP, "checkpoint": {"warmup_every": 2, "keep": None}, "steps": 1}
+    settings: dict[str, Any] = {"update": WARMED, "checkpoint": {"warmup_every": 2, "keep": None}, "steps": 1}
     whole = run(tmp_path / "whole", **settings)
     assert [path.name for path in list_checkpoints(whole.folder.path)] == [
         "warmup-000002",
@@ -150,7 +151,7 @@ def test_the_warm_up_is_saved_and_resumed(tmp_path: Path) -> None:
 
 def test_the_reference_is_of_the_end_of_a_warm_up_that_was_interrupted(tmp_path: Path) -> None:
     moving = {"schedules": {"objective.kl.beta": {"name": "adaptive_kl", "target": 1e-6}}}
-    settings: dict[str, Any] = {"warmup": WARMUP, "steps": 1, **moving}
+    settings: dict[str, Any] = {"update": WARMED, "steps": 1, **moving}
     whole = run(tmp_path / "whole", **settings)
     trainer = started(tmp_path / "cut", brightness, **settings)
     assert trainer.warmup is not None
@@ -181,7 +182,7 @@ def test_torn_lines_of_a_run_that_is_over_are_dropped(tmp_path: Path, caplog: py
 
 
 def test_an_average_begins_where_the_warm_up_ends(tmp_path: Path) -> None:
-    trainer = run(tmp_path, warmup=WARMUP, steps=0, update={"ema": {"decay": 0.5}})
+    trainer = run(tmp_path, steps=0, update={"ema": {"decay": 0.5}, "warmup": WARMUP})
     assert trainer.average is not None
     before = weights(trainer)
     with trainer.average.applied():
@@ -193,7 +194,7 @@ def test_rewards_are_tried_before_the_warm_up_and_a_failed_start_leaves_no_folde
     def broken(samples: Sequence[Sample]) -> list[float]:
         raise RuntimeError("scorer is down")
 
-    for settings, message in (({"warmup": WARMUP}, "was called on 2 samples before"), ({}, "failed on 8 of 8 samples")):
+    for settings, message in (({"update": WARMED}, "was called on 2 samples before"), ({}, "failed on 8 of 8 samples")):
         with pytest.raises(RewardError, match=f"{message}.*scorer is down"):
             started(tmp_path / "runs", broken, **settings).train()
         assert not list((tmp_path / "runs").iterdir())
@@ -236,7 +237,7 @@ def test_more_updates_a_step_keep_the_place_in_the_schedule(tmp_path: Path) -> N
     [
         ({"seed": 1}, r"seed: 0 -> 1 \(every random number follows from it\)"),
         ({"update": {**BASE["update"], "ema": None}}, r"update\.ema: .* -> None \(an average needs every step"),
-        ({"warmup": WARMUP}, r"warmup: None -> .* \(it belongs to the start of a run\)"),
+        ({"update": WARMED}, r"update\.warmup: None -> .* \(it belongs to the start of a run\)"),
     ],
 )
 def test_changes_of_fixed_keys_raise(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -262,11 +263,11 @@ def test_in_python_a_run_folder_alone_is_enough(tmp_path: Path, whole: Trainer) 
 
 def test_settings_of_a_policy_without_effect_on_weights_may_change(tmp_path: Path) -> None:
     policy = {"name": "denoising", "model": "python:m:f", "lora": {"rank": 2}, "update_batch": 8}
-    (tmp_path / "config.yaml").write_text(json.dumps({"name": "x", "policy": policy}))
-    faster = validated({"name": "y", "output": "elsewhere", "policy": {**policy, "update_batch": 2}})
+    (tmp_path / "config.yaml").write_text(json.dumps({"about": {"name": "x"}, "policy": policy}))
+    faster = validated({"about": {"name": "y"}, "output": "elsewhere", "policy": {**policy, "update_batch": 2}})
     allowed = allowed_config(tmp_path, faster)
     assert [str(change) for change in allowed.changes] == ["policy.update_batch: 8 -> 2"]
-    assert (allowed.config.name, allowed.config.output) == ("x", "runs")  # the folder is where it is
+    assert (allowed.config.about.name, allowed.config.output) == ("x", "runs")  # the folder is where it is
     for other in ({"lora": {"rank": 4}}, {"model": "python:m:g"}, {"name": "language"}):
         with pytest.raises(ConfigError, match=r"policy\..*the weights and samples so far"):
             allowed_config(tmp_path, validated({"policy": {**policy, **other}}))

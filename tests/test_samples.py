@@ -95,8 +95,7 @@ def test_a_run_keeps_groups_and_measures_completions(tmp_path: Path, evaluated: 
     config: dict[str, Any] = {
         "output": str(tmp_path),
         "steps": 5,
-        "rollout": {"prompts_per_step": 3, "group_size": 4},
-        "tracking": {"rollouts": 2},
+        "rollout": {"prompts_per_step": 3, "group_size": 4, "saved_groups": 2},
     }
     if evaluated:
         config["evaluation"] = {"prompts": {"source": str(tmp_path / "held_out.txt")}, "every": 2}
@@ -126,7 +125,7 @@ def test_a_run_keeps_groups_and_measures_completions(tmp_path: Path, evaluated: 
 
 
 def test_no_samples_are_saved_by_default(tmp_path: Path) -> None:
-    config = {"output": str(tmp_path), "steps": 1, "tracking": {"rollouts": 0}, "rollout": {"prompts_per_step": 1}}
+    config = {"output": str(tmp_path), "steps": 1, "rollout": {"prompts_per_step": 1, "saved_groups": 0}}
     run = Trainer(letters(2), {"a": lambda samples: [0.0] * len(samples)}, [Prompt("one")], config).train()
     assert not (run / "samples").exists()
 

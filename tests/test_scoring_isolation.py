@@ -295,7 +295,7 @@ class TestColumns:
 
     def test_a_trainer_raises_before_its_first_step(self, tmp_path: Path) -> None:
         config = {
-            "name": "x",
+            "about": {"name": "x"},
             "steps": 1,
             "rollout": {"prompts_per_step": 1, "group_size": 2},
             "runtime": {"device": "cpu"},

@@ -21,12 +21,12 @@ from mmgrpo.training.trainer import Trainer
 
 SHORT = {
     "include": "quickstart/arithmetic-text",
-    "name": "two",
+    "about": {"name": "two"},
     "steps": 2,
-    "warmup": {"steps": 3},
+    "update": {"warmup": {"steps": 3}},
     "evaluation": None,
     "rollout": {"prompts_per_step": 4, "group_size": 4},
-    "runs": [
+    "tasks": [
         {"name": "easy"},
         {"name": "hard", "set": {"steps": 1, "rollout.group_size": 8, "objective.surrogate": "policy_gradient"}},
     ],
@@ -56,10 +56,10 @@ def test_each_run_begins_where_the_one_before_ended(tmp_path: Path) -> None:
     output = train(str(written(tmp_path)))
     series, alone = tmp_path / "runs/two", tmp_path / "alone"
     assert f"run 2 of 2: {series / '2-hard'}" in output
-    single = ["runs=[]", f"output={alone}"]
-    train(str(written(tmp_path)), *single, "name=first")
-    changed = ["rollout.group_size=8", "objective.surrogate=policy_gradient", "steps=1", "warmup=null"]
-    train(str(written(tmp_path)), *single, *changed, "name=second", f"policy.adapter={alone / 'first'}")
+    single = ["tasks=[]", f"output={alone}"]
+    train(str(written(tmp_path)), *single, "about.name=first")
+    changed = ["rollout.group_size=8", "objective.surrogate=policy_gradient", "steps=1", "update.warmup=null"]
+    train(str(written(tmp_path)), *single, *changed, "about.name=second", f"policy.adapter={alone / 'first'}")
     for name, run in (("first", "1-easy"), ("second", "2-hard")):
         expected, result = weights(alone / name), weights(series / run)
         assert len(result) > 4
@@ -94,10 +94,10 @@ def test_a_series_killed_as_it_made_the_folder_of_a_run_resumes(tmp_path: Path) 
 
 def test_the_runs_of_a_series(tmp_path: Path) -> None:
     first, second = runs_of(load_config(written(tmp_path)))
-    assert (first.name, first.steps, first.rollout.group_size) == ("1-easy", 2, 4)
-    assert (second.name, second.steps, second.rollout.group_size) == ("2-hard", 1, 8)
-    assert first.warmup is not None
-    assert second.warmup is None
+    assert (first.about.name, first.steps, first.rollout.group_size) == ("1-easy", 2, 4)
+    assert (second.about.name, second.steps, second.rollout.group_size) == ("2-hard", 1, 8)
+    assert first.update.warmup is not None
+    assert second.update.warmup is None
     assert runs_of(first) == [first]
     output = CliRunner().invoke(app, ["explain", str(written(tmp_path))]).output
     assert output.index("1-easy, seed 0") < output.index("policy_gradient")
@@ -107,13 +107,13 @@ def test_the_runs_of_a_series(tmp_path: Path) -> None:
     ("runs", "message"),
     [
         ([{"name": "a"}, {"name": "a"}], "the names must differ"),
-        ([{"name": "a", "set": {"stpes": 3}}], "runs, a: unknown key 'stpes'; did you mean"),
-        ([{"name": "../a"}], "runs.0.name"),
+        ([{"name": "a", "set": {"stpes": 3}}], "tasks, a: unknown key 'stpes'; did you mean"),
+        ([{"name": "../a"}], "tasks.0.name"),
     ],
 )
 def test_invalid_series_raise_at_once(runs: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_config(written(tmp_path, runs=runs))
+        load_config(written(tmp_path, tasks=runs))
 
 
 def test_a_trainer_trains_one_run(tmp_path: Path) -> None:

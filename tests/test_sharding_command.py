@@ -67,7 +67,7 @@ def test_a_node_of_slurm_has_to_know_the_first(monkeypatch: pytest.MonkeyPatch) 
 def _command_on_cpus(folder: Path, engine: str = "fsdp2") -> list[str]:
     """``mmgrpo train --accelerate ENGINE`` of a step, on two processes without GPUs."""
     (folder / "mine.yaml").write_text((LAUNCHES / f"{engine}.yaml").read_text() + "use_cpu: true\n")
-    command = [sys.executable, "-m", "mmgrpo.cli", "train", "quickstart/digits-image", "steps=1", "warmup=null"]
+    command = [sys.executable, "-m", "mmgrpo.cli", "train", "quickstart/digits-image", "steps=1", "update.warmup=null"]
     command += ["evaluation=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
     return [*command, "--accelerate", str(folder / "mine.yaml"), "--processes", "2"]
 
@@ -130,7 +130,7 @@ def test_the_command_starts_its_processes(engine: str, name: str, tmp_path: Path
 def test_the_command_ends_as_its_processes_do(told: signal.Signals, tmp_path: Path) -> None:
     """SIGTERM is sent to the command itself, SIGKILL to the second of its processes."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    command = [*_command_on_cpus(tmp_path), "steps=200", "checkpoint.every=1", "name=ending"]
+    command = [*_command_on_cpus(tmp_path), "steps=200", "checkpoint.every=1", "about.name=ending"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=PIPE, stderr=PIPE, text=True) as launched:
         folder = tmp_path / "runs" / "ending"
         while not list_checkpoints(folder):

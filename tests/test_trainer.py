@@ -143,7 +143,7 @@ def test_trackers_get_the_same_numbers(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     judged = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts"}, "every": 2}
-    trainer = run(tmp_path, steps=2, tracking={"trackers": ["tensorboard"]}, evaluation=judged)
+    trainer = run(tmp_path, steps=2, runtime={"trackers": ["tensorboard"]}, evaluation=judged)
     written = min(trainer.folder.path.rglob("events.out.tfevents*"), key=lambda path: len(path.parts))
     events = EventAccumulator(str(written.parent))
     events.Reload()

@@ -18,7 +18,13 @@ from mmgrpo.runs.trust import is_trusted_config, record_trusted_config, untruste
 from tests.test_docs import shown
 
 DIGITS = "quickstart/digits-image"
-TINY = ("warmup=null", "evaluation.watchdog=null", "steps=1", "rollout.group_size=2", "rollout.prompts_per_step=2")
+TINY = (
+    "update.warmup=null",
+    "evaluation.watchdog=null",
+    "steps=1",
+    "rollout.group_size=2",
+    "rollout.prompts_per_step=2",
+)
 PROMPTS = "python:mmgrpo.examples.digits:digit_prompts"
 
 PLANTED = """
@@ -51,7 +57,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def say(folder: Path, **values: Any) -> None:
     """The configuration of the run: pictures of digits, and what is given."""
     values = {
-        "name": "letters",
+        "about": {"name": "letters"},
         "policy": {"name": "denoising", "model": "python:mmgrpo.examples.pipelines:digits_pipeline"},
         "prompts": {"source": PROMPTS},
         "evaluation": {"prompts": {"source": PROMPTS}},
@@ -127,7 +133,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "addresses in data": ({"prompts": {"source": "x.jsonl", "allow_fetch": True}}, "prompts.allow_fetch: True"),
     "a task": ({"tasks": {"a": {"rewards": [{"name": "python:os:abort"}]}}}, "tasks.a.rewards[0].name"),
-    "a run of a series": ({"runs": [{"name": "a", "set": {"prompts.source": "python:os:abort"}}]}, "runs[0].set."),
+    "a run of a series": ({"tasks": [{"name": "a", "set": {"prompts.source": "python:os:abort"}}]}, "tasks[0].set."),
 }
 
 

@@ -57,9 +57,9 @@ def read_aloud(samples: int = 8) -> list[Example]:
 def base(output: Path, **sections: Any) -> dict[str, Any]:
     # AdamW divides by the size of a gradient, and so blows up roundings of small ones: eps is large here
     update = {"minibatches": 2, "optimizer": {"lr": 1e-3, "eps": 1e-2}, **sections.pop("update", {})}
-    for section, key in (("rollout", "prompts_per_step"), ("warmup", "batch_size")):
-        if section in sections:
-            sections[section] = {**sections[section], key: TIMES * sections[section][key]}
+    for section, name, key in ((sections, "rollout", "prompts_per_step"), (update, "warmup", "batch_size")):
+        if name in section:
+            section[name] = {**section[name], key: TIMES * section[name][key]}
     return {"output": str(output), "steps": 2, "update": update, "runtime": {"device": "cpu"}, **sections}
 
 
@@ -240,13 +240,13 @@ def in_chains(output: Path) -> Trainer:
 
 def warmed_on_texts(output: Path) -> Trainer:
     warmup = {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 3, "batch_size": 8}
-    values = base(output, steps=0, rollout={"prompts_per_step": 2}, warmup={**warmup, "log_every": 1})
+    values = base(output, steps=0, rollout={"prompts_per_step": 2}, update={"warmup": {**warmup, "log_every": 1}})
     return finished(Trainer(policy_of("llama", batch=1), {"length": lengths}, prompts_of("llama"), values))
 
 
 def warmed_on_images(output: Path) -> Trainer:
     warmup = {"examples": {"name": "mislabelled_digits", "fraction": 0.5}, "steps": 3, "batch_size": 4, "log_every": 1}
-    values = base(output, steps=0, rollout={"prompts_per_step": 2}, warmup=warmup)
+    values = base(output, steps=0, rollout={"prompts_per_step": 2}, update={"warmup": warmup})
     return finished(Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), values))
 
 
@@ -290,9 +290,9 @@ def seen_otherwise(output: Path) -> Trainer:
 def with_a_critic(output: Path) -> Trainer:
     """What a second model expects is taken off the reward, and learnt in the same updates."""
     body = {"name": "language", "model": "python:tests.training.test_critic:writer", **FLOAT32}
-    advantage = {"scale": "raw", "estimators": [{"name": "gae", "gamma": 1.0, "decay": 1.0}]}
-    rollout = {"prompts_per_step": 2, "group_size": 3}
-    values = base(output, rollout=rollout, advantage=advantage, critic={"policy": body, "optimizer": {"lr": 1e-3}})
+    critic = {"policy": body, "optimizer": {"lr": 1e-3}}
+    advantage = {"scale": "raw", "estimators": [{"name": "gae", "gamma": 1.0, "decay": 1.0}], "critic": critic}
+    values = base(output, rollout={"prompts_per_step": 2, "group_size": 3}, advantage=advantage)
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
 
 

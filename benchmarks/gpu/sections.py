@@ -82,7 +82,7 @@ def trainer(bench: Bench) -> None:
             overrides = {
                 "output": f"{folder}/run",
                 "steps": 2 if bench.tiny else 5,
-                "warmup.steps": 2 if bench.tiny else 50,
+                "update.warmup.steps": 2 if bench.tiny else 50,
                 "evaluation": None,
                 "runtime.device": bench.device,
             }

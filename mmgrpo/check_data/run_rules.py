@@ -17,7 +17,7 @@ PIXEL_REWARDS = {"jpeg_size", "brightness"}
 """Rewards that any picture can be made to have."""
 
 TASK_SECTIONS = {"prompts", "rewards", "evaluation"}
-WITHOUT_SOURCE = ("include", "about", "name", "policy.name", "prompts.source")
+WITHOUT_SOURCE = ("include", "about", "policy.name", "prompts.source")
 """Keys of a paper's run that have no source in the paper."""
 
 ONE_GPU = "-one-gpu"
@@ -92,11 +92,10 @@ def paper_sources(data: DataFiles, name: str) -> Iterator[Finding]:
 
 
 def paper_name(data: DataFiles, name: str) -> Iterator[Finding]:
-    """A paper's run has the name of its file, and every function that it names exists."""
-    config = data.config(name)
-    Algorithm.of(config)
-    if config.name != name.rpartition("/")[2]:
-        yield "name", f"is {config.name!r}; the file is {name}"
+    """A paper's run is named by its file alone, and every function that it names exists."""
+    Algorithm.of(data.config(name))
+    if has(data.stated(name), "about.name"):
+        yield "about.name", "is that of the file: leave it out"
 
 
 def _missing_descriptions(about: AboutConfig) -> Iterator[Finding]:

@@ -113,7 +113,7 @@ def train(
             raise ConfigError("train needs a configuration (a YAML file or a shipped name), or --resume RUN")
         else:
             settings = settings_of(config, overrides, trust=trust, trains=True)
-            run_end = train_series(settings, console.print_line) if settings.runs else train_one(settings)
+            run_end = train_series(settings, console.print_line) if settings.series else train_one(settings)
         if run_end.main:
             console.print_line(f"report: {run_end.run / 'report.html'}")
         raise typer.Exit(EXIT_CODES.get(run_end.status, 0))

@@ -15,14 +15,13 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 CONFIG = """\
 # mmgrpo explain run.yaml    prints the plan of the run
-# mmgrpo train run.yaml      trains; a trial of a few seconds: mmgrpo train run.yaml warmup.steps=2 steps=2
+# mmgrpo train run.yaml      trains; a trial of a few seconds: mmgrpo train run.yaml update.warmup.steps=2 steps=2
 #
 # It includes a small model of handwritten digits. For your model, replace the include with a model and a method, such
-# as [models/sd3.5-medium, methods/flow-grpo-fast] (mmgrpo methods; mmgrpo recipes), and remove digit_verifier, warmup
-# and the two null sections. Every key: https://mmgrpo.github.io/mmgrpo/reference/configuration/.
+# as [models/sd3.5-medium, methods/flow-grpo-fast] (mmgrpo methods; mmgrpo recipes), and remove digit_verifier, the
+# warm-up and the two null sections. Every key: https://mmgrpo.github.io/mmgrpo/reference/configuration/.
 include: [quickstart/digits-image]
-name: my-run
-about: {note: A first run written by mmgrpo init}
+about: {name: my-run, note: A first run written by mmgrpo init}
 steps: 20
 
 prompts: {source: prompts.jsonl}            # one row per line; the other columns go to the rewards

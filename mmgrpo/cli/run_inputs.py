@@ -58,7 +58,7 @@ def settings_of(
         require_trusted(Path(file), trust=trust)
     settings = load_config(file, overrides or [])
     if trains:
-        require_installed(settings.tracking.trackers, TRACKERS_KEY)
+        require_installed(settings.runtime.trackers, TRACKERS_KEY)
     if computes:
         _print_loading(settings)
         _silence_libraries()
@@ -98,7 +98,7 @@ def evaluated_settings_of(
     from mmgrpo.config.parts import tasks_of
 
     settings = settings_of(config, overrides, trust=trust)
-    tasks = tasks_of(settings) if settings.tasks and task is None else {"": _single_task(settings, task)}
+    tasks = tasks_of(settings) if settings.mixed and task is None else {"": _single_task(settings, task)}
     evaluated = {name: config for name, config in tasks.items() if config.held_out is not None}
     if not evaluated:
         raise ConfigError("the configuration has no evaluation: section; set evaluation.prompts to held-out prompts")
@@ -108,8 +108,8 @@ def evaluated_settings_of(
 def _single_task(settings: RunConfig, task: str | None) -> RunConfig:
     from mmgrpo.config.parts import require_single, tasks_of
 
-    if settings.tasks and task is None:
-        raise ConfigError(f"this is a mixed run of the tasks {', '.join(settings.tasks)}: choose one with --task")
+    if settings.mixed and task is None:
+        raise ConfigError(f"this is a mixed run of the tasks {', '.join(settings.mixed)}: choose one with --task")
     if task is not None:
         tasks = tasks_of(settings)
         if task not in tasks:
@@ -231,7 +231,7 @@ def evaluation_of(settings: RunConfig, checkpoint: Path | None, *, trust: bool =
 
     A task that follows another one gets its prompts from the leader's policy at the same checkpoint.
     """
-    from mmgrpo.config import TrackingConfig
+    from mmgrpo.config.sections import updated
     from mmgrpo.data.prompt_loading import load_prompts_of
     from mmgrpo.distributed.accelerator import make_accelerator
     from mmgrpo.distributed.job import Job
@@ -244,7 +244,7 @@ def evaluation_of(settings: RunConfig, checkpoint: Path | None, *, trust: bool =
     assert config.prompts is not None
     scorer = Scorer(build_rewards(config.rewards or settings.rewards), max_failure_frac=1.0)
     prompts = load_prompts_of(config.prompts, key="evaluation.prompts", note=settings.about.note)
-    job = Job(make_accelerator(settings.model_copy(update={"tracking": TrackingConfig()})))  # first: selects the GPU
+    job = Job(make_accelerator(updated(settings, "runtime.trackers", ())))  # first: selects the GPU
     policy, plan = policy_of(settings, checkpoint), exchange_plan(settings)
     show = _prompts_from_leader(settings, checkpoint, trust=trust)
     return evaluate(policy, prompts, scorer, config, job, plan=plan, show=show)
@@ -261,9 +261,9 @@ def _prompts_from_leader(
     from mmgrpo.runs.trust import require_trusted
     from mmgrpo.training.task_chain import TaskLink
 
-    if settings.task is None or settings.task.after is None or checkpoint is None:
+    if settings.rollout.task is None or settings.rollout.task.after is None or checkpoint is None:
         return None
-    leader = run_folder_of(checkpoint).parent / settings.task.after
+    leader = run_folder_of(checkpoint).parent / settings.rollout.task.after
     at = leader / "checkpoints" / checkpoint.name if is_checkpoint(checkpoint) else leader
     require_trusted(config_file_of(leader), trust=trust)
     return TaskLink(policy_of(load_config(config_file_of(leader)), at), Algorithm.of(settings)).show

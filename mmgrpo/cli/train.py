@@ -40,14 +40,14 @@ def train_one(settings: RunConfig, resume: Path | None = None) -> RunEnd:
         The end of the run.
     """
     with _accelerator(settings, is_new=resume is None) as accelerator:
-        return (_train_mixed if settings.tasks else _train_single)(settings, accelerator, resume)
+        return (_train_mixed if settings.mixed else _train_single)(settings, accelerator, resume)
 
 
 def train_series(settings: RunConfig, say: Callable[[str], None]) -> RunEnd:
     """Trains a new series in a new folder.
 
     Args:
-        settings: the configuration, with ``runs``.
+        settings: the configuration, with a list under ``tasks``.
         say: prints a line.
 
     Returns:
@@ -97,7 +97,7 @@ def _train_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, 
     run_end = RunEnd(folder, "finished", accelerator.is_main_process)
     runs = runs_of(settings)
     for number, config in enumerate(runs):
-        run = folder / config.name
+        run = folder / config.about.name
         if has_ended(run):
             continue
         if accelerator.is_main_process:
@@ -121,7 +121,7 @@ def _policy_from(folder: Path, previous: list[RunConfig], config: RunConfig) -> 
         or adapter != (previous[-1].policy or config.policy).numbers.get("adapter")
     ):
         return {}
-    return {"policy": config.policy.model_copy(update={"adapter": str(folder / previous[-1].name)})}
+    return {"policy": config.policy.model_copy(update={"adapter": str(folder / previous[-1].about.name)})}
 
 
 @contextmanager

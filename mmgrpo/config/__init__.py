@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.critic import CriticConfig
@@ -12,7 +12,7 @@ from mmgrpo.config.kl import KLConfig
 from mmgrpo.config.method_rewards import with_method_rewards
 from mmgrpo.config.methods import POLICIES, AboutConfig, MethodConfig, MethodKind, takes
 from mmgrpo.config.objective import ObjectiveConfig, OffPolicyConfig, TermConfig
-from mmgrpo.config.phases import PhaseConfig, faults, moving_keys
+from mmgrpo.config.optimizer import OptimizerConfig
 from mmgrpo.config.prompts import HeldOutPromptsConfig, PromptsConfig, ReadingConfig, SourceConfig
 from mmgrpo.config.references import ReferenceConfig
 from mmgrpo.config.registry import decides
@@ -27,10 +27,11 @@ from mmgrpo.config.rewards import (
     gate_order,
 )
 from mmgrpo.config.runtime import RuntimeConfig
+from mmgrpo.config.scheduled_keys import faults
 from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.series import SeriesRun
 from mmgrpo.config.tasks import TaskConfig
-from mmgrpo.config.update import EmaConfig, OptimizerConfig, UpdateConfig
+from mmgrpo.config.update import EmaConfig, UpdateConfig
 from mmgrpo.config.views import ViewConfig
 from mmgrpo.config.warmup import WarmupConfig
 from mmgrpo.config.watchdog import AlertKind, WatchdogConfig
@@ -69,6 +70,10 @@ __all__ = [
     "WatchdogConfig",
     "gate_order",
 ]
+
+
+TOGETHER, IN_ORDER = "a mapping", "a list"
+"""The forms of ``tasks``."""
 
 
 class RolloutConfig(Section):
@@ -122,6 +127,14 @@ class RolloutConfig(Section):
         description="the members of a group are the leaves of a tree that branches at some steps, each leaf "
         "a sample; null: members share no steps, or with same_initial_noise all before the first "
         "stochastic step",
+    )
+    saved_groups: int = Field(
+        default=2,
+        ge=0,
+        description="groups written to samples/ with their advantages, at the first step and with every evaluation",
+    )
+    task: TaskConfig | None = Field(
+        default=None, description="how a task of a mixed run takes part in it; null: a single run"
     )
 
     @model_validator(mode="after")
@@ -185,6 +198,9 @@ class AdvantageConfig(Section):
     kl: KLConfig = Field(
         default_factory=KLConfig,
         description="subtracted from the combined reward, summed over the sample's decisions, as in RLOO",
+    )
+    critic: CriticConfig | None = Field(
+        default=None, description="value model, trained in the same updates; null: none"
     )
 
     @model_validator(mode="after")
@@ -254,22 +270,20 @@ class CheckpointConfig(Section):
     )
 
 
-class TrackingConfig(Section):
-    """Trackers of accelerate, in addition to the files of the run folder."""
+def _form(value: Any) -> str:
+    return IN_ORDER if isinstance(value, list | tuple) else TOGETHER
 
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    project: str = "mmgrpo"
-    rollouts: int = Field(
-        default=2,
-        ge=0,
-        description="groups written to samples/ with their advantages, at the first step and with every evaluation",
-    )
+
+Tasks = Annotated[
+    Annotated[dict[str, dict[str, Any]], Tag(TOGETHER)] | Annotated[tuple[SeriesRun, ...], Tag(IN_ORDER)],
+    Discriminator(_form),
+]
+"""Several runs in one."""
 
 
 class RunConfig(Section):
     """The configuration of a run."""
 
-    name: str = Field(default="run", description="of the run folder")
     about: AboutConfig = Field(default_factory=AboutConfig)
     seed: int = Field(default=0, description="of the order of prompts, samples, windows and the warm-up")
     output: str = Field(default="runs", description="folder of the run folders")
@@ -284,34 +298,33 @@ class RunConfig(Section):
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     update: UpdateConfig = Field(default_factory=UpdateConfig)
-    warmup: WarmupConfig | None = None
-    critic: CriticConfig | None = Field(
-        default=None, description="value model, trained in the same updates; null: none"
-    )
     evaluation: EvaluationConfig | None = None
     schedules: dict[str, Named] = Field(
         default_factory=dict,
         description="dotted key -> schedule of its value by the step, counted from 0, {objective.kl.beta: {name: "
         "linear, start: 0, end: 0.04, steps: 100}}, or by a metric of the step before, {objective.kl.beta: {name: "
-        "adaptive_kl, target: 0.01}}; a reward's as rewards.LABEL.NUMBER",
+        "adaptive_kl, target: 0.01}}; a reward's as rewards.LABEL.NUMBER; values of any kind in phases, "
+        "{policy.max_new_tokens: {name: step, values: [4096, 8192], at: [200]}}",
     )
-    phases: tuple[PhaseConfig, ...] = Field(
-        default=(), description="values of several keys in consecutive phases of the run"
-    )
-    runs: tuple[SeriesRun, ...] = Field(
-        default=(),
-        description="a series: runs one after another, each from the weights of the previous one and without a "
-        "warm-up unless it sets one; one folder, one command; none: a single run",
-    )
-    tasks: dict[str, dict[str, Any]] = Field(
+    tasks: Tasks = Field(
         default_factory=dict,
-        description="a mixed run: named configurations, each with its includes, policy, prompts, rewards and updates, "
-        "trained in common steps; none: a single run",
+        description="several runs in one: a mapping, configurations by name that are trained in common steps (a mixed "
+        "run), each with its includes, policy, prompts, rewards and updates; or a list, changes that are run one after "
+        "another, each from the weights of the previous one and without a warm-up unless it sets one (a series); none: "
+        "a single run",
     )
-    task: TaskConfig | None = Field(default=None, description="how the task takes part; null in a single run")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+
+    @property
+    def series(self) -> tuple[SeriesRun, ...]:
+        """The runs of a list under ``tasks``."""
+        return () if isinstance(self.tasks, dict) else self.tasks
+
+    @property
+    def mixed(self) -> dict[str, dict[str, Any]]:
+        """The configurations of a mapping under ``tasks``."""
+        return self.tasks if isinstance(self.tasks, dict) else {}
 
     @property
     def held_out(self) -> EvaluationConfig | None:
@@ -335,10 +348,10 @@ class RunConfig(Section):
                 f"update.minibatches={self.update.minibatches} needs as many groups, but rollout.prompts_per_step="
                 f"{self.rollout.prompts_per_step}: a minibatch consists of complete groups"
             )
-        if self.checkpoint.best is not None and self.held_out is None and not self.tasks:
+        if self.checkpoint.best is not None and self.held_out is None and not self.mixed:
             raise ValueError("checkpoint.best is a reward of the evaluation: add that section, or leave best out")
-        if len({run.name for run in self.runs}) < len(self.runs):
-            raise ValueError("runs: the names must differ, as the folders are named by them")
+        if len({run.name for run in self.series}) < len(self.series):
+            raise ValueError("tasks: the names must differ, as the folders are named by them")
         labels = [reward.logged_name for reward in self.rewards]
         if len(set(labels)) < len(labels):
             raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")
@@ -355,10 +368,11 @@ class RunConfig(Section):
                 "it is valid only with advantage.scale: raw and a learned baseline, the estimator remembered_baseline "
                 "or gae"
             )
-        moving = moving_keys(self.schedules, self.phases)
-        if wrong := list(faults(moving, self.phases)):
+        if wrong := list(faults(self.schedules)):
             raise ValueError("; ".join(wrong))
-        if self.advantage.kl.divergence is not None and not (self.advantage.kl.beta or "advantage.kl.beta" in moving):
+        if self.advantage.kl.divergence is not None and not (
+            self.advantage.kl.beta or "advantage.kl.beta" in self.schedules
+        ):
             raise ValueError("advantage.kl.divergence needs advantage.kl.beta: leave it out, or set the weight")
         gate_order(
             labels, {reward.logged_name: reward.gate.reward for reward in self.rewards if reward.gate is not None}

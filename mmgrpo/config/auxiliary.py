@@ -12,7 +12,8 @@ class AuxiliaryConfig(Section):
 
     label: str = Field(default="supervised", description="name that its loss is logged under")
     examples: Named | None = Field(
-        default=None, description="as warmup.examples: every update takes batch_size of them, as a warm-up's would"
+        default=None,
+        description="as update.warmup.examples: every update takes batch_size of them, as a warm-up's would",
     )
     batch_size: int | None = Field(default=None, ge=1, description="examples per update, over all processes; null: 64")
     column: str | None = Field(

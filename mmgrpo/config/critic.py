@@ -1,4 +1,4 @@
-"""The section ``critic``."""
+"""The section ``advantage.critic``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field, field_serializer, model_validator
 
+from mmgrpo.config.optimizer import OptimizerConfig
 from mmgrpo.config.sections import Named, Section
-from mmgrpo.config.update import OptimizerConfig
 
 CRITIC_OPTIMIZER = OptimizerConfig(lr=1e-5, max_grad_norm=1.0)
 """Settings of the optimizer of a critic that do not follow ``update.optimizer``."""

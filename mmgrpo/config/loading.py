@@ -99,6 +99,8 @@ def load_config(
         below = deepcopy(merged)
         set_value(merged, key.split("."), value)
         require_functions(below, merged, f"the override {key}")
+    if isinstance(about := merged.get("about", {}), dict):
+        merged["about"] = {"name": find_config(path).stem, **about}
     return validated(merged)
 
 
@@ -348,7 +350,7 @@ def _task(values: Any, path: Path, below: Callable[[Sequence[str]], dict[str, An
     if not isinstance(values, dict):
         return values
     included = below(_includes(values, path))
-    for key in inherited_keys(values.get("task")):
+    for key in inherited_keys(at(values, "rollout.task", None)):
         section, _, inner = key.partition(".")
         if not inner:
             included.pop(section, None)

@@ -30,9 +30,8 @@ Need = Literal["verifier", "judge", "step_rewards", "critic", "images", "videos"
 
 ``verifier``: a reward of the run that scores answers (see ``is_verifier``); ``judge``: a reward by a model that judges
 or was trained to score; ``step_rewards``: the reward that an estimator reads by its label; ``critic``: the section
-``critic``; ``images`` and ``videos``: rows that have
-one; ``turns``: ``rollout.environment``; ``environment_reward``: an environment that rewards its turns, or an
-estimator of turns that names a reward of the run.
+``advantage.critic``; ``images`` and ``videos``: rows that have one; ``turns``: ``rollout.environment``;
+``environment_reward``: an environment that rewards its turns, or an estimator of turns that names a reward of the run.
 """
 
 AppliesTo = Literal["tokens", "denoising", "masked", "both"]
@@ -116,9 +115,10 @@ class MethodConfig(Section):
 
 
 class AboutConfig(Section):
-    """A note for readers; for a published run over its own data also the paper and the sources of the run's values, in
-    addition to those of the method's file."""
+    """The name of the run and a note for readers; for a published run over its own data also the paper and the sources
+    of the run's values, in addition to those of the method's file."""
 
+    name: str = Field(default="run", description="of the run folder; load_config sets that of the file")
     note: str | None = Field(default=None, description="note for readers of the report")
     title: str | None = Field(default=None, description="title of the paper that the run reproduces; null: none")
     paper: str | None = Field(default=None, description="its number on arXiv; null: it is not published")

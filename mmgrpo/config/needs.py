@@ -115,9 +115,9 @@ def _step_rewards(inputs: Inputs) -> str | None:
 
 
 def _critic(inputs: Inputs) -> str | None:
-    if inputs.config.critic is not None:
+    if inputs.config.advantage.critic is not None:
         return None
-    return "a critic, and the run has none: leave out critic: null, or set critic: {}"
+    return "a critic, and the run has none: leave out advantage.critic: null, or set advantage.critic: {}"
 
 
 def _rows(what: str) -> Callable[[Inputs], str | None]:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.schedules import moving_keys
-from mmgrpo.config.sections import at
+from mmgrpo.config.sections import at, has
 from mmgrpo.config.tasks import OF_LEADER, OF_OWNER, OF_RUN, SHARED, TASK_NAME, TaskConfig
 from mmgrpo.config.validating import set_value, typed
 from mmgrpo.errors import ConfigError
@@ -16,7 +15,7 @@ from mmgrpo.errors import ConfigError
 LATER = "It continues from the weights of the previous run. About the first run of the series:"
 """Prefix to the note of a series for its later runs, since the note may describe the start of the first run."""
 
-ALLOWED_WITH_TASKS = (*OF_RUN, "about")
+ALLOWED_WITH_TASKS = (*SHARED, "about", "tasks")
 """Sections that a mixed run has itself."""
 
 
@@ -26,7 +25,7 @@ def runs_of(config: RunConfig) -> list[RunConfig]:
     The initial weights are not changed: ``policy.adapter`` is that of the configuration.
 
     Args:
-        config: the configuration with ``runs:``.
+        config: the configuration with a list under ``tasks``.
 
     Returns:
         Configurations named by their runs.
@@ -35,17 +34,18 @@ def runs_of(config: RunConfig) -> list[RunConfig]:
         ConfigError: a run sets an unknown key, or a value that is not allowed; the message names the run.
     """
     configs = []
-    for number, run in enumerate(config.runs):
-        values = config.model_dump(mode="json") | {"runs": (), "name": f"{number + 1}-{run.name}"}
+    for number, run in enumerate(config.series):
+        values = config.model_dump(mode="json") | {"tasks": {}}
+        values["about"] |= {"name": f"{number + 1}-{run.name}"}
         if number:
-            note = config.about.note and f"{LATER} {config.about.note}"
-            values |= {"warmup": None, "about": values["about"] | {"note": note}}
+            values["about"] |= {"note": config.about.note and f"{LATER} {config.about.note}"}
+            values["update"] |= {"warmup": None}
         for key, value in run.set.items():
             set_value(values, key.split("."), value)
         try:
             configs.append(typed(values))
         except ConfigError as error:
-            raise ConfigError(f"runs, {run.name}: {error}") from None
+            raise ConfigError(f"tasks, {run.name}: {error}") from None
     return configs or [config]
 
 
@@ -55,7 +55,7 @@ def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
     A task that is after another has its prompts, and as many groups as follow from them.
 
     Args:
-        config: the configuration with ``tasks:``.
+        config: the configuration with a mapping under ``tasks``.
 
     Returns:
         Configurations by the name of their task, in the order of the tasks.
@@ -64,18 +64,18 @@ def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
         ConfigError: a task sets a key that the run sets for all tasks, names a task that is not before it, or is no
             configuration; the message names the task.
     """
-    if config.tasks:
+    if config.mixed:
         _require_bare(config)
     tasks: dict[str, RunConfig] = {}
     shared = config.model_dump(mode="json", include=set(SHARED))
-    for name, values in config.tasks.items():
+    for name, values in config.mixed.items():
         try:
             tasks[name] = _task(name, values, shared, tasks)
         except ConfigError as error:
             raise ConfigError(f"tasks.{name}: {error}") from None
     _require_weight_peers(tasks)
     best = config.checkpoint.best
-    if config.tasks and best is not None and not any(task.checkpoint.best for task in tasks.values()):
+    if config.mixed and best is not None and not any(task.checkpoint.best for task in tasks.values()):
         raise ConfigError(f"checkpoint.best: of a mixed run it is TASK/REWARD, got {best!r}; tasks: {', '.join(tasks)}")
     return tasks
 
@@ -87,18 +87,19 @@ def singles_of(config: RunConfig) -> list[RunConfig]:
 
 def require_single(config: RunConfig, *, mixed: bool = False) -> None:
     """Raises ConfigError for a series or a mixed run where one is needed; for a task too, unless it is ``mixed``."""
-    if config.task is not None and not mixed:
+    if config.rollout.task is not None and not mixed:
         raise ConfigError(
-            f"{config.name} is a task of a mixed run, which resumes as one run: mmgrpo train --resume with the parent "
-            f"folder; "
-            "to train only this task, start a new run from its config.yaml with task=null"
+            f"{config.about.name} is a task of a mixed run, which resumes as one run: mmgrpo train --resume with the "
+            "parent folder; to train only this task, start a new run from its config.yaml with rollout.task=null"
         )
-    if config.runs:
-        names = ", ".join(run.name for run in config.runs)
-        raise ConfigError(f"runs: this is a series ({names}): train it by mmgrpo train, or take one of runs_of(config)")
-    if config.tasks:
+    if config.series:
+        names = ", ".join(run.name for run in config.series)
         raise ConfigError(
-            f"tasks: this is a mixed run of {', '.join(config.tasks)}: train it by mmgrpo train or MixedTrainer, and "
+            f"tasks: this is a series ({names}): train it by mmgrpo train, or take one of runs_of(config)"
+        )
+    if config.mixed:
+        raise ConfigError(
+            f"tasks: this is a mixed run of {', '.join(config.mixed)}: train it by mmgrpo train or MixedTrainer, and "
             "name one of its tasks where one is meant: the folder of that task, or tasks_of(config)[NAME]"
         )
 
@@ -110,22 +111,25 @@ def _require_bare(config: RunConfig) -> None:
         for key, field in fields
         if key not in ALLOWED_WITH_TASKS and getattr(config, key) != field.get_default(call_default_factory=True)
     ]
-    if misplaced or config.runs:
+    if misplaced:
         raise ConfigError(
-            f"a run of several tasks cannot set {', '.join(misplaced) or 'runs'}: set that in each task, "
-            f"tasks.NAME.{(misplaced or ['...'])[0]}; all tasks share only {', '.join(SHARED)}"
+            f"a run of several tasks cannot set {', '.join(misplaced)}: set that in each task, "
+            f"tasks.NAME.{misplaced[0]}; all tasks share only {', '.join(SHARED)}"
         )
-    if wrong := [name for name in config.tasks if not re.match(TASK_NAME, name)]:
+    if wrong := [name for name in config.mixed if not re.match(TASK_NAME, name)]:
         raise ConfigError(f"tasks are named by letters, digits, - and _, as folders are; got {', '.join(wrong)}")
 
 
 def _task(
     name: str, values: Mapping[str, Any], shared: Mapping[str, Any], before: Mapping[str, RunConfig]
 ) -> RunConfig:
-    if wrong := [key for key in values if key in OF_RUN]:
+    if wrong := [key for key in OF_RUN if has(values, key)]:
         raise ConfigError(f"{', '.join(wrong)}: of the run, for all of its tasks; set it there and leave it out here")
-    task = typed({"task": values.get("task") or {}}).task or TaskConfig()
-    task_values = {**values, **shared, "name": name, "task": task.model_dump(mode="json")}
+    task = typed({"rollout": {"task": at(values, "rollout.task", None) or {}}}).rollout.task or TaskConfig()
+    task_values = {**values, **shared}
+    for section, inner in (("about", {"name": name}), ("rollout", {"task": task.model_dump(mode="json")})):
+        if isinstance(section_values := values.get(section, {}), Mapping):
+            task_values[section] = {**section_values, **inner}
     of_task, _, best = (at(shared, "checkpoint.best", None) or "").partition("/")
     task_values["checkpoint"] = shared["checkpoint"] | {"best": best if of_task == name else None}
     task_values["steps"] = -(-shared["steps"] // task.every)
@@ -144,42 +148,43 @@ def _sharing(task: TaskConfig, values: Mapping[str, Any], before: Mapping[str, R
     if task.policy_of is None or task.policy_of not in before:
         raise ConfigError(_not_before("policy_of", task.policy_of, before))
     owner = before[task.policy_of]
-    role = owner.task or TaskConfig()
+    role = owner.rollout.task or TaskConfig()
     if role.policy_of is not None:
-        raise ConfigError(f"task.policy_of: {task.policy_of} has its policy of {role.policy_of}; name that")
+        raise ConfigError(f"rollout.task.policy_of: {task.policy_of} has its policy of {role.policy_of}; name that")
     if task.every % role.every:
         raise ConfigError(
-            f"task.every: {task.policy_of} takes part in each {role.every}th step and its policy is trained in no "
-            f"other: set a multiple of {role.every}, got {task.every}"
+            f"rollout.task.every: {task.policy_of} takes part in each {role.every}th step and its policy is trained in "
+            f"no other: set a multiple of {role.every}, got {task.every}"
         )
     if at(values, "checkpoint.best", None) is not None:
         raise ConfigError(
             f"checkpoint.best: the checkpoints of this task have no weights; name a reward of {task.policy_of}"
         )
     _require_unset(OF_OWNER, values, f"{task.policy_of}, as it trains the same policy")
-    if at(values, "critic.warmup_steps", 0):
+    if at(values, "advantage.critic.warmup_steps", 0):
         raise ConfigError(
-            f"critic.warmup_steps: the task {task.policy_of} decides when their policy is frozen; leave it out"
+            f"advantage.critic.warmup_steps: the task {task.policy_of} decides when their policy is frozen; leave it "
+            "out"
         )
-    return owner.model_dump(mode="json", include={*OF_OWNER} - {"warmup"})  # the policy is warmed up once
+    shared = owner.model_dump(mode="json", include={*OF_OWNER})
+    return {**shared, "update": {**shared["update"], "warmup": None}}  # the policy is warmed up once
 
 
 def _require_still(config: RunConfig, owner: str) -> None:
-    moving = moving_keys(config.schedules, config.phases)
-    if wrong := [key for key in moving if key.startswith("update.")]:
+    if wrong := [key for key in config.schedules if key.startswith("update.")]:
         raise ConfigError(
             f"{', '.join(wrong)}: that follows from {owner}, which trains the same policy; schedule it there"
         )
 
 
 def _require_weight_peers(tasks: Mapping[str, RunConfig]) -> None:
-    roles = {name: config.task or TaskConfig() for name, config in tasks.items()}
+    roles = {name: config.rollout.task or TaskConfig() for name, config in tasks.items()}
     shared = {role.policy_of or name for name, role in roles.items() if role.policy_of is not None}
     for name, role in roles.items():
         if role.weight != 1 and (role.policy_of or name) not in shared:
             raise ConfigError(
-                f"tasks.{name}: task.weight={role.weight:g} weights the rows of tasks that share a policy, and no "
-                f"other task trains this policy: leave it out, or set update.optimizer.lr"
+                f"tasks.{name}: rollout.task.weight={role.weight:g} weights the rows of tasks that share a policy, and "
+                f"no other task trains this policy: leave it out, or set update.optimizer.lr"
             )
 
 
@@ -189,7 +194,7 @@ def _require_unset(keys: Sequence[str], values: Mapping[str, Any], other: str) -
 
 
 def _not_before(key: str, name: str | None, before: Mapping[str, RunConfig]) -> str:
-    return f"task.{key}: {name!r} is no task before it; those are {', '.join(before) or 'none'}"
+    return f"rollout.task.{key}: {name!r} is no task before it; those are {', '.join(before) or 'none'}"
 
 
 def _after(task: TaskConfig, values: Mapping[str, Any], before: Mapping[str, RunConfig]) -> dict[str, Any]:
@@ -197,14 +202,14 @@ def _after(task: TaskConfig, values: Mapping[str, Any], before: Mapping[str, Run
     if task.after is None or task.after not in before:
         raise ConfigError(_not_before("after", task.after, before))
     other, rollout = before[task.after], values.get("rollout") or {}
-    if (other.task or TaskConfig()).every != task.every:
-        raise ConfigError(f"task.every: {task.after} takes part in other steps; give both the same")
+    if (other.rollout.task or TaskConfig()).every != task.every:
+        raise ConfigError(f"rollout.task.every: {task.after} takes part in other steps; give both the same")
     _require_unset(OF_LEADER, values, f"{task.after}, which it is after")
     size, written = rollout.get("group_size"), other.rollout.group_size
     if task.compare == "prompt" and (size is None or size % written):
         raise ConfigError(
-            f"rollout.group_size: the samples after all {written} texts of a prompt are one group (task.compare: "
-            f"prompt): set a multiple of {written}, got {size}"
+            f"rollout.group_size: the samples after all {written} texts of a prompt are one group "
+            f"(rollout.task.compare: prompt): set a multiple of {written}, got {size}"
         )
     groups = other.rollout.prompts_per_step * (written if task.compare == "sample" else 1)
     prompts = other.prompts and other.prompts.model_dump(mode="json")

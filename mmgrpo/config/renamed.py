@@ -12,12 +12,14 @@ RENAMED: Mapping[str, str] = {
     "advantage.kl_beta": "advantage.kl.beta",
     "auxiliary": "objective.auxiliary",
     "controllers": "schedules",
-    "critic.alone": "critic.warmup_steps",
-    "critic.lr": "critic.optimizer.lr",
-    "critic.max_grad_norm": "critic.optimizer.max_grad_norm",
-    "critic.until": "critic.freeze_after",
+    "critic": "advantage.critic",
+    "critic.alone": "advantage.critic.warmup_steps",
+    "critic.lr": "advantage.critic.optimizer.lr",
+    "critic.max_grad_norm": "advantage.critic.optimizer.max_grad_norm",
+    "critic.until": "advantage.critic.freeze_after",
     "max_reward_failure_frac": "runtime.max_reward_failure_frac",
     "max_skipped_update_frac": "runtime.max_skipped_update_frac",
+    "name": "about.name",
     "note": "about.note",
     "objective.auxiliary.begun": "objective.auxiliary.from_prefix",
     "objective.auxiliary.by_success": "objective.auxiliary.weight_by_success",
@@ -45,10 +47,15 @@ RENAMED: Mapping[str, str] = {
     "rollout.decisions": "rollout.training_states",
     "rollout.planner": "rollout.strategy",
     "rollout.share_noise": "rollout.same_initial_noise",
+    "runs": "tasks",
     "runtime.silent_s": "runtime.heartbeat_timeout_s",
     "runtime.wait_s": "runtime.collective_timeout_s",
-    "stages": "phases",
-    "task.context": "task.prompt_template",
+    "task": "rollout.task",
+    "task.context": "rollout.task.prompt_template",
+    "tracking": "runtime.trackers",
+    "tracking.project": "runtime.project",
+    "tracking.rollouts": "rollout.saved_groups",
+    "tracking.trackers": "runtime.trackers",
     "update.betas": "update.optimizer.betas",
     "update.eps": "update.optimizer.eps",
     "update.in_turn": "update.cycle_masks",
@@ -59,15 +66,20 @@ RENAMED: Mapping[str, str] = {
     "update.schedule": "update.optimizer.schedule",
     "update.weight_decay": "update.optimizer.weight_decay",
     "views": "objective.views",
-    "warmup.betas": "warmup.optimizer.betas",
-    "warmup.lr": "warmup.optimizer.lr",
-    "warmup.lr_floor": "warmup.optimizer.lr_floor",
-    "warmup.lr_warmup_steps": "warmup.optimizer.lr_warmup_steps",
-    "warmup.max_grad_norm": "warmup.optimizer.max_grad_norm",
-    "warmup.weight_decay": "warmup.optimizer.weight_decay",
+    "warmup": "update.warmup",
+    "warmup.betas": "update.warmup.optimizer.betas",
+    "warmup.lr": "update.warmup.optimizer.lr",
+    "warmup.lr_floor": "update.warmup.optimizer.lr_floor",
+    "warmup.lr_warmup_steps": "update.warmup.optimizer.lr_warmup_steps",
+    "warmup.max_grad_norm": "update.warmup.optimizer.max_grad_norm",
+    "warmup.weight_decay": "update.warmup.optimizer.weight_decay",
     "watchdog": "evaluation.watchdog",
 }
 """Earlier key -> its new name, dotted, without the numbers of list items; ``*`` is any one part."""
+
+AS_SCHEDULES = (
+    "write each key as a schedule of its values, schedules: {KEY: {name: step, values: [FIRST, SECOND], at: [STEP]}}"
+)
 
 ALL_ROWS = "an evaluation takes all rows of evaluation.prompts.source, in their order: leave it out"
 
@@ -75,6 +87,8 @@ REMOVED: Mapping[str, str] = {
     "evaluation.prompts.sampler": ALL_ROWS,
     "evaluation.prompts.shuffle": ALL_ROWS,
     "evaluation.prompts.sources": ALL_ROWS,
+    "phases": AS_SCHEDULES,
+    "stages": AS_SCHEDULES,
 }
 """Earlier key -> why there is no such key, and what to do."""
 

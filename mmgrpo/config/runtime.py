@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from mmgrpo.config.sections import Section
@@ -11,6 +13,10 @@ class RuntimeConfig(Section):
     """The machine."""
 
     device: str | None = Field(default=None, description="device; null: the one that accelerate chooses")
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        default=(), description="trackers of accelerate, in addition to the files of the run folder"
+    )
+    project: str = Field(default="mmgrpo", description="of the trackers")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; null: torch's default")
     collective_timeout_s: float = Field(
         default=3600.0,

@@ -11,7 +11,6 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from mmgrpo.config import Named, RunConfig
-from mmgrpo.config.phases import moving_keys
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
@@ -103,15 +102,15 @@ class Moved:
 
 @final
 class Course:
-    """The schedules and phases of a run; ``mmgrpo.algorithm.course_of`` binds the functions.
+    """The schedules of a run; ``mmgrpo.algorithm.course_of`` binds the functions.
 
     Attributes:
         schedules: by key.
-        keys: all that change.
+        keys: those of all schedules.
     """
 
     def __init__(self, config: RunConfig, functions: Mapping[str, Callable[..., Any]]) -> None:
-        """Validates the configuration of the first step, of the last and of each phase.
+        """Validates the configuration of the first step, of the last and of each change of a step schedule.
 
         Args:
             config: the run's.
@@ -124,11 +123,11 @@ class Course:
         self.schedules = {
             key: _schedule(key, config.schedules[key], function, config) for key, function in functions.items()
         }
-        self.keys = frozenset(moving_keys(config.schedules, config.phases))
+        self.keys = frozenset(config.schedules)
         self._latest: Moved | None = None
         _require_drawing(config)
-        ends = [phase.until for phase in config.phases if phase.until is not None]
-        for step in sorted({0, max(config.steps - 1, 0), *ends}):
+        changes = [step for named in config.schedules.values() for step in steps_of_change(named)]
+        for step in sorted({0, max(config.steps - 1, 0), *changes}):
             self.at(step, Memory())
 
     def at(self, step: int, memory: Memory) -> Moved:
@@ -137,8 +136,6 @@ class Course:
         Raises ConfigError for a value that its key cannot have.
         """
         values = {key: schedule.value(step, memory) for key, schedule in self.schedules.items()}
-        phase = next((item for item in self._config.phases if item.until is None or step < item.until), None)
-        values |= dict(phase.set) if phase else {}
         values = {key: _rounded(self._config, key, value) for key, value in values.items()}
         if self._latest is None or self._latest.values != values:
             self._latest = Moved(_applied(self._config, values) if values else self._config, values)
@@ -165,6 +162,11 @@ class Course:
             for key, schedule in self.schedules.items()
             if schedule.metric is not None and schedule.metric not in metrics
         }
+
+
+def steps_of_change(named: Named) -> Sequence[int]:
+    """The steps at which a step schedule changes its value; none for other schedules."""
+    return named.numbers["at"] if named.name == "step" else ()
 
 
 def follows_metric(named: Named) -> bool:
@@ -225,8 +227,7 @@ def _measured_by(key: str, config: RunConfig) -> str | None:
 
 def _require_drawing(config: RunConfig) -> None:
     """Raises ConfigError for policy settings that cannot change per rollout."""
-    keys = moving_keys(config.schedules, config.phases)
-    wanted = [key for key in keys if key.startswith("policy.")]
+    wanted = [key for key in config.schedules if key.startswith("policy.")]
     if not wanted or config.policy is None:
         return
     allowed = getattr(settings_type(config.policy.name), "of_a_rollout", None)

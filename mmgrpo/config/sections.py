@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from mmgrpo.errors import ConfigError
 
 _NONE = object()
+
+Part = TypeVar("Part", bound=BaseModel)
+"""A section, or a function with its settings."""
 
 
 class Section(BaseModel):
@@ -48,6 +51,12 @@ def unknown_keys(model: type[BaseModel], values: Mapping[str, Any], prefix: str 
         inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
         if inner is not None and isinstance(value, Mapping):
             yield from unknown_keys(inner, value, f"{prefix}{key}.")
+
+
+def updated(section: Part, key: str, value: Any) -> Part:
+    """A copy with another value at a dotted key; the value is not validated."""
+    name, _, inner = key.partition(".")
+    return section.model_copy(update={name: updated(getattr(section, name), inner, value) if inner else value})
 
 
 def at(values: Any, key: str, default: Any = _NONE) -> Any:

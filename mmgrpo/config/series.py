@@ -1,4 +1,4 @@
-"""The section ``runs``: runs one after another, each from the weights of the previous one."""
+"""A list under ``tasks``: runs one after another, each from the weights of the previous one."""
 
 from __future__ import annotations
 

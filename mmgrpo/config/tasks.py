@@ -9,16 +9,16 @@ from pydantic import Field
 
 from mmgrpo.config.sections import Named, Section
 
-SHARED = ("seed", "steps", "output", "checkpoint", "tracking", "runtime")
+SHARED = ("seed", "steps", "output", "checkpoint", "runtime")
 """Sections of the run that all of its tasks share."""
 
-OF_RUN = (*SHARED, "name", "runs", "tasks")
+OF_RUN = (*SHARED, "about.name", "tasks")
 """Keys that a task must not set."""
 
 OF_LEADER = ("prompts", "rollout.prompts_per_step", "rollout.strategy")
 """Keys that a task takes from the task named in ``after``."""
 
-OF_OWNER = ("policy", "warmup", "update")
+OF_OWNER = ("policy", "update")
 """Keys that a task takes from the task named in ``policy_of``."""
 
 TASK_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
@@ -55,6 +55,6 @@ class TaskConfig(Section):
 
 
 def inherited_keys(task: Any) -> tuple[str, ...]:
-    """The keys that a task with this section ``task`` must not set."""
+    """The keys that a task with this section ``rollout.task`` must not set."""
     role: Mapping[str, Any] = task if isinstance(task, Mapping) else {}
     return (*OF_RUN, *(OF_LEADER if role.get("after") else ()), *(OF_OWNER if role.get("policy_of") else ()))

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from mmgrpo.config import RunConfig
+from mmgrpo.config import IN_ORDER, TOGETHER, RunConfig
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.renamed import REMOVED, renamed_key, renamed_value
 from mmgrpo.errors import ConfigError, UnknownNameError
@@ -65,17 +65,19 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
     lines = []
     problems = error.errors()
     for problem in problems[:MAX_NAMED]:
-        where = ".".join(str(part) for part in problem["loc"])
+        location = [part for part in problem["loc"] if part not in (IN_ORDER, TOGETHER)]
+        where = ".".join(map(str, location))
         if problem["type"] == "extra_forbidden":
-            owner = _model_at(model, problem["loc"][:-1])
+            owner = _model_at(model, location[:-1])
             if where == "include":
                 lines.append(INCLUDE)
                 continue
             if where == "use_paper_hparams":
                 lines.append(USE_PAPER_HPARAMS)
                 continue
-            new = renamed_key(where) or (None if model is RunConfig else renamed_key(f"policy.{where}"))
-            fix = _nearest_key(str(problem["loc"][-1]), owner) if new is None else f"; it is now {new}"
+            new = renamed_key(where if model is RunConfig else f"policy.{where}")
+            fix = _nearest_key(str(location[-1]), owner) if new is None else f"; it is now {new}"
+            fix += "".join(f", and {old} is now {key}" for old, key in _moved_apart(where, new, problem["input"]))
             fix = f"; {REMOVED[where]}" if where in REMOVED else fix
             lines.append(f"unknown key {where!r}{fix}")
         elif where == "policy.name" and problem["type"] == "missing":
@@ -87,6 +89,13 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
             lines.append(f"{where or 'configuration'}: {_plain_message(problem, where)}")
     more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []
     return "; ".join([*lines, *more])
+
+
+def _moved_apart(where: str, new: str | None, value: Any) -> list[tuple[str, str]]:
+    """The keys of a renamed section whose new place is elsewhere, or has another name: earlier and new."""
+    keys = [f"{where}.{name}" for name in value] if new is not None and isinstance(value, Mapping) else []
+    moved = [(key, renamed_key(key)) for key in keys]
+    return [(key, to) for key, to in moved if to is not None and to != f"{new}{key.removeprefix(where)}"]
 
 
 def _nearest_key(key: str, owner: type[BaseModel] | None) -> str:

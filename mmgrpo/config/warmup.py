@@ -1,11 +1,11 @@
-"""The section ``warmup``."""
+"""The section ``update.warmup``."""
 
 from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from mmgrpo.config.optimizer import OptimizerConfig
 from mmgrpo.config.sections import Named, Section
-from mmgrpo.config.update import OptimizerConfig
 
 WARMUP_OPTIMIZER = OptimizerConfig(
     lr=1e-3, betas=(0.9, 0.99), schedule="cosine", lr_warmup_steps=50, lr_floor=0.05, max_grad_norm=1.0

@@ -31,13 +31,13 @@ def make_accelerator(config: RunConfig) -> Accelerator:
         MissingPackageError: a tracker is not installed.
         ConfigError: several processes were launched, and Accelerate does not connect them to one job.
     """
-    require_installed(config.tracking.trackers, TRACKERS_KEY)
+    require_installed(config.runtime.trackers, TRACKERS_KEY)
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # else transformers loads the weights on one process only
     num_processes, device = num_launched(), config.runtime.device
     accelerator = Accelerator(
         cpu=device == "cpu" or (num_processes > 1 and device is None and not torch.accelerator.is_available()),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.runtime.collective_timeout_s))],
-        log_with=list(config.tracking.trackers) or None,
+        log_with=list(config.runtime.trackers) or None,
         project_dir=str(Path(config.output).absolute()),  # Trackers.start replaces it by the run folder
     )
     if accelerator.num_processes != num_processes:

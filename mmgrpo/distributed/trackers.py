@@ -44,7 +44,7 @@ def wandb_settings(config: RunConfig, folder: Path) -> dict[str, str]:
     if not run_id:
         run_id = secrets.token_hex(4)
         replace_text(file, run_id)
-    return {"name": config.name, "dir": os.environ.get("WANDB_DIR", str(folder)), "id": run_id, "resume": "allow"}
+    return {"name": config.about.name, "dir": os.environ.get("WANDB_DIR", str(folder)), "id": run_id, "resume": "allow"}
 
 
 @dataclass(slots=True)
@@ -85,14 +85,14 @@ class Trackers:
         """
         flat = {key: str(value) for key, value in config.model_dump(mode="json").items()}
         accelerator = self._accelerator
-        uses_wandb = accelerator.is_main_process and "wandb" in config.tracking.trackers
+        uses_wandb = accelerator.is_main_process and "wandb" in config.runtime.trackers
         wandb = wandb_settings(config, folder) if uses_wandb else {}
         accelerator.project_configuration.logging_dir = str(folder)
         log_with, started = accelerator.log_with, []
         for kind in log_with:  # separately: one that raises would prevent the others from starting
             accelerator.log_with, accelerator.trackers = [kind], []
             try:
-                accelerator.init_trackers(config.tracking.project, flat, {"wandb": wandb})
+                accelerator.init_trackers(config.runtime.project, flat, {"wandb": wandb})
                 started += accelerator.trackers
             except (Exception, SystemExit) as error:  # third-party code must not end a long run
                 self._not_started[str(getattr(kind, "value", kind))] = f"{type(error).__name__}: {error}"[:300]

@@ -37,8 +37,8 @@ def composition(policy: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     yield from (f"filter {_function(named)}" for named in config.advantage.filters)
     yield from _objective(config.objective)
     yield from (_auxiliary(auxiliary) for auxiliary in config.objective.auxiliary)
-    if config.critic is not None:
-        yield _critic(config.critic)
+    if config.advantage.critic is not None:
+        yield _critic(config.advantage.critic)
     yield from (_function(hook) for hook in config.update.hooks)
     yield from (f"{key}: {_function(moved)}" for key, moved in config.schedules.items())
 

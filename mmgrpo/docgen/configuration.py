@@ -74,9 +74,6 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "policy.density": DENSITIES,
     "policy.reduction": REDUCTIONS,
 }
-OF_TASKS = {"task": "tasks.NAME.task"}
-"""Keys of the configuration of a task, by the key of the run that contains it."""
-
 STEP_ARGUMENTS = {"seed", "step", "strength"}  # keyword parameters that the trainer passes
 PLAIN_TYPES = {str: "text", type(None): "null", bool: "true or false", Reward: "reward"}
 LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -88,32 +85,46 @@ def configuration_page() -> str:
     Returns:
         The text of the page.
     """
-    lines = [PREAMBLE, *_section(RunConfig, "", "The run", "top level", {})]
+    lines = [PREAMBLE, *_section(RunConfig, "", "The run", "top level", _places(RunConfig, ""))]
     for name in POLICIES:
-        lines += _section(settings_type(name), "policy.", f"`policy: {{name: {name}}}`", f"policy {name}", {})
+        settings, title = settings_type(name), f"`policy: {{name: {name}}}`"
+        lines += _section(settings, "policy.", title, f"policy {name}", _places(settings, "policy."))
     return "\n".join([*lines, *_names()]) + "\n"
 
 
+def _places(model: type[BaseModel], prefix: str) -> dict[type[BaseModel], str]:
+    """The key under which each section is listed: of a section that is used several times, the shortest path."""
+    places: dict[type[BaseModel], str] = {}
+    level = [(model, prefix)]
+    while level:
+        keys = [(head + name, field) for owner, head in level for name, field in owner.model_fields.items()]
+        level = []
+        for key, field in keys:
+            part = _part_of(field.annotation)
+            if part is not None and part not in places:
+                places[part] = key
+                level.append((part, _subsection(key, field.annotation)[0]))
+    return places
+
+
 def _section(
-    model: type[BaseModel], prefix: str, title: str, intro: str, sections: dict[type[BaseModel], str]
+    model: type[BaseModel], prefix: str, title: str, intro: str, places: Mapping[type[BaseModel], str]
 ) -> Iterator[str]:
-    """A heading, the description and the table of a section, then its subsections that are not listed yet."""
+    """A heading, the description and the table of a section, then its subsections that are listed here."""
     yield from ("", f"## {title}", "", _intro(model) or intro, "")
     yield from ("| key | type | default | |", "| --- | --- | --- | --- |")
     inner: list[tuple[type[BaseModel], str, str]] = []
     for name, field in model.model_fields.items():
         key, part = prefix + name, _part_of(field.annotation)
-        key = OF_TASKS.get(key, key)
-        is_repeated = part is not None and part in sections
-        if part is not None and not is_repeated:
-            sections[part] = key
+        if part is None or places[part] == key:
+            kind = _type(field)
+        else:
+            kind = f"as [`{places[part]}`](#{_anchor(places[part])})"
+        if part is not None and places[part] == key:
             inner.append((part, *_subsection(key, field.annotation)))
-        kind = (
-            f"as [`{sections[part]}`](#{_anchor(sections[part])})" if part is not None and is_repeated else _type(field)
-        )
         yield f"| `{key}` | {kind} | {_default(field)} | {field.description or ''} |"
     for part, below, heading in inner:
-        yield from _section(part, below, heading, heading, sections)
+        yield from _section(part, below, heading, heading, places)
 
 
 def _subsection(key: str, annotation: Any) -> tuple[str, str]:
@@ -137,7 +148,14 @@ def _leaves(annotation: Any) -> list[Any]:
 
 
 def _is_list(annotation: Any) -> bool:
-    return any(typing.get_origin(kind) is tuple for kind in (annotation, *typing.get_args(annotation)))
+    kinds = (annotation, *typing.get_args(annotation))
+    return any(typing.get_origin(_without_tag(kind)) is tuple for kind in kinds)
+
+
+def _without_tag(annotation: Any) -> Any:
+    """The type of an annotated one."""
+    is_annotated = typing.get_origin(annotation) is typing.Annotated
+    return typing.get_args(annotation)[0] if is_annotated else annotation
 
 
 def _type(field: FieldInfo) -> str:
@@ -152,6 +170,7 @@ def _type(field: FieldInfo) -> str:
 
 def type_name(annotation: Any) -> str:
     """The name of a type for readers of YAML, in Markdown."""
+    annotation = _without_tag(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return " or ".join(f"`{value}`" for value in arguments)

@@ -62,7 +62,7 @@ GROUPS: Mapping[str, tuple[str, str | None]] = {
     "trainer_hooks": ("Optimizer step and weights", "update.hooks"),
     "multi_turn": ("Turns, tools and environments", "rollout.environment"),
     "staged_rollouts": ("Rollouts of several calls: proposer and solver, drafts, chunks", None),
-    "critic": ("A learned value function", "critic"),
+    "critic": ("A learned value function", "advantage.critic"),
     "policy_handle": ("Rewards computed by the policy", None),
     "internals": ("Hidden states, attention maps, curvature", None),
     "policy_masked": ("Policies of masked tokens", "policy.name: masked, policy.reading"),

@@ -76,7 +76,7 @@ def examine(
     """
     if not prompts:
         raise DataError("there are no prompts to check the policy with: pass at least one")
-    algorithm, reward_functions, raw = Algorithm.of(config), named_rewards(rewards), config.warmup is not None
+    algorithm, reward_functions, raw = Algorithm.of(config), named_rewards(rewards), config.update.warmup is not None
     first_prompts = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts[:NUM_PROMPTS]]
     where = torch.device(device) if device is not None else next((p.device for p in policy.trainable), None)
     _take_peak(where)
@@ -94,7 +94,9 @@ def examine(
     rollout_results = [*_choices(policy), _window(subject, algorithm), same_seed_replay(rollout, again)]
     update_results = _updates(subject, rollout_s, where) if bool(rollout.mask_BT.any()) else []
     update_results += (
-        [_checked("critic", lambda: _critic(config, rollout, where))] if update_results and config.critic else []
+        [_checked("critic", lambda: _critic(config, rollout, where))]
+        if update_results and config.advantage.critic
+        else []
     )
     return [*rollout_results, *update_results, *_rewards(reward_functions, rollout.samples, raw=raw)]
 

@@ -87,10 +87,10 @@ def explanation(config: RunConfig, width: int = WIDTH) -> str:
 
 def _run_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     config = algorithm.config
-    yield "run", f"{config.name}, seed {config.seed}"
+    yield "run", f"{config.about.name}, seed {config.seed}"
     if config.about.note:
         yield "note", " ".join(config.about.note.split())
-    yield from task_rows(config.task)
+    yield from task_rows(config.rollout.task)
     if config.prompts is not None:
         held_out_prompts = config.evaluation and config.evaluation.prompts
         held_out = f"; evaluation: {held_out_prompts.source}" if held_out_prompts else ""
@@ -315,19 +315,19 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
     if update.ema:
         due = _plural(update.ema.every, "update") + (f", {update.ema.times} times" if update.ema.times > 1 else "")
         yield "average", f"decay = min((1 + n) / (10 + n), {update.ema.decay:g}), every {due}; evaluations use it"
-    if config.warmup:
-        updates = _plural(config.warmup.steps, "supervised update")
-        yield "warm-up", f"{updates} of {_plural(config.warmup.batch_size, 'example')} before the first step"
+    if config.update.warmup:
+        updates = _plural(config.update.warmup.steps, "supervised update")
+        yield "warm-up", f"{updates} of {_plural(config.update.warmup.batch_size, 'example')} before the first step"
     yield from auxiliary_rows(config)
-    if config.critic:
-        warmup_steps, freeze_after = config.critic.warmup_steps, config.critic.freeze_after
+    if critic := config.advantage.critic:
+        warmup_steps, freeze_after = critic.warmup_steps, critic.freeze_after
         when = [f"alone for {_plural(warmup_steps, 'step')}"] * bool(warmup_steps) + [
             f"still after {freeze_after}"
         ] * bool(freeze_after)
-        under = "another copy of the policy" if config.critic.policy is None else f"policy {config.critic.policy.name}"
+        under = "another copy of the policy" if critic.policy is None else f"policy {critic.policy.name}"
         yield (
             "critic",
-            f"a value of states over {under}, lr = {config.critic.optimizer.lr:g}; a pass after the rollout, one in "
+            f"a value of states over {under}, lr = {critic.optimizer.lr:g}; a pass after the rollout, one in "
             f"each update{''.join(f'; {text}' for text in when)}",
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.schedules import configured_value
+from mmgrpo.config.schedules import configured_value, steps_of_change
 
 
 def idle_mechanisms(algorithm: Algorithm) -> tuple[str, ...]:
@@ -23,17 +23,13 @@ def idle_mechanisms(algorithm: Algorithm) -> tuple[str, ...]:
 
 def _idle(algorithm: Algorithm) -> Iterator[str]:
     config = algorithm.config
-    moving_keys = (*config.schedules, *(key for phase in config.phases for key in phase.set))
     starts = [("rollout.strategy", algorithm.strategy.start)]
     estimators = zip(config.advantage.estimators, algorithm.advantages.estimators, strict=True)
     starts += [(f"advantage.estimators.{named.name}", estimator.start) for named, estimator in estimators]
     for key, start in starts:
-        if start >= config.steps and not any(moving.startswith(f"{key}.") for moving in moving_keys):
+        if start >= config.steps and not any(moving.startswith(f"{key}.") for moving in config.schedules):
             yield _sentence(config, f"{key} starts at step {start}, from 0", "a lower start")
     yield from _idle_schedules(algorithm)
-    for later, phase in zip(config.phases[1:], config.phases, strict=False):
-        if phase.until is not None and phase.until >= config.steps:
-            yield _sentence(config, f"phases: {', '.join(later.set)} changes at step {phase.until}", "a lower until")
     yield from _idle_sections(config)
 
 
@@ -46,6 +42,8 @@ def _idle_schedules(algorithm: Algorithm) -> Iterator[str]:
             yield _sentence(
                 config, f"schedules.{key}: the value is {configured} at every step", "a schedule that begins sooner"
             )
+        elif late := [step for step in steps_of_change(config.schedules[key]) if step >= config.steps]:
+            yield _sentence(config, f"schedules.{key}: it changes at step {late[0]}", "a lower step")
     for reward in config.rewards:
         if reward.schedule is None or reward.schedule.name == "constant":
             continue
@@ -56,7 +54,7 @@ def _idle_schedules(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _idle_sections(config: RunConfig) -> Iterator[str]:
-    reference, critic, update = config.update.reference, config.critic, config.update
+    reference, critic, update = config.update.reference, config.advantage.critic, config.update
     if reference is not None:
         every = min((n for n in (reference.reset_every, reference.ema and reference.ema.every) if n), default=0)
         if every >= config.steps:
@@ -64,7 +62,7 @@ def _idle_sections(config: RunConfig) -> Iterator[str]:
     if critic is not None and critic.warmup_steps >= config.steps:
         yield _sentence(
             config,
-            f"critic.warmup_steps: the policy does not train before step {critic.warmup_steps}",
+            f"advantage.critic.warmup_steps: the policy does not train before step {critic.warmup_steps}",
             "a lower number",
         )
     num_updates = config.steps * update.epochs * update.minibatches

@@ -9,7 +9,7 @@ from mmgrpo.config import POLICIES, AboutConfig, MethodConfig, RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.config.sections import at, has
 
-SECTIONS = ("policy", "rollout", "advantage", "objective", "critic", "update", "schedules")
+SECTIONS = ("policy", "rollout", "advantage", "objective", "update", "schedules")
 """Sections of a method's mechanism; tasks and recipes have sources of other sections too."""
 
 Values = Mapping[str, Any]

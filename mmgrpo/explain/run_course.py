@@ -39,7 +39,7 @@ def task_rows(task: TaskConfig | None) -> Iterator[tuple[str, str]]:
 
 
 def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
-    """Rows on schedules and phases with their values."""
+    """Rows on schedules with their values."""
     config = algorithm.config
     for key, named in config.schedules.items():
         function = named_in(f"schedules.{key}", {**SCHEDULES, **CONTROLLERS}, named.name)
@@ -51,12 +51,6 @@ def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
         first, last = (_value(schedule.function(step)) for step in (0, max(config.steps - 1, 0)))
         ends = f"from {first} at the first step to {last} at the last"
         yield "schedule", f"{key}, {named.name}: {formula_of(function)}{numbers_text(named.numbers)}; {ends}"
-    begin = 0
-    for phase in config.phases:
-        until = "on" if phase.until is None else f"to {phase.until - 1}"
-        values = ", ".join(f"{key} = {_value(value)}" for key, value in phase.set.items())
-        yield "phase", f"from step {begin} {until}: {values or 'as configured'}"
-        begin = phase.until or begin
 
 
 def moving_reference_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:

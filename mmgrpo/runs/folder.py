@@ -55,7 +55,7 @@ class RunFolder:
         replace_text(self.path / CONFIG, dump_config(config))
         record_trusted_config(self.path / CONFIG)
         self._update_header(
-            name=config.name,
+            name=config.about.name,
             command=_command(),
             started=_now(),
             finished=None,
@@ -203,7 +203,7 @@ def claim_folder(config: RunConfig) -> Path:
 
     Raises OutputError if it cannot be created.
     """
-    return create_numbered_folder(Path(config.output) / config.name)
+    return create_numbered_folder(Path(config.output) / config.about.name)
 
 
 def create_numbered_folder(first: Path) -> Path:

@@ -65,8 +65,10 @@ class RunProgress:
         self._task_prefix = f"{name}: " if name else ""
         self._warmup, self._train = f"{name} {WARMUP}".strip(), name or TRAIN
         self._stages: dict[str, ProgressStage] = parent._stages if parent else {}
-        if config.warmup and not start.step:
-            self._stages[self._warmup] = ProgressStage(self._warmup, Pace(config.warmup.steps, start.warmup_step))
+        if config.update.warmup and not start.step:
+            self._stages[self._warmup] = ProgressStage(
+                self._warmup, Pace(config.update.warmup.steps, start.warmup_step)
+            )
         self._stages[self._train] = ProgressStage(self._train, Pace(config.steps, start.step))
         self._display = parent._display if parent else make_display(self._console, self._stages, self._clock)
 

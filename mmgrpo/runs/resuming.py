@@ -14,6 +14,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import LAUNCHED, load_config, read_layers, validated
 from mmgrpo.config.parts import singles_of
 from mmgrpo.config.registry import settings_type
+from mmgrpo.config.sections import at, updated
 from mmgrpo.config.tasks import TASK_NAME
 from mmgrpo.distributed.sharding import launch_flags
 from mmgrpo.errors import CheckpointError, ConfigError
@@ -29,7 +30,7 @@ from mmgrpo.runs.folder import CONFIG, has_ended
 from mmgrpo.system.files import read_lines
 
 START = RunPosition(step=0, warmup_step=0)
-LOCATION_KEYS = ("name", "output")
+LOCATION_KEYS = ("about.name", "output")
 """Keys that set the run folder, which exists already."""
 
 UNRECORDED_KEYS = ("about", "method")
@@ -38,16 +39,16 @@ UNRECORDED_KEYS = ("about", "method")
 FIXED = {
     "seed": "every random number follows from it",
     "policy": "the weights and samples so far belong to the previous one",
-    "warmup": "it belongs to the start of a run",
+    "update.warmup": "it belongs to the start of a run",
     "update.ema": "an average needs every step of the run",
-    "task": "its steps so far alternate with those of the other tasks",
+    "rollout.task": "its steps so far alternate with those of the other tasks",
 }
 """Keys that cannot change when a run resumes, with the reason."""
 
 OPTIONAL_IN_OLD_RUNS = ("policy", "policy.model")
 """Keys that earlier versions did not record for a Trainer with a path; they may be set if they are null."""
 
-CHANGEABLE = ("warmup.log_every", "update.ema.")
+CHANGEABLE = ("update.warmup.log_every", "update.ema.")
 """Prefixes of keys in those sections that may change."""
 
 
@@ -122,8 +123,8 @@ def policy_weights_folder(path: Path) -> Path:
     checkpoint = find_intact_checkpoint(path).path
     if (checkpoint / "policy").is_dir():
         return weights_folder(path)
-    task = read_layers(config_file_of(checkpoint)).get("task")  # not load_config, which imports untrusted code
-    policy_of = task.get("policy_of") if isinstance(task, dict) else None
+    values = read_layers(config_file_of(checkpoint))  # not load_config, which imports untrusted code
+    policy_of = at(values, "rollout.task.policy_of", None)
     if not isinstance(policy_of, str) or not re.match(TASK_NAME, policy_of):
         raise CheckpointError(f"{checkpoint} has no weights; give another checkpoint, or start the run again")
     owner = run_folder_of(checkpoint).parent / policy_of
@@ -146,7 +147,7 @@ def plan_resumption(path: Path, config: RunConfig) -> Resumption:
 
     Args:
         path: a run folder or a checkpoint.
-        config: the new configuration; its ``name`` and ``output`` are ignored.
+        config: the new configuration; its ``about.name`` and ``output`` are ignored.
 
     Returns:
         How the run resumes.
@@ -184,8 +185,9 @@ def _require_no_lost_checkpoints(folder: Path) -> int:
     config = load_config(folder / CONFIG)
     steps, warmup_steps = (_last_step(folder / name) for name in ("metrics.jsonl", "warmup.jsonl"))
     every, warmup_every = config.checkpoint.every, config.checkpoint.warmup_every
-    past_step = steps > 0 and (has_ended(folder) or config.warmup is not None or (every is not None and steps > every))
-    past_warmup = config.warmup is not None and warmup_every is not None and warmup_steps > warmup_every
+    warms_up = config.update.warmup is not None
+    past_step = steps > 0 and (has_ended(folder) or warms_up or (every is not None and steps > every))
+    past_warmup = warms_up and warmup_every is not None and warmup_steps > warmup_every
     if past_step or past_warmup:
         trained = f"{steps} step(s)" if steps else f"{warmup_steps} warm-up step(s)"
         raise CheckpointError(
@@ -213,7 +215,9 @@ def allowed_config(path: Path, config: RunConfig) -> AllowedConfig:
     if not (run / CONFIG).is_file():
         return AllowedConfig(config, ())
     before = load_config(config_file_of(path))
-    after = config.model_copy(update={key: getattr(before, key) for key in LOCATION_KEYS})
+    after = config
+    for key, value in zip(LOCATION_KEYS, (before.about.name, before.output), strict=True):
+        after = updated(after, key, value)
     changes = tuple(config_changes(before, after))
     invalid = [f"{change} ({reason})" for change in changes if (reason := _rejection(change, before)) is not None]
     if invalid:
@@ -265,7 +269,7 @@ def evaluated_steps(folder: Path, position: RunPosition) -> set[int]:
 def resume_command(folder: Path, config: RunConfig, num_processes: int) -> str:
     """Returns the command, or the Python call, that resumes a run."""
     if any(run.policy is None or run.prompts is None or not run.rewards for run in singles_of(config)):
-        return f'{"MixedTrainer" if config.tasks else "Trainer"}(..., resume="{folder}")'
+        return f'{"MixedTrainer" if config.mixed else "Trainer"}(..., resume="{folder}")'
     command = f"mmgrpo train --resume {shlex.quote(str(folder))}"
     if num_processes > 1 and LAUNCHED in os.environ:
         command += f" {os.environ[LAUNCHED]}"

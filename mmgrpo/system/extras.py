@@ -36,7 +36,7 @@ EXTRA_OF: Mapping[str, str] = {
 }
 """Module -> the extra that installs it; other modules come with every install."""
 
-TRACKERS_KEY = "tracking.trackers"
+TRACKERS_KEY = "runtime.trackers"
 """The setting that lists trackers, each of which is a package."""
 
 CHECKOUT = Path(__file__).parents[2]

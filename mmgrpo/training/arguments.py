@@ -195,7 +195,7 @@ def rewards_of_run(rewards: Sequence[NamedReward], config: RunConfig, prompts: S
     """
     run_rewards = joined_rewards(rewards, config)
     require_rows(run_rewards.named, prompts, "prompts")
-    follows = config.task is not None and config.task.after is not None
+    follows = config.rollout.task is not None and config.rollout.task.after is not None
     require_needs(config, rewards=run_rewards.configs, prompts=None if follows else prompts)
     return run_rewards
 

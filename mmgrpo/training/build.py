@@ -242,14 +242,16 @@ def build_optimizer(
 
 
 def build_critic(config: RunConfig, device: str | torch.device) -> Critic:
-    """The critic of a run whose section ``critic`` is there.
+    """The critic of a run whose section ``advantage.critic`` is there.
 
     Raises ConfigError if no model is named, it cannot be loaded, or its policy is none that makes a critic.
     """
-    assert config.critic is not None
-    named = config.critic.policy or config.policy
+    assert config.advantage.critic is not None
+    named = config.advantage.critic.policy or config.policy
     if named is None:
-        raise ConfigError("critic.policy: the policy of this run is a live one, so name the model of the critic")
+        raise ConfigError(
+            "advantage.critic.policy: the policy of this run is a live one, so name the model of the critic"
+        )
     policy = build_policy(config.model_copy(update={"policy": named}), device)
     if not isinstance(policy, SupportsCritic):
         raise ConfigError(

@@ -218,7 +218,7 @@ class CheckpointedRun:
             config = self._config if within is None else self._config.model_copy(update={"output": str(within)})
             self._config, self._folder = config, RunFolder(self._job.run_on_main(lambda: claim_folder(config)))
         notes = self._job.run_on_main(lambda: self._prepared(explanation))
-        if self._config.tracking.trackers and within is None:
+        if self._config.runtime.trackers and within is None:
             self._job.trackers.start(self._config, self.folder.path)
         return notes
 
@@ -345,7 +345,7 @@ class CheckpointedRun:
         return notes + [f"changed from here on: {change}" for change in self.resumption.changes]
 
     def _warmed(self, position: RunPosition) -> bool:
-        return self._config.warmup is None or position.warmup_step >= self._config.warmup.steps
+        return self._config.update.warmup is None or position.warmup_step >= self._config.update.warmup.steps
 
 
 def _named(position: RunPosition) -> str:

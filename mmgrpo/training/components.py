@@ -111,7 +111,7 @@ class Components:
             views=build_views(algorithm, policy, device=device, average=average),
             optimizer=owner.optimizer if owner else optimizer_of(algorithm, parameters, job=job, average=average),
             auxiliaries=Auxiliaries(policy, config.objective.auxiliary, seed=config.seed, job=job),
-            critic=CriticTrainer(config, build_critic(config, device), job) if config.critic else None,
+            critic=CriticTrainer(config, build_critic(config, device), job) if config.advantage.critic else None,
             warmup=warmup_of(policy, config, job),
             owner=owner,
         )

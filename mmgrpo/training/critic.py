@@ -1,4 +1,4 @@
-"""The section ``critic``: a value of states, computed for a step's rows and trained in the same updates.
+"""The section ``advantage.critic``: a value of states, computed for a step's rows and trained in the same updates.
 
 Axes: B rows, T decisions.
 """
@@ -57,24 +57,25 @@ class CriticTrainer:
         """Creates the optimizer.
 
         Args:
-            config: the run's, with a section ``critic``.
+            config: the run's, with a section ``advantage.critic``.
             critic: its weights on the device where it runs.
             job: the processes.
 
         Raises:
             ConfigError: the policy would have no step.
         """
-        assert config.critic is not None
-        if config.critic.warmup_steps >= config.steps > 0:
+        section = config.advantage.critic
+        assert section is not None
+        if section.warmup_steps >= config.steps > 0:
             raise ConfigError(
-                f"critic.warmup_steps={config.critic.warmup_steps} leaves the policy none of steps={config.steps}: "
+                f"advantage.critic.warmup_steps={section.warmup_steps} leaves the policy none of steps={config.steps}: "
                 "lower the first, or raise the second"
             )
-        self._config, self._critic, self._job = config.critic, critic, job
+        self._config, self._critic, self._job = section, critic, job
         self.parameters: Sequence[nn.Parameter] = critic.trainable
         self.optimizer = build_optimizer(
             self.parameters,
-            config.critic.optimizer.over(config.update.optimizer),
+            section.optimizer.over(config.update.optimizer),
             num_updates=config.steps * config.update.num_updates,
             max_skipped_frac=config.runtime.max_skipped_update_frac,
             job=job,

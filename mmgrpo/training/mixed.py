@@ -111,7 +111,7 @@ class MixedTrainer:
 
     def _policy(self, name: str, task: RunConfig, live: Mapping[str, Policy]) -> Policy | None:
         """The policy of a task, if it is there by now."""
-        owner = task.task and task.task.policy_of
+        owner = task.rollout.task and task.rollout.task.policy_of
         if owner and name in live:
             raise ConfigError(f"policies: {name} trains the policy of {owner}: give that one alone")
         if owner:
@@ -156,10 +156,10 @@ def _resumed(folder: Path, config: RunConfig, tasks: Mapping[str, RunConfig]) ->
             f"{folder} is a checkpoint of one task; a mixed run resumes from its folder, the parent folder"
         )
     before = resolve_config(None, folder)
-    if list(before.tasks) != list(config.tasks):
+    if list(before.mixed) != list(config.mixed):
         raise ConfigError(
-            f"{folder} has the tasks {', '.join(before.tasks) or 'of a single run'}, and cannot resume with "
-            f"{', '.join(config.tasks)}"
+            f"{folder} has the tasks {', '.join(before.mixed) or 'of a single run'}, and cannot resume with "
+            f"{', '.join(config.mixed)}"
         )
     checkpoints = {
         name: {position_from_name(saved).step: saved for saved in list_checkpoints(folder / name)} for name in tasks
@@ -183,11 +183,11 @@ def _start(folder: Path) -> Path:
 
 
 def _is_after(trainer: Trainer, name: str) -> bool:
-    return trainer.config.task is not None and trainer.config.task.after == name
+    return trainer.config.rollout.task is not None and trainer.config.rollout.task.after == name
 
 
 def _every(task: RunConfig) -> int:
-    return task.task.every if task.task else 1
+    return task.rollout.task.every if task.rollout.task else 1
 
 
 def _prompts_of(name: str, task: RunConfig) -> Any:
@@ -229,7 +229,7 @@ class MixedFolder:
             self._folder = RunFolder(self._job.run_on_main(lambda: claim_folder(self._config)))
         self._has_begun = True
         self._job.run_on_main(self._prepared)
-        if self._config.tracking.trackers:
+        if self._config.runtime.trackers:
             self._job.trackers.start(self._config, self.folder.path)
         return self.folder.path
 

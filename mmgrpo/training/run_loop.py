@@ -335,11 +335,11 @@ class RunLoop:
 
 def task_step(step: int, config: RunConfig) -> int:
     """How many steps a task has taken when the run has taken so many."""
-    return -(-step // (config.task or TaskConfig()).every)
+    return -(-step // (config.rollout.task or TaskConfig()).every)
 
 
 def _role(task: Task) -> TaskConfig:
-    return task.config.task or TaskConfig()
+    return task.config.rollout.task or TaskConfig()
 
 
 _ROLLOUT = "lower policy.rollout_batch, or set runtime.gather_for_rollout: false where the model is sharded"

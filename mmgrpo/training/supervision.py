@@ -210,11 +210,11 @@ def load_examples(named: Named, key: str) -> Sequence[Example]:
 
 
 def warmup_of(policy: Policy, config: RunConfig, job: Job) -> Warmup | None:
-    """The stage that a run begins with; None without the section ``warmup``."""
-    if config.warmup is None:
+    """The stage that a run begins with; None without the section ``update.warmup``."""
+    if config.update.warmup is None:
         return None
     return Warmup(
-        policy, config.warmup, seed=config.seed, job=job, max_skipped_frac=config.runtime.max_skipped_update_frac
+        policy, config.update.warmup, seed=config.seed, job=job, max_skipped_frac=config.runtime.max_skipped_update_frac
     )
 
 
@@ -232,7 +232,7 @@ class Warmup:
 
         Args:
             policy: must also be ``SupportsSupervisedLoss``.
-            config: the ``warmup:`` section.
+            config: the section ``update.warmup``.
             seed: the run's seed.
             job: the processes; each takes its part of every batch.
             max_skipped_frac: the run's ``runtime.max_skipped_update_frac``.
@@ -242,7 +242,9 @@ class Warmup:
         self.job = job
         self.finished_step: int | None = 0
         self._supervised = require_supervised(policy, "warmup")
-        self._batches = ExampleBatches(load_examples(config.examples, "warmup.examples"), config.batch_size, seed)
+        self._batches = ExampleBatches(
+            load_examples(config.examples, "update.warmup.examples"), config.batch_size, seed
+        )
         self.optimizer = build_optimizer(
             policy.trainable,
             config.optimizer,
@@ -261,7 +263,7 @@ class Warmup:
         for step in range(start, self.config.steps):
             if should_stop():
                 return
-            batch = self._batches.at(step, self.job, "warmup.batch_size")
+            batch = self._batches.at(step, self.job, "update.warmup.batch_size")
             self.optimizer.clear()
             result = accumulate_supervised(self._supervised, batch, parameters=self.optimizer.parameters, job=self.job)
             self.finished_step = None

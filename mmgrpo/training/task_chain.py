@@ -36,11 +36,11 @@ class TaskLink:
             algorithm: of the task that is after it.
             average: of the weights of the leader, if one is kept.
         """
-        assert algorithm.config.task is not None
+        assert algorithm.config.rollout.task is not None
         assert algorithm.task_template is not None
         self._leader = leader
         self._average = average
-        self._config = algorithm.config.task
+        self._config = algorithm.config.rollout.task
         self._templates = {FOLLOWED: algorithm.task_template}
 
     def followed(self, before: Mapping[str, Rollouts], job: Job) -> UpstreamRollouts:

@@ -98,7 +98,7 @@ class Trainer:
         self.rewards = run_rewards.named
         if before is None:
             require_cross_task_rewards("", [reward.function for reward in self.rewards], {})
-        task = self.config.task or TaskConfig()
+        task = self.config.rollout.task or TaskConfig()
         self._leader = before[task.after] if before and task.after else None
         owner = before[task.policy_of].components if before and task.policy_of else None
         device = self.config.runtime.device or self.job.accelerator.device
@@ -253,7 +253,7 @@ class Trainer:
     def _save_samples(self, advantages: Advantages, scores: Scores) -> None:
         """Saves the first groups of texts of the step, at the first step and where an evaluation is due."""
         samples, group_size = advantages.rollout.samples, self._step.algorithm.config.rollout.group_size
-        num_saved = self.config.tracking.rollouts * group_size
+        num_saved = self.config.rollout.saved_groups * group_size
         is_due = self.step in (1, self.config.steps) or self._evaluation_is_due()
         if num_saved and is_due and self.job.is_main and samples[0].text is not None:
             self.folder.save_rollout(self.step, samples[:num_saved], scores, advantages.advantage_N)

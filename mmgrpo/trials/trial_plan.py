@@ -10,6 +10,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import dump_config, load_config, shipped
 from mmgrpo.config.parts import require_single
 from mmgrpo.config.registry import suggestion
+from mmgrpo.config.sections import updated
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.files import output_errors, replace_text
 
@@ -109,7 +110,7 @@ def plan_comparison(
     require_single(base)
     seeds = range(base.seed, base.seed + num_seeds)
     configs = {label: _over_task(on, source, overrides) for label, source in sources.items()}
-    has_shared_warmup = base.warmup is not None and _trains_every_weight(base)
+    has_shared_warmup = base.update.warmup is not None and _trains_every_weight(base)
     warmups = [_trial("", seed, _warmup_only(base), root) for seed in seeds] if has_shared_warmup else []
     initial_runs: list[ComparisonTrial | None] = [*warmups] if warmups else [None] * num_seeds
     trials = [
@@ -182,10 +183,11 @@ def _warmup_only(base: RunConfig) -> RunConfig:
 def _after(config: RunConfig, warmup: ComparisonTrial) -> RunConfig:
     assert config.policy is not None
     policy = config.policy.model_copy(update={"adapter": str(warmup.folder)})
-    return config.model_copy(update={"policy": policy, "warmup": None})
+    return updated(config.model_copy(update={"policy": policy}), "update.warmup", None)
 
 
 def _trial(method: str, seed: int, config: RunConfig, root: Path) -> ComparisonTrial:
     trial = ComparisonTrial(method=method, seed=seed, config=config, root=root)
-    update = {"seed": seed, "name": trial.name, "output": str(root / RUNS)}
-    return ComparisonTrial(method=method, seed=seed, config=config.model_copy(update=update), root=root)
+    named = updated(config, "about.name", trial.name)
+    placed = named.model_copy(update={"seed": seed, "output": str(root / RUNS)})
+    return ComparisonTrial(method=method, seed=seed, config=placed, root=root)

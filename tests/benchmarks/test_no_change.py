@@ -27,11 +27,11 @@ def test_overrides_of_a_mixed_run_reach_the_tasks_that_may_set_them() -> None:
     assert overrides == [
         "seed=0",
         "steps=2",
-        "tasks.rewriter.warmup.steps=20",
+        "tasks.rewriter.update.warmup.steps=20",
         "tasks.rewriter.rollout.prompts_per_step=4",
         "tasks.rewriter.evaluation=null",
         "tasks.rewriter.seeds.order=1",
-        "tasks.painter.warmup.steps=20",  # its prompts are samples of the rewriter
+        "tasks.painter.update.warmup.steps=20",  # its prompts are samples of the rewriter
         "tasks.painter.evaluation=null",
         "tasks.painter.seeds.order=1",
     ]

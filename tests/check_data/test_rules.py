@@ -72,12 +72,13 @@ BROKEN = (
     Broken("task-sections", TASK, r"    evaluation\.watchdog: own\n", "", "evaluation.watchdog", "has no source"),
     Broken("task-sections", TASK, "prompts: {source: prompts.txt}", "seed: 1", "", "has the sections evaluation, "),
     Broken("paper-sources", PAPER, r"    policy\.system: .*\n", "", "policy.system", "has no source"),
-    Broken("paper-sources", PAPER, "  sources:", "  sources:\n    critic.eps: own", "about.sources.critic.eps",
+    Broken("paper-sources", PAPER, "  sources:", "  sources:\n    advantage.critic.eps: own",
+           "about.sources.advantage.critic.eps",
            "not set"),
     Broken("paper-sources", PAPER, 'paper: "2503.01785"', "", "about.paper", "state the arXiv number"),
     Broken("paper-sources", PAPER, r"  deviations:\n(    .*\n)+", "  deviations: []\n", "about.deviations", "empty"),
     Broken("paper-sources", PAPER, r"Rows:", "Columns:", "about.note", "describes no rows"),
-    Broken("paper-name", PAPER, "name: visual-rft", "name: visual", "name", "is 'visual'"),
+    Broken("paper-name", PAPER, "about:\n", "about:\n  name: visual\n", "about.name", "is that of the file"),
 )  # fmt: skip
 
 

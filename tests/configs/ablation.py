@@ -29,7 +29,7 @@ from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scope, Score
 
 SECTIONS = ("prompts", "policy", "rollout", "advantage", "objective", "update")
-"""Sections whose keys are mechanisms, beside ``schedules`` and ``phases``."""
+"""Sections whose keys are mechanisms, beside ``schedules``."""
 
 LISTS = (
     "advantage.estimators",
@@ -79,7 +79,7 @@ SMALL = {
     "rollout.group_size": 4,
     "update.minibatches": 2,
     "update.optimizer.lr": 0.005,
-    "tracking.rollouts": 0,
+    "rollout.saved_groups": 0,
     "rewards": [],
 }
 """Of every run; the second update of a step finds ratios on both sides of the usual bounds."""
@@ -184,7 +184,6 @@ def _keys(values: Mapping[str, Any]) -> Iterator[str]:
             elif key not in NO_MECHANISMS and not (key in followers and _leader(key, values)):
                 yield key
     yield from (f"schedules:{key}" for key in values.get("schedules", {}))
-    yield from ["phases"] if "phases" in values else []
     if any(values["method"].get("rewards", {}).get(part) for part in ("added", "substitutes")):
         yield REWARDS
 

@@ -31,8 +31,11 @@ LATE = {
     "rlvr-linearity": ("update.hooks: slow_fast first acts after 100 updates, of which the run has 30", 100),
     "curriculum-grpo": ("schedules.rewards.length_peak.max_length: the value is 512 at every step", 151),
     "scaf-grpo": ("rollout.strategy starts at step 50", 51),
-    "dvpo": ("critic.warmup_steps: the policy does not train before step 100", 101),
-    "direct-advantage-policy-optimization": ("critic.warmup_steps: the policy does not train before step 100", 101),
+    "dvpo": ("advantage.critic.warmup_steps: the policy does not train before step 100", 101),
+    "direct-advantage-policy-optimization": (
+        "advantage.critic.warmup_steps: the policy does not train before step 100",
+        101,
+    ),
     "diver": ("rewards (unique_formulas).schedule: the factor is 1 at every step", 100),
 }
 """What of a method has no effect in 30 steps, and the steps in which it has."""
@@ -58,11 +61,11 @@ def test_no_other_method_starts_later_than_30_steps() -> None:
     assert late == set(LATE)
 
 
-def test_stages_and_weights_that_move_after_the_last_step_are_warnings() -> None:
-    stages = [{"until": 30, "set": {"objective.kl.beta": 0.1}}, {"set": {"objective.kl.beta": 0.0}}]
-    values = {"objective.kl.divergence": "k3", "phases": stages}
+def test_phases_and_weights_that_move_after_the_last_step_are_warnings() -> None:
+    phases = {"objective.kl.beta": {"name": "step", "values": [0.1, 0.0], "at": [30]}}
+    values = {"objective.kl.divergence": "k3", "schedules": phases}
     (sentence,) = idle_mechanisms(Algorithm.of(load_config("methods/grpo", {**values, "steps": 30})))
-    assert sentence.startswith("no effect in 30 steps: phases: objective.kl.beta changes at step 30")
+    assert sentence.startswith("no effect in 30 steps: schedules.objective.kl.beta: it changes at step 30")
     assert idle_mechanisms(Algorithm.of(load_config("methods/grpo", {**values, "steps": 31}))) == ()
     weight = {"name": "linear", "start": 1.0, "end": 0.0, "begin": 29, "steps": 11}
     rewards = [{"name": "brightness", "schedule": weight}]

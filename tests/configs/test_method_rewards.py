@@ -305,7 +305,7 @@ def test_a_run_of_live_functions_and_a_method_is_not_plain_grpo(name: str, tmp_p
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.optimizer.lr": 1e-3}
     weights, logged = [], []
     for label, changes in ((name, {}), ("plain", {"method": None})):
-        config = load_config(f"methods/{name}", {**small, **changes, "output": str(tmp_path), "name": label})
+        config = load_config(f"methods/{name}", {**small, **changes, "output": str(tmp_path), "about.name": label})
         policy = llama("llama", max_new_tokens=5)
         folder = Trainer(policy, [NamedReward("parity", parity)], prompts_of("llama"), config).train()
         weights.append(torch.cat([parameter.detach().flatten() for parameter in policy.trainable]))
@@ -350,5 +350,5 @@ def test_method_of_step_rewards_needs_their_label(method: str) -> None:
 @pytest.mark.parametrize("method", ["ppo", "dvpo", "direct-advantage-policy-optimization"])
 def test_method_of_a_critic_needs_one(method: str) -> None:
     with pytest.raises(ConfigError, match=f"methods/{method} needs a critic, and the run has none: .* set critic"):
-        require_needs(load_config(f"methods/{method}", {"critic": None}))
+        require_needs(load_config(f"methods/{method}", {"advantage.critic": None}))
     require_needs(load_config(f"methods/{method}"))

@@ -25,6 +25,7 @@ from mmgrpo.maths.terms import TERMS
 
 LISTS = ("rewards", "prompts.sources", "objective.auxiliary", "objective.terms", "objective.terms.sources")
 BESIDE: dict[str, dict[str, Any]] = {
+    "evaluation.prompts": {"source": "rows.jsonl"},
     "rewards": {"name": "exact_match"},
     "rewards.gate": {"reward": "other", "at_least": 1.0},
     "prompts.sources": {"source": "rows.jsonl"},
@@ -109,8 +110,7 @@ def test_an_earlier_number_of_a_schedule_names_the_new_one() -> None:
     "values",
     [
         {"schedules": {"update.max_grad_norm": {"name": "linear", "start": 1.0, "end": 0.5, "steps": 2}}},
-        {"phases": [{"set": {"update.max_grad_norm": 0.5}}]},
-        {"runs": [{"name": "first", "set": {"update.max_grad_norm": 0.5}}]},
+        {"tasks": [{"name": "first", "set": {"update.max_grad_norm": 0.5}}]},
         {"tasks": {"first": {"update": {"max_grad_norm": 0.5}}}},
     ],
 )
@@ -121,9 +121,8 @@ def test_a_dotted_key_of_an_earlier_version_names_the_new_one(values: dict[str, 
 
 @pytest.mark.parametrize("key", REMOVED)
 def test_a_removed_key_names_the_reason(key: str) -> None:
-    prompts = {"source": "rows.jsonl", key.rpartition(".")[2]: True}
     with pytest.raises(ConfigError) as raised:
-        validated({"evaluation": {"prompts": prompts}})
+        validated(at_key(key, True))
     assert str(raised.value) == f"unknown key {key!r}; {REMOVED[key]}"
 
 

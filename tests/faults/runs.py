@@ -70,7 +70,10 @@ def images(output: Path, resume: Path | None, reward: Reward) -> Trainer:
         **ALL,
         "output": str(output),
         "checkpoint": {**ALL["checkpoint"], "best": "brightness"},
-        "warmup": {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps": 4, "batch_size": 4},
+        "update": {
+            **BASE["update"],
+            "warmup": {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps": 4, "batch_size": 4},
+        },
         "evaluation": {**ALL["evaluation"], "prompts": {"source": DIGITS, "limit": 2}, "every": 2},
     }
     return Trainer(make_policy(), {"brightness": reward}, digit_prompts(), values, resume=resume)
@@ -84,8 +87,12 @@ def texts(output: Path, resume: Path | None, reward: Reward) -> Trainer:
         "checkpoint": {**ALL["checkpoint"], "best": "length"},
         "rollout": {"prompts_per_step": 2, "group_size": 3, "strategy": {"name": "with_replay", "num": 1}},
         "objective": {"kl": {"divergence": "k3", "beta": 0.1}},
-        "update": {"minibatches": 2, "optimizer": {"lr": 1e-3}, "ema": {"decay": 0.5}},
-        "warmup": {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 4, "batch_size": 4},
+        "update": {
+            "minibatches": 2,
+            "optimizer": {"lr": 1e-3},
+            "ema": {"decay": 0.5},
+            "warmup": {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 4, "batch_size": 4},
+        },
         "evaluation": {
             **ALL["evaluation"],
             "prompts": {"source": "python:tests.faults.runs:asked", "limit": 2},

@@ -63,7 +63,7 @@ REGISTRIES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 
 KEYS = {
     "combining": ("scale",),
-    "schedules": ("schedules", "schedule", "phases"),
+    "schedules": ("schedules", "schedule"),
     "controllers": ("schedules",),
     "sampler": ("sampler", "first"),
 }

@@ -125,7 +125,7 @@ def test_numbers_out_of_range(refused: Callable[[], object], message: str) -> No
 
 @pytest.mark.nightly
 def test_the_quickstart_runs(tmp_path: Path) -> None:
-    small = ["warmup.steps=3", "steps=2", "rollout.prompts_per_step=4", "evaluation.prompts.limit=8"]
+    small = ["update.warmup.steps=3", "steps=2", "rollout.prompts_per_step=4", "evaluation.prompts.limit=8"]
     folder = trained(tmp_path, small)
     assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines(folder / "metrics.jsonl"))
     page = (folder / "report.html").read_text()

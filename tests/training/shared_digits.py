@@ -14,19 +14,24 @@ HERE = "python:tests.training.shared_digits"
 TASKS: dict[str, Any] = {
     "reading": {
         "include": "quickstart/digits-vlm",
-        "warmup": {"examples": {"name": f"{HERE}:spoilt"}, "steps": 400},
+        "update": {"warmup": {"examples": {"name": f"{HERE}:spoilt"}, "steps": 400}},
         "rollout": {"prompts_per_step": 24},
         "evaluation": {"every": 10},
     },
     "largest": {
         "include": "quickstart/digits-vlm",
-        "task": {"policy_of": "reading"},
         "prompts": {"source": f"{HERE}:triples"},
-        "rollout": {"prompts_per_step": 24},
+        "rollout": {"prompts_per_step": 24, "task": {"policy_of": "reading"}},
         "evaluation": {"prompts": {"source": f"{HERE}:held_out_triples"}, "every": 10},
     },
 }
-CONFIG = {"name": "shared", "seed": 0, "steps": 40, "runtime": {"device": "cpu", "threads": 1}, "tasks": TASKS}
+CONFIG = {
+    "about": {"name": "shared"},
+    "seed": 0,
+    "steps": 40,
+    "runtime": {"device": "cpu", "threads": 1},
+    "tasks": TASKS,
+}
 
 
 def triples() -> list[Prompt]:

@@ -48,7 +48,7 @@ def sometimes(samples: Sequence[Sample]) -> list[float]:
 
 def config_of(output: Path, base: str = "ppo", **changes: Any) -> RunConfig:
     named = {"name": "language", "model": f"python:{HERE}:writer", "dtype": "float32", "max_new_tokens": 5}
-    return load_config(f"methods/{base}", {**SMALL, "critic.policy": named, "output": str(output), **changes})
+    return load_config(f"methods/{base}", {**SMALL, "advantage.critic.policy": named, "output": str(output), **changes})
 
 
 def trainer_of(config: RunConfig, reward: Any = sometimes, *, resume: Path | None = None) -> Trainer:
@@ -61,7 +61,7 @@ def lines_of(trainer: Trainer) -> list[dict[str, Any]]:
 
 
 def test_it_learns_a_constant_reward(tmp_path: Path) -> None:
-    config = config_of(tmp_path, **{"steps": 4, "critic.optimizer.lr": 3e-3})
+    config = config_of(tmp_path, **{"steps": 4, "advantage.critic.optimizer.lr": 3e-3})
     lines = lines_of(trainer_of(config, certain))
     # nothing is expected at first, and 1 comes: half of 1, whose derivative by b is -1; all rewards are 1
     assert (lines[0]["critic/loss"], lines[0]["critic/value_mean"]) == (0.5, 0.0)
@@ -113,7 +113,7 @@ def test_the_value_is_a_number_on_the_state_before_the_token() -> None:
 
 
 def test_a_run_with_a_critic_resumes_as_the_uninterrupted_one(tmp_path: Path) -> None:
-    config = config_of(tmp_path, **{"checkpoint.every": 1, "critic.optimizer.lr": 1e-2})
+    config = config_of(tmp_path, **{"checkpoint.every": 1, "advantage.critic.optimizer.lr": 1e-2})
     whole = trainer_of(config)
     folder = whole.train()
     again = trainer_of(config, resume=folder / "checkpoints" / "step-000001")
@@ -131,7 +131,12 @@ def test_a_run_with_a_critic_resumes_as_the_uninterrupted_one(tmp_path: Path) ->
 
 @pytest.mark.parametrize("method", ["dvpo", "direct-advantage-policy-optimization"])
 def test_first_the_critic_moves_alone_and_then_the_policy(method: str, tmp_path: Path) -> None:
-    still = {"critic.warmup_steps": 1, "critic.freeze_after": 1, "checkpoint.every": 1, "critic.optimizer.lr": 1e-2}
+    still = {
+        "advantage.critic.warmup_steps": 1,
+        "advantage.critic.freeze_after": 1,
+        "checkpoint.every": 1,
+        "advantage.critic.optimizer.lr": 1e-2,
+    }
     config = config_of(tmp_path, method, **still)
     trainer = trainer_of(config)
     assert trainer.critic is not None
@@ -151,8 +156,8 @@ def test_first_the_critic_moves_alone_and_then_the_policy(method: str, tmp_path:
 
 
 def test_a_policy_that_never_trains_raises(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"critic.warmup_steps=2 leaves the policy none of steps=2"):
-        trainer_of(config_of(tmp_path, "dvpo", **{"critic.warmup_steps": 2}))
+    with pytest.raises(ConfigError, match=r"advantage.critic.warmup_steps=2 leaves the policy none of steps=2"):
+        trainer_of(config_of(tmp_path, "dvpo", **{"advantage.critic.warmup_steps": 2}))
 
 
 def test_a_model_that_gives_logits_alone_is_no_critic() -> None:
@@ -162,20 +167,25 @@ def test_a_model_that_gives_logits_alone_is_no_critic() -> None:
 
 def test_ppo_without_a_critic_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="methods/ppo needs a critic, and the run has none"):
-        trainer_of(config_of(tmp_path, critic=None))
+        trainer_of(config_of(tmp_path, **{"advantage.critic": None}))
 
 
 def test_value_estimator_without_a_critic_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokens have no value value"):
-        trainer_of(config_of(tmp_path, method=None, critic=None)).train()
+        trainer_of(config_of(tmp_path, **{"method": None, "advantage.critic": None})).train()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"critic.policy": None}, "critic.policy: the policy of this run is a live one"),
+        ({"advantage.critic.policy": None}, "advantage.critic.policy: the policy of this run is a live one"),
         (
-            {"critic.policy": {"name": "denoising", "model": "python:tests.policies.tiny_policies:build_sd3"}},
+            {
+                "advantage.critic.policy": {
+                    "name": "denoising",
+                    "model": "python:tests.policies.tiny_policies:build_sd3",
+                }
+            },
             "no critic",
         ),
     ],
@@ -188,9 +198,9 @@ def test_unsupported_critics_raise_before_the_first_sample(
 
 
 def test_a_checkpoint_without_a_critic_is_of_another_run(tmp_path: Path) -> None:
-    bare: dict[str, Any] = {"method": None, "critic": None, "advantage.estimators": []}
+    bare: dict[str, Any] = {"method": None, "advantage.critic": None, "advantage.estimators": []}
     folder = trainer_of(config_of(tmp_path, **bare)).train()
-    config = config_of(tmp_path, **{key: value for key, value in bare.items() if key != "critic"})
+    config = config_of(tmp_path, **{key: value for key, value in bare.items() if key != "advantage.critic"})
     with pytest.raises((CheckpointError, ConfigError), match="critic"):
         trainer_of(config, resume=folder)
 

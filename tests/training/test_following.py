@@ -40,8 +40,7 @@ SEEN: list[Sample] = []
 PAINTER = {
     "objective": BASE["objective"],
     "update": {"optimizer": {"lr": 1e-3}},
-    "rollout": {"group_size": 3},
-    "task": {"after": "rewriter"},
+    "rollout": {"group_size": 3, "task": {"after": "rewriter"}},
 }
 TASKS: dict[str, Any] = {
     "rewriter": {"rollout": {"prompts_per_step": 2, "group_size": 2}, "update": {"optimizer": {"lr": 1e-2}}},
@@ -69,7 +68,13 @@ def rewriter() -> LanguagePolicy:
 def trained(output: Path, *, steps: int = 1, rewards: Any = None, resume: Path | None = None, **painter: Any) -> Any:
     SEEN.clear()
     tasks = {**copy.deepcopy(TASKS), "painter": {**PAINTER, **painter}}
-    values = {"name": "co", "output": str(output), "steps": steps, "runtime": {"device": "cpu"}, "tasks": tasks}
+    values = {
+        "about": {"name": "co"},
+        "output": str(output),
+        "steps": steps,
+        "runtime": {"device": "cpu"},
+        "tasks": tasks,
+    }
     trainer = MixedTrainer(
         values,
         policies={"rewriter": rewriter(), "painter": make_policy()},
@@ -94,7 +99,7 @@ def written(trainer: Any, step: int = 1) -> list[dict[str, Any]]:
 def test_a_rewriting_has_the_mean_reward_of_its_images(compare: str, tmp_path: Path) -> None:
     size = 3 if compare == "sample" else 6
     task = {"after": "rewriter", "compare": compare}
-    trainer = trained(tmp_path, task=task, rollout={"group_size": size})
+    trainer = trained(tmp_path, rollout={"group_size": size, "task": task})
     assert len(SEEN) == 2 * 2 * 3
     rewards_of_sample: dict[tuple[int, int], list[float]] = {}
     for sample in SEEN:
@@ -188,11 +193,17 @@ def test_values_of_the_task_before_are_derived() -> None:
 @pytest.mark.parametrize(
     ("painter", "message"),
     [
-        ({"task": {"after": "nobody"}}, "'nobody' is no task before it"),
-        ({"task": {"after": "rewriter", "every": 2}}, "rewriter takes part in other steps"),
+        ({"rollout": {"task": {"after": "nobody"}}}, "'nobody' is no task before it"),
+        ({"rollout": {"task": {"after": "rewriter", "every": 2}}}, "rewriter takes part in other steps"),
         ({"prompts": {"source": "x"}}, "prompts: that follows from rewriter"),
-        ({"rollout": {"prompts_per_step": 3}}, "rollout.prompts_per_step: that follows from rewriter"),
-        ({"task": {"after": "rewriter", "compare": "prompt"}}, "set a multiple of 2, got 3"),
+        (
+            {"rollout": {"prompts_per_step": 3, "task": {"after": "rewriter"}}},
+            "rollout.prompts_per_step: that follows from rewriter",
+        ),
+        (
+            {"rollout": {"group_size": 3, "task": {"after": "rewriter", "compare": "prompt"}}},
+            "set a multiple of 2, got 3",
+        ),
     ],
 )
 def test_invalid_followers_raise(painter: dict[str, Any], message: str) -> None:

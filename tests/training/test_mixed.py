@@ -18,6 +18,7 @@ from mmgrpo.examples.digits import digit_prompts
 from mmgrpo import Trainer
 from mmgrpo.config.loading import dump_config, load_config, validated
 from mmgrpo.config.parts import tasks_of
+from mmgrpo.config.sections import updated
 from mmgrpo.errors import ConfigError, OutOfMemoryError, RewardError
 from mmgrpo.report.run_info import parse_tasks
 from mmgrpo.runs.checkpoint import RunPosition, list_checkpoints
@@ -39,13 +40,13 @@ WRITING = {
 }
 DRAWING = {key: value for key, value in BASE.items() if key != "steps"}
 MIXED: dict[str, Any] = {
-    "name": "both",
+    "about": {"name": "both"},
     "steps": 4,
     "runtime": {"device": "cpu"},
     "checkpoint": {"every": 2, "warmup_every": 2},
     "tasks": {
         "writing": WRITING,
-        "drawing": {**DRAWING, "warmup": WARMUP, "evaluation": DIGITS},
+        "drawing": {**DRAWING, "update": {**DRAWING["update"], "warmup": WARMUP}, "evaluation": DIGITS},
     },
 }
 ASKED = {"writing": [Prompt(text) for text in TEXTS], "drawing": digit_prompts()}
@@ -199,7 +200,7 @@ def test_the_folder_holds_the_lines_of_all_under_their_names(whole: MixedTrainer
 
 
 def test_a_task_takes_part_each_so_many_th_step(tmp_path: Path) -> None:
-    tasks = {**SPELT, "drawing": {**SPELT["drawing"], "task": {"every": 2}}}
+    tasks = {**SPELT, "drawing": {**SPELT["drawing"], "rollout": {**SPELT["drawing"]["rollout"], "task": {"every": 2}}}}
     slow = finished(spelt(tmp_path / "mixed", tasks=tasks, steps=3))
     assert [line["step"] for line in lines(slow.tasks["drawing"])] == [1, 1, 2, 2]
     assert [line["step"] for line in lines(slow.tasks["writing"])] == [1, 2, 3]
@@ -287,7 +288,8 @@ def test_invalid_configurations_raise(whole: MixedTrainer, tmp_path: Path) -> No
         ({"tasks": {"a": {"rollout": {"group": 3}}}}, r"tasks.a: unknown key 'rollout.group'"),
         ({"tasks": {"a": {}}, "update": {"optimizer": {"lr": 1.0}}}, r"a run of several tasks cannot set update"),
         ({"tasks": {"a/b": {}}}, r"tasks are named by letters"),
-        ({"tasks": {"a": {}}, "runs": [{"name": "x"}]}, r"a run of several tasks cannot set runs"),
+        ({"tasks": {"a": {"about": {"name": "b"}}}}, r"tasks.a: about.name: of the run, for all of its tasks"),
+        ({"tasks": {"a": {"tasks": [{"name": "x"}]}}}, r"tasks.a: tasks: of the run"),
     ],
 )
 def test_invalid_tasks_are_named(values: dict[str, Any], message: str) -> None:
@@ -307,6 +309,6 @@ def test_tasks_include_files_and_have_the_shared_sections() -> None:
         "sums": (8, 3, 1), "reading": (8, 3, 1), "drawing": (4, 3, 1)
     }  # fmt: skip
     plain = load_config("quickstart/arithmetic-text", ["steps=8", "seed=3", "update.optimizer.lr=0.5"])
-    same = tasks["sums"].model_copy(update={"name": plain.name, "task": None})
+    same = updated(updated(tasks["sums"], "about.name", plain.about.name), "rollout.task", None)
     assert same == plain
     assert validated(yaml.safe_load(dump_config(config))) == config

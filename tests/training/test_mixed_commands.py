@@ -19,15 +19,14 @@ SMALL: dict[str, Any] = {
 }
 WARM = {"examples": {"name": "careless_sums", "fraction": 0.7}, "steps": 2, "batch_size": 4}
 CONFIG: dict[str, Any] = {
-    "name": "mixed",
+    "about": {"name": "mixed"},
     "steps": 3,
-    "runtime": {"device": "cpu"},
-    "tracking": {"trackers": ["tensorboard"]},
+    "runtime": {"device": "cpu", "trackers": ["tensorboard"]},
     "tasks": {
-        "sums": {**SMALL, "warmup": WARM},
+        "sums": {**SMALL, "update": {"warmup": WARM}},
         "more": {
             **SMALL,
-            "task": {"policy_of": "sums", "every": 2},
+            "rollout": {**SMALL["rollout"], "task": {"policy_of": "sums", "every": 2}},
             "evaluation": {**SMALL["evaluation"], "watchdog": {"window": 2, "dead_groups": 1e-9}},
         },
     },
@@ -131,7 +130,12 @@ def test_the_page_shows_all_tasks(run: Path) -> None:
 
 @pytest.mark.nightly
 def test_evaluate_samples_the_prompts_of_the_task_before(tmp_path: Path) -> None:
-    small = ["tasks.rewriter.warmup.steps=20", "tasks.painter.warmup.steps=20", "checkpoint.every=1", "steps=2"]
+    small = [
+        "tasks.rewriter.update.warmup.steps=20",
+        "tasks.painter.update.warmup.steps=20",
+        "checkpoint.every=1",
+        "steps=2",
+    ]
     small += ["tasks.painter.evaluation.samples_per_prompt=1", "tasks.painter.evaluation.every=1"]
     assert call("train", "quickstart/digits-rewritten", *small, f"output={tmp_path}").exit_code == 0
     run = tmp_path / "digits-rewritten"

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 STEP = tuple(str(ROOT / "mmgrpo" / name) for name in ("loop.py", "training/", "scoring/"))
 """The step; a function of ``mmgrpo.maths`` or a method of a record counts to the function of the step that calls it."""
 
-SMALL = ("warmup=null", "rollout.prompts_per_step=2", "rollout.group_size=4", "steps=1", "evaluation=null")
+SMALL = ("update.warmup=null", "rollout.prompts_per_step=2", "rollout.group_size=4", "steps=1", "evaluation=null")
 MAX_FUNCTIONS = 8
 
 

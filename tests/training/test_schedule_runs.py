@@ -26,6 +26,11 @@ SHORT = {"name": "overlong", "label": "short", "max_length": 4, "margin": 1}
 KL = {"objective.kl.beta": {"name": "linear", "start": 0, "end": 0.04, "steps": 100}}
 
 
+def fixed(value: Any) -> dict[str, Any]:
+    """A schedule of one value."""
+    return {"name": "step", "values": [value], "at": []}
+
+
 def config_of(**changes: Any) -> RunConfig:
     return validated({"objective": {"kl": {"divergence": "k3"}}, **changes})
 
@@ -45,9 +50,11 @@ class TestConfigAt:
         course = course_of(config_of(schedules=KL))
         assert course.at(200, Memory()) is course.at(300, Memory())
 
-    def test_stages(self) -> None:
-        first = {"rollout.group_size": 4, "objective.surrogate.low": 0.1}
-        config = config_of(phases=[{"until": 20, "set": first}, {"set": {"rollout.group_size": 16}}])
+    def test_values_of_two_phases(self) -> None:
+        phases = {"rollout.group_size": [4, 16], "objective.surrogate.low": [0.1, 0.2]}
+        config = config_of(
+            schedules={key: {"name": "step", "values": values, "at": [20]} for key, values in phases.items()}
+        )
         early, late = (course_of(config).at(step, Memory()).config for step in (19, 20))
         assert (early.rollout.group_size, late.rollout.group_size) == (4, 16)
         assert early.objective.surrogate is not None
@@ -80,7 +87,7 @@ class TestConfigAt:
         assert live.drawing == {"call": {"num_inference_steps": 8}}
 
     def test_survives_its_file(self) -> None:
-        config = config_of(schedules=KL, phases=[{"until": 3, "set": {"update.optimizer.max_grad_norm": 0.5}}])
+        config = config_of(schedules={**KL, "objective.surrogate": fixed({"name": "clipped", "low": 0.1, "high": 0.3})})
         assert validated(parse_yaml(dump_config(config))) == config
 
     @pytest.mark.parametrize(
@@ -98,9 +105,8 @@ class TestConfigAt:
             ({"schedules": {"seed": {"name": "linear"}}}, "seed cannot change"),
             ({"schedules": {"rollout.prompts_per_step": {"name": "linear"}}}, "the order of prompts"),
             ({"schedules": {"rewards.a.timeout_s": {"name": "linear"}}}, "rewards.LABEL.NUMBER"),
-            ({"schedules": KL, "phases": [{"set": {"objective.kl.beta": 1}}]}, "changed by schedules and by phases"),
-            ({"phases": [{"set": {}}, {"until": 4, "set": {}}]}, "phases: until must increase"),
-            ({"phases": [{"until": 4, "set": {}}, {"until": 4, "set": {}}]}, "until must increase"),
+            ({"schedules": {"advantage.critic.gamma": {"name": "linear"}}}, "it is trained throughout the run"),
+            ({"schedules": {"rollout.task.weight": {"name": "linear"}}}, "combined before the run"),
         ],
     )
     def test_fixed_keys_raise_on_loading(self, sections: dict[str, Any], message: str) -> None:
@@ -115,19 +121,25 @@ class TestConfigAt:
             ({"schedules": {"objective.kl.betas": {**KL["objective.kl.beta"]}}}, "did you mean beta"),
             ({"schedules": {"objective.bound.low": {**KL["objective.kl.beta"]}}}, "has no bound"),
             ({"schedules": {"objective.kl.beta": {**KL["objective.kl.beta"], "end": -1}}}, "with objective.kl.beta"),
-            ({"phases": [{"set": {"rollout.group_size": 1}}]}, "rollout.group_size"),
             (
-                {"phases": [{"set": {"objective.views.hinted.weights": "old"}}]},
+                {"schedules": {"rollout.group_size": {"name": "step", "values": [8, 1], "at": [5]}}},
+                "rollout.group_size",
+            ),
+            (
+                {"schedules": {"objective.views.hinted.weights": fixed("old")}},
                 "views.*forward passes are planned before",
             ),
-            ({"phases": [{"set": {"policy.rollout_batch": 1, "policy.chat": True}}]}, "policy.chat cannot change"),
+            (
+                {"schedules": {"policy.rollout_batch": fixed(1), "policy.chat": fixed(True)}},
+                "policy.chat cannot change",
+            ),
             ({"schedules": {"policy.update_tokens": {**KL["objective.kl.beta"]}}}, "can: temperature, top_k, top_p"),
-            ({"phases": [{"set": {"rewards.x.weight": 1}}]}, "no reward of that label, known are overlong"),
+            ({"schedules": {"rewards.x.weight": fixed(1)}}, "no reward of that label, known are overlong"),
             ({"schedules": {"objective.kl.beta": {"name": "adaptive_kl", "target": 1}}}, "must begin above 0"),
             ({"schedules": {"objective.kl.beta": {"name": "dual_ascent", "target": 1, "rate": 1}}}, "needs metric"),
             ({"schedules": {"objective.kl.beta": {**KL_ASCENT}}}, "rest for ever at 0: begin above 0"),
-            ({"phases": [{"set": {"objective.terms.near.weight": 1}}]}, "has no near"),
-            ({"phases": [{"set": {"objective.auxiliary.supervised.weight": 1}}]}, "has no supervised"),
+            ({"schedules": {"objective.terms.near.weight": fixed(1)}}, "has no near"),
+            ({"schedules": {"objective.auxiliary.supervised.weight": fixed(1)}}, "has no supervised"),
             (
                 {"schedules": {"advantage.clamp": {"name": "dual_ascent", "metric": "x", "target": 1, "rate": 1}}},
                 "set it",
@@ -184,7 +196,7 @@ class TestControllers:
         with pytest.raises(ConfigError, match="give dual_ascent a low above 0"):
             course_of(config_of(objective={"terms": terms}, schedules={"objective.terms.near.weight": without_low}))
         with pytest.raises(ConfigError, match="say which number of it"):
-            course_of(config_of(objective={"terms": terms}, phases=[{"set": {"objective.terms.near": 1}}]))
+            course_of(config_of(objective={"terms": terms}, schedules={"objective.terms.near": fixed(1)}))
 
     def test_the_weight_of_an_auxiliary_loss_decreases(self) -> None:
         fades = {"name": "linear", "start": 1, "end": 0, "steps": 4}
@@ -241,7 +253,7 @@ class TestStepRewards:
         assert values == ["b c ", "b ", None]
 
     def test_labels_that_are_no_rewards(self) -> None:
-        config = config_of(phases=[{"set": {"rewards.other.weight": 1}}])
+        config = config_of(schedules={"rewards.other.weight": fixed(1)})
         with pytest.raises(ConfigError, match="no reward 'other', known are short"):
             StepRewards(build_rewards(config_of(rewards=[SHORT]).rewards), Algorithm.of(config))
 
@@ -253,15 +265,15 @@ def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -
             "objective.kl.beta": {"name": "linear", "start": 0, "end": 0.4, "steps": 4},
             "advantage.clamp": {"name": "dual_ascent", "metric": "reward/mean", "target": 0, "rate": 1e-3, "low": 0.5},
             "update.optimizer.max_grad_norm": {"name": "step", "values": [1.0, 1e-3], "at": [2]},
+            "rollout.group_size": {"name": "step", "values": [3, BASE["rollout"]["group_size"]], "at": [2]},
         },
-        "phases": [{"until": 2, "set": {"rollout.group_size": 3}}],
         "advantage": {"clamp": 2.0},
     }
     whole = run(tmp_path / "whole", checkpoint={"every": 2}, **values)
     result = lines(whole)[::2]
     assert [row["config/objective.kl.beta"] for row in result] == pytest.approx([0, 0.1, 0.2, 0.3])
     assert [row["config/update.optimizer.max_grad_norm"] for row in result] == [1.0, 1.0, 1e-3, 1e-3]
-    assert [row.get("config/rollout.group_size") for row in result] == [3, 3, None, None]
+    assert [row.get("config/rollout.group_size") for row in result] == [3, 3, *[BASE["rollout"]["group_size"]] * 2]
     assert "policy/kl_mean" not in result[0]  # no reference pass yet
     # the reference is the weights before the first step, though it was first asked for at the second
     assert result[1]["policy/kl_mean"] > 0

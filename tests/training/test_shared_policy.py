@@ -19,6 +19,7 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.config.parts import tasks_of
+from mmgrpo.config.sections import updated
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.memory import Memory
 from mmgrpo.runs.checkpoint import list_checkpoints
@@ -39,8 +40,17 @@ from tests.tiny.language_models import make
 from tests.training import shared_digits
 
 ASKED = [Prompt(text) for text in TEXTS]
-OWN = {"rollout": {"prompts_per_step": 4, "group_size": 3}, "objective": {"kl": {"divergence": "k3", "beta": 0.1}}}
-UPDATE = {"epochs": 2, "minibatches": 2, "optimizer": {"lr": 1e-2}, "ema": {"decay": 0.5}}
+OWN: dict[str, Any] = {
+    "rollout": {"prompts_per_step": 4, "group_size": 3},
+    "objective": {"kl": {"divergence": "k3", "beta": 0.1}},
+}
+GUEST = {**OWN, "rollout": {**OWN["rollout"], "task": {"policy_of": "one"}}}
+UPDATE: dict[str, Any] = {"epochs": 2, "minibatches": 2, "optimizer": {"lr": 1e-2}, "ema": {"decay": 0.5}}
+
+
+def taking_part(task: dict[str, Any]) -> dict[str, Any]:
+    """The rollout of a task of a mixed run."""
+    return {"rollout": {**OWN["rollout"], "task": task}}
 
 
 def late(samples: Sequence[Sample]) -> list[float]:
@@ -49,8 +59,14 @@ def late(samples: Sequence[Sample]) -> list[float]:
 
 def shared(output: Path, *, guest: Any = None, reward: Any = vowels, resume: Path | None = None, steps: int = 2) -> Any:
     """Two tasks that train one policy of letters, alike but for what is asked for."""
-    tasks = {"one": {**OWN, "update": UPDATE}, "other": {**OWN, "task": {"policy_of": "one"}, **(guest or {})}}
-    values = {"name": "two", "output": str(output), "steps": steps, "runtime": {"device": "cpu"}, "tasks": tasks}
+    tasks = {"one": {**OWN, "update": UPDATE}, "other": {**GUEST, **(guest or {})}}
+    values = {
+        "about": {"name": "two"},
+        "output": str(output),
+        "steps": steps,
+        "runtime": {"device": "cpu"},
+        "tasks": tasks,
+    }
     trainer = MixedTrainer(
         values,
         policies={"one": letters()},
@@ -146,13 +162,13 @@ def test_a_weight_multiplies_the_gradient_of_a_tasks_rows(
     weight: float, share: float, once: Trainer, tmp_path: Path
 ) -> None:
     """Of two that are alike each is half of the gradient."""
-    arguments = shared(tmp_path, guest={"task": {"policy_of": "one", "weight": weight}}, steps=1)
+    arguments = shared(tmp_path, guest=taking_part({"policy_of": "one", "weight": weight}), steps=1)
     norms = [lines(one)[0]["optimizer/grad_norm"] for one in (arguments.tasks["one"], once)]
     assert norms[0] == pytest.approx(share * norms[1], rel=1e-5)
 
 
 def test_the_weights_are_saved_once_and_the_run_resumes_exactly(tmp_path: Path) -> None:
-    rare = {"task": {"policy_of": "one", "every": 2, "weight": 0.5}}
+    rare = taking_part({"policy_of": "one", "every": 2, "weight": 0.5})
     whole = shared(tmp_path / "whole", guest=rare, reward=late, steps=3)
     half = shared(tmp_path / "half", guest=rare, reward=late, steps=2)
     resumed = shared(tmp_path / "half", guest=rare, reward=late, steps=3, resume=half.folder.path)
@@ -180,19 +196,21 @@ def test_a_folder_without_weights_refers_to_those_that_it_trains(tmp_path: Path)
 @pytest.mark.parametrize(
     ("guest", "message"),
     [
-        ({"task": {"policy_of": "nobody"}}, "task.policy_of: 'nobody' is no task before it; those are one"),
+        ({"rollout": {"task": {"policy_of": "nobody"}}},
+         "rollout.task.policy_of: 'nobody' is no task before it; those are one"),
         ({"update": {"optimizer": {"lr": 1.0}}},
          "tasks.other: update: that follows from one, as it trains the same policy; leave"),
         ({"policy": {"name": "language"}}, "tasks.other: policy: that follows from one"),
-        ({"warmup": {"examples": "x", "steps": 1}}, "tasks.other: warmup: that follows from one"),
+        ({"update": {"warmup": {"examples": "x", "steps": 1}}}, "tasks.other: update: that follows from one"),
         ({"schedules": {"update.optimizer.max_grad_norm": {"name": "linear", "start": 1, "end": 2, "steps": 3}}},
          "tasks.other: update.optimizer.max_grad_norm: that follows from one"),
-        ({"task": {"weight": 2}}, "task.weight=2 weights the rows of tasks that share a policy, and no other task"),
-        ({"task": {"policy_of": "one", "weight": -1}}, "tasks.other: .*weight"),
+        ({"rollout": {"task": {"weight": 2}}},
+         "rollout.task.weight=2 weights the rows of tasks that share a policy, and no other task"),
+        ({"rollout": {"task": {"policy_of": "one", "weight": -1}}}, "tasks.other: .*weight"),
     ],
 )  # fmt: skip
 def test_values_of_the_owner_are_not_repeated(guest: dict[str, Any], message: str) -> None:
-    other = {**OWN, "task": {"policy_of": "one"}, **guest}
+    other = {**GUEST, **guest}
     with pytest.raises(ConfigError, match=message):
         validated({"tasks": {"one": {**OWN, "update": UPDATE}, "other": other}})
 
@@ -200,15 +218,16 @@ def test_values_of_the_owner_are_not_repeated(guest: dict[str, Any], message: st
 def test_invalid_policy_owners_raise() -> None:
     tasks = {
         "one": OWN,
-        "other": {**OWN, "task": {"policy_of": "one"}},
-        "third": {**OWN, "task": {"policy_of": "other"}},
+        "other": GUEST,
+        "third": {**OWN, **taking_part({"policy_of": "other"})},
     }
-    with pytest.raises(ConfigError, match=r"tasks.third: task.policy_of: other has its policy of one; name that"):
+    with pytest.raises(
+        ConfigError, match=r"tasks.third: rollout.task.policy_of: other has its policy of one; name that"
+    ):
         validated({"tasks": tasks})
+    rollouts = {"one": taking_part({"every": 2}), "b": taking_part({"policy_of": "one", "every": 3})}
     with pytest.raises(ConfigError, match=r"takes part in each 2th step .* set a multiple of 2, got 3"):
-        validated(
-            {"tasks": {"one": {**OWN, "task": {"every": 2}}, "b": {**OWN, "task": {"policy_of": "one", "every": 3}}}}
-        )
+        validated({"tasks": {name: {**OWN, **rollout} for name, rollout in rollouts.items()}})
     twice: dict[str, Any] = {"one": letters(), "other": letters()}
     with pytest.raises(ConfigError, match="policies: other trains the policy of one: give that one alone"):
         MixedTrainer(
@@ -224,11 +243,11 @@ def test_derived_values_of_an_included_file_are_left_out(tmp_path: Path) -> None
     file = tmp_path / "run.yaml"
     text = {"tasks": {"a": {"include": "quickstart/digits-vlm"}, "b": {"include": "quickstart/digits-vlm"}}, "steps": 4}
     text["tasks"]["a"]["update"] = {"optimizer": {"lr": 0.5}}
-    text["tasks"]["b"]["task"] = {"policy_of": "a"}
+    text["tasks"]["b"]["rollout"] = {"task": {"policy_of": "a"}}
     file.write_text(json.dumps(text))
     first, second = tasks_of(load_config(file)).values()
-    assert (first.update, first.policy) == (second.update, second.policy)
-    assert (first.warmup is None, second.warmup is None) == (False, True)
+    assert first.update.warmup is not None
+    assert (updated(first, "update.warmup", None).update, first.policy) == (second.update, second.policy)
     assert second.rewards == first.rewards
 
 
@@ -258,8 +277,11 @@ def test_a_task_may_have_separate_sampling_settings(tmp_path: Path) -> None:
     """Two tokens where the owner has seven, in updates of both."""
     size = {"rollout": {"prompts_per_step": 2, "group_size": 2}}
     named = {"name": "language", "model": "python:tests.training.test_shared_policy:tiny"}
-    short = {"task": {"policy_of": "one"}, "phases": [{"set": {"policy.max_new_tokens": 2}}]}
-    tasks = {"one": {**size, "policy": {**named, "max_new_tokens": 7}}, "other": {**size, **short}}
+    short = {"schedules": {"policy.max_new_tokens": {"name": "step", "values": [2], "at": []}}}
+    tasks = {
+        "one": {**size, "policy": {**named, "max_new_tokens": 7}},
+        "other": {"rollout": {**size["rollout"], "task": {"policy_of": "one"}}, **short},
+    }
     trainer = MixedTrainer(
         {"steps": 1, "runtime": {"device": "cpu"}, "output": str(tmp_path), "tasks": tasks},
         rewards=dict.fromkeys(tasks, vowels),
@@ -283,7 +305,7 @@ def test_a_model_of_texts_and_images_is_one_policy_of_two_tasks(tmp_path: Path) 
     own = {"rollout": {"prompts_per_step": 1, "group_size": 4}}
     tasks = {
         "writes": {**own, "update": {"optimizer": {"lr": 1e-3}}},
-        "draws": {**own, "task": {"policy_of": "writes"}},
+        "draws": {"rollout": {**own["rollout"], "task": {"policy_of": "writes"}}},
     }
     policy, seen = unified(), {"writes": set[tuple[bool, bool]](), "draws": set[tuple[bool, bool]]()}
 

@@ -35,7 +35,7 @@ def test_the_warm_up_of_a_seed_is_run_once(tmp_path: Path) -> None:
         ("warm-up-1", 0, None),
     ]
     for trial in result.trials:
-        assert trial.config.warmup is None
+        assert trial.config.update.warmup is None
         assert trial.config.policy is not None
         assert trial.config.policy.numbers["adapter"] == str(tmp_path / f"runs/warm-up-{trial.seed}")
     assert [trial.seed for trial in result.runs] == [0, 1, 0, 0, 1, 1]
@@ -45,7 +45,7 @@ def test_adapters_warm_up_by_themselves(tmp_path: Path) -> None:
     """Their reference is the model without them, which a run that begins from adapters does not share."""
     result = planned(tmp_path, "grpo", overrides=("policy.lora={}",))
     assert result.warmups == ()
-    assert result.trials[0].config.warmup is not None
+    assert result.trials[0].config.update.warmup is not None
 
 
 @pytest.mark.parametrize(

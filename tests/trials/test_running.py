@@ -22,7 +22,7 @@ from mmgrpo.trials.run_trials import ComparisonRunner
 from mmgrpo.trials.trial_plan import plan_comparison, write_configurations
 
 TEXT = "quickstart/arithmetic-text"
-SHORT = ("steps=2", "warmup.steps=3", "evaluation.every=2", "rollout.prompts_per_step=4", "rollout.group_size=4")
+SHORT = ("steps=2", "update.warmup.steps=3", "evaluation.every=2", "rollout.prompts_per_step=4", "rollout.group_size=4")
 
 
 def trained(config: RunConfig) -> list[torch.Tensor]:

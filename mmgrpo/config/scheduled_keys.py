@@ -1,15 +1,10 @@
-"""Keys of a configuration that may change during a run, and the sections that change them."""
+"""Keys of a configuration that ``schedules`` may change during a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
-from typing import Any
-
-from pydantic import Field
+from collections.abc import Iterable, Iterator
 
 from mmgrpo.config.renamed import renamed_key
-from mmgrpo.config.sections import Section
 
 MOVABLE = (
     "objective.",
@@ -22,7 +17,9 @@ MOVABLE = (
 """Prefixes of the keys that may change from step to step."""
 
 FIXED = {
+    "advantage.critic": "it is trained throughout the run",
     "rollout.prompts_per_step": "the order of prompts follows from it",
+    "rollout.task": "the tasks of a mixed run are combined before the run",
     "objective.views": "forward passes are planned before the run",
     "objective.truncated": "it fixes which samples count, for the complete run",
     "policy.name": "it defines the trained model",
@@ -38,38 +35,13 @@ FIXED = {
 REWARD_TRAITS = ("name", "label", "gate", "schedule", "timeout_s", "concurrent", "deterministic")
 
 
-class PhaseConfig(Section):
-    """Values of several keys up to a step."""
-
-    until: int | None = Field(
-        default=None, ge=1, description="the first step after the phase, counted from 0; null: the last phase"
-    )
-    set: dict[str, Any] = Field(description="dotted key -> value, for example {policy.max_new_tokens: 4096}")
-
-
-def moving_keys(schedules: Mapping[str, Any], phases: tuple[PhaseConfig, ...]) -> dict[str, list[str]]:
-    """Every key that changes during the run -> the sections that change it."""
-    sections_by_key = {key: ["schedules"] for key in schedules}
-    for key in dict.fromkeys(key for phase in phases for key in phase.set):
-        sections_by_key.setdefault(key, []).append("phases")
-    return sections_by_key
-
-
-def faults(keys: dict[str, list[str]], phases: tuple[PhaseConfig, ...]) -> Iterator[str]:
-    """Errors in the keys that change and in the order of the phases, a sentence each."""
-    for key, sections in keys.items():
+def faults(keys: Iterable[str]) -> Iterator[str]:
+    """Errors in the keys that change, a sentence each."""
+    for key in keys:
         if (new := renamed_key(key)) is not None:
             yield f"unknown key {key!r}; it is now {new}"
-            continue
-        if len(sections) > 1:
-            yield f"{key} is changed by {' and by '.join(sections)}; remove all but one"
-        if (reason := why_fixed(key)) is not None:
+        elif (reason := why_fixed(key)) is not None:
             yield f"{key} cannot change during a run: {reason}"
-    ends = [phase.until for phase in phases]
-    if None in ends[:-1] or any(
-        end is not None and after is not None and end >= after for end, after in pairwise(ends)
-    ):
-        yield f"phases: until must increase, and only the last phase may omit it, got {ends}"
 
 
 def why_fixed(key: str) -> str | None:
