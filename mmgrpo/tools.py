@@ -315,7 +315,7 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
 
     def __init__(
         self,
-        factory: Callable[[], Any] | str,
+        factory: Callable[[], Any] | str | Mapping[str, Callable[[], Any] | str],
         functions: Sequence[Tool | Callable[..., Any] | str] = (),
         describe: bool = True,
         **settings: Any,
@@ -323,7 +323,8 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
         """Creates the object.
 
         Args:
-            factory: returns the object, or ``python:module:Class``.
+            factory: returns the object, or ``python:module:Class``; a mapping has one for each value of the column
+                ``environment``.
             functions: further tools, as those of ``ToolEnvironment``.
             describe: likewise.
             **settings: its other settings.
@@ -331,13 +332,20 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
         Raises:
             ConfigError: the object has no ``reset``, or ``ToolEnvironment`` raises it.
         """
+        self._factories = factory if isinstance(factory, Mapping) else None
+        self._functions, self._settings = functions, {"describe": describe, **settings}
+        self._object: Any = None
+        if not isinstance(factory, Mapping):
+            self._create(factory)
+
+    def _create(self, factory: Callable[[], Any] | str) -> None:
         self._object = (import_python_target(factory) if isinstance(factory, str) else factory)()
         kind = type(self._object)
         names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")]
         if "reset" not in names:
             raise ConfigError(f"{kind.__name__} has no method reset, which begins a conversation: add one")
         methods = [getattr(self._object, name) for name in names if name not in ("reset", "get_reward", "close")]
-        self._tools = ToolEnvironment([*functions, *methods], describe, **settings)
+        self._tools = ToolEnvironment([*self._functions, *methods], **self._settings)
 
     @property
     def instance(self) -> Any:
@@ -347,6 +355,11 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
     def reset(self, prompt: Prompt) -> Turn:
         """The text and images of the object's ``reset``, and the functions."""
         columns = {"prompt": prompt.messages or prompt.text, **prompt.columns}
+        if self._factories is not None:
+            name = columns.pop("environment", None)
+            if name not in self._factories:
+                raise ConfigError(f"the column environment is {name!r}; it must be one of {', '.join(self._factories)}")
+            self._create(self._factories[name])
         observation = _awaited(self._object.reset(**_accepted(self._object.reset, columns)))
         images: list[Image.Image] = []
         text = "" if observation is None else _text_of(observation, images)
@@ -373,7 +386,7 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
 
     def close(self) -> None:
         """Calls the object's ``close``, if it has one."""
-        if hasattr(self._object, "close"):
+        if getattr(self._object, "close", None) is not None:
             self._object.close()
 
 

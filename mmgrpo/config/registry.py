@@ -182,6 +182,12 @@ HOOKS: Mapping[str, str] = {
 }
 """Hooks around each optimizer step, by the name that ``update.hooks`` uses; called with the trained parameters."""
 
+LIVE = "live:"
+"""Prefix of the names of Python objects that are arguments of a Trainer."""
+
+live_environments: dict[str, Any] = {}
+"""Functions that make the environments of this process's trainers, by name."""
+
 MAX_LISTED = 60
 """Known names that one message lists."""
 
@@ -217,6 +223,13 @@ def resolve(kind: str, name: str) -> Any:
     """
     if is_python_target(name):
         return import_python_target(name)
+    if kind == "environments" and name.startswith(LIVE):
+        if name not in live_environments:
+            raise ConfigError(
+                f"the environment {name.removeprefix(LIVE)} was an argument of mmgrpo.Trainer: pass tools or "
+                "environment_factory again, or set rollout.environment to python:module:attribute"
+            )
+        return live_environments[name]
     targets = names(kind)
     if name not in targets:
         raise UnknownNameError(f"unknown name {name!r} among {kind}{suggestion(name, targets)}")

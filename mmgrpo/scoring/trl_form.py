@@ -18,21 +18,25 @@ from mmgrpo.types import Prompt, Sample
 
 logger = logging.getLogger(__name__)
 
-_STANDARD_KEYWORDS = ("prompts", "completions", "completion_ids", "image", "images", "videos", "audios")
+_MARKS = ("completions", "completion_ids", "environments")
+_STANDARD_KEYWORDS = ("prompts", *_MARKS, "image", "images", "videos", "audios")
 _LOGGING = ("log_extra", "log_metric")
-_ABSENT = ("trainer_state", "environments")
+_ABSENT = ("trainer_state",)
 
 
 def as_reward(function: Callable[..., Any]) -> Reward:
     """The function itself, or its adapter if it has flow_grpo's signature (``ImageBatchReward``) or TRL's.
 
-    A function has TRL's signature if it has a parameter ``completions`` or ``completion_ids``, or takes only keywords.
+    A function has TRL's signature if it has a parameter ``completions``, ``completion_ids`` or ``environments``, or
+    takes only keywords.
     It is called with lists, one entry per sample, by keyword and only with its named parameters (all, if it takes
     ``**``): ``prompts``, ``completions``, ``completion_ids``, ``images`` (opened on access), ``videos`` and the columns
     of the prompts; if named, also ``image``, the first one. For a chat prompt ``prompts`` has its messages, with the
     images at their placeholders if the function names ``prompts``, and ``completions`` the text as one assistant
     message; for any other prompt both are texts. For image and video policies the completion is the image or video.
-    Coroutines are awaited.
+    Coroutines are awaited. ``environments`` has the object of each sample's conversation (of ``environment_factory``), as
+    it is after the conversation; a function that requires it is not called for samples without one, which get None.
+    The completion of a conversation is its messages: one of the assistant for each turn, and the environment's replies.
 
     A sample whose prompt lacks a required column (a parameter without a default) is excluded from the call and gets
     None; any other missing entry is None in its list.
@@ -40,7 +44,7 @@ def as_reward(function: Callable[..., Any]) -> Reward:
     Source: TRL 1.16 ``GRPOTrainer``, custom reward functions. Deviation: the values that ``log_extra`` and
     ``log_metric`` record is discarded, and there is no ``trainer_state``.
 
-    Raises ConfigError for a function that requires ``trainer_state`` or ``environments``.
+    Raises ConfigError for a function that requires ``trainer_state``.
     """
     try:
         parameters = parameters_of(function)
@@ -50,7 +54,7 @@ def as_reward(function: Callable[..., Any]) -> Reward:
         return ImageBatchReward(function)
     anything = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
     only_keywords = all(p.kind in (Parameter.VAR_KEYWORD, Parameter.KEYWORD_ONLY) for p in parameters.values())
-    if not ({"completions", "completion_ids"} & parameters.keys() or (anything and only_keywords)):
+    if not (set(_MARKS) & parameters.keys() or (anything and only_keywords)):
         return function
     named = [p for p in parameters.values() if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
     required = [p.name for p in named if p.default is Parameter.empty and p.name not in _STANDARD_KEYWORDS]
@@ -94,11 +98,17 @@ class TrlReward:
         self._named = named
         self._anything = anything
         self._required = required
+        self._needs_objects = "environments" in named
         self.needs_columns = tuple(required)
         self._dropped = dropped
 
     def __call__(self, samples: Sequence[Sample]) -> Sequence[float | None]:
-        rows = [i for i, s in enumerate(samples) if all(name in s.prompt.columns for name in self._required)]
+        rows = [
+            i
+            for i, sample in enumerate(samples)
+            if all(name in sample.prompt.columns for name in self._required)
+            and not (self._needs_objects and _object_of(sample) is None)
+        ]
         if not rows:
             have = sorted({name for sample in samples for name in sample.prompt.columns})
             logger.warning(
@@ -136,6 +146,8 @@ class TrlReward:
             "videos": [list(sample.prompt.videos) for sample in samples],
             "audios": [list(sample.prompt.audios) for sample in samples],
         }
+        if (objects := [_object_of(sample) for sample in samples]) and objects[0] is not None:
+            arguments["environments"] = objects
         if "image" in self._named:
             arguments["image"] = _of_each_prompt(samples, lambda prompt: next(iter(LazyImages(prompt.images)), None))
         return {name: list_ for name, list_ in arguments.items() if self._anything or name in self._named}
@@ -184,7 +196,26 @@ def _is_image_placeholder(part: Mapping[str, Any]) -> bool:
     return part.get("type") == "image" and "image" not in part
 
 
+def _object_of(sample: Sample) -> Any:
+    return None if sample.environment is None else sample.environment.instance
+
+
+def _conversation(sample: Sample) -> list[dict[str, Any]]:
+    """The turns of a conversation as messages, those with calls with ``tool_calls``."""
+    messages: list[dict[str, Any]] = []
+    for text, reply in zip(sample.turn_texts, sample.turn_replies, strict=True):
+        results = () if reply is None else reply.results
+        calls = [{"type": "function", "function": {"name": r.name, "arguments": dict(r.arguments)}} for r in results]
+        messages.append({"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})})
+        messages += [{"role": "tool", "name": result.name, "content": result.text} for result in results]
+        if reply is not None and not results and not reply.ends:
+            messages.append({"role": reply.role, "content": reply.text})
+    return messages
+
+
 def _completion(sample: Sample) -> Any:
+    if sample.turn_replies and _is_chat(sample):
+        return _conversation(sample)
     if sample.text is not None:
         return [{"role": "assistant", "content": sample.text}] if _is_chat(sample) else sample.text
     return next(

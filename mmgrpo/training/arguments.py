@@ -17,16 +17,19 @@ from mmgrpo.config import GateConfig, Named, PromptsConfig, RewardConfig, RunCon
 from mmgrpo.config.method_rewards import VERIFIERS, with_method_rewards
 from mmgrpo.config.methods import MethodConfig
 from mmgrpo.config.needs import require_needs
+from mmgrpo.config.registry import LIVE, live_environments
 from mmgrpo.config.rewards import NO_VERIFIERS, is_verifier
 from mmgrpo.data.prompt_loading import load_prompts, reading_settings
-from mmgrpo.data.prompt_rows import prompt_of_row, require_unicode
+from mmgrpo.data.prompt_rows import prompt_of_row, require_unicode, row_format_of
 from mmgrpo.data.unreadable_rows import UnreadableRows
+from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward, named_rewards
 from mmgrpo.scoring.required_columns import require_rows
-from mmgrpo.training.build import LIVE, build_policy, build_rewards
-from mmgrpo.types import Prompt
+from mmgrpo.tools import ToolEnvironment, ToolObjectEnvironment
+from mmgrpo.training.build import build_policy, build_rewards
+from mmgrpo.types import Prompt, Sample
 
 RewardArgument = NamedReward | Callable[..., Any] | str
 """A function of samples or in TRL's form, an object with such a call, or a registered name."""
@@ -80,12 +83,103 @@ def with_policy_name(config: Any, policy: Any) -> Any:
     return {**config, "policy": {**section, "name": _adapter_for(str(policy))}}
 
 
-def rewards_of(rewards: Any) -> list[NamedReward]:
-    """Rewards by name: from one function or registered name, a sequence of them, or a mapping of names to functions."""
+ToolFactory = Callable[[], Any] | Mapping[str, Callable[[], Any]]
+"""Makes an object whose public methods are tools; a mapping has one for each value of the column ``environment``."""
+
+
+def with_tools(config: RunConfig, tools: Sequence[Callable[..., Any]] | None, factory: ToolFactory | None) -> RunConfig:
+    """The configuration with functions and objects of a Trainer as its ``rollout.environment``.
+
+    Args:
+        config: the configuration.
+        tools: functions that the policy may call.
+        factory: TRL's ``environment_factory``.
+
+    Returns:
+        The configuration; unchanged without tools.
+
+    Raises:
+        ConfigError: the configuration has an environment too.
+    """
+    if not tools and factory is None:
+        return config
+    labels = [function.__name__ for function in tools or ()]
+    make: Callable[[], Environment] = partial(ToolEnvironment, list(tools or ()))
+    if factory is not None:
+        labels += list(factory) if isinstance(factory, Mapping) else [getattr(factory, "__name__", "factory")]
+        make = partial(ToolObjectEnvironment, factory, list(tools or ()))
+    named = Named(name=f"{LIVE}{'+'.join(labels)}")
+    if config.rollout.environment not in (None, named):
+        raise ConfigError("tools and environment_factory are an environment: remove rollout.environment")
+    live_environments[named.name] = make
+    rollout = config.rollout.model_copy(update={"environment": named})
+    return config.model_copy(update={"rollout": rollout})
+
+
+def rewards_of_objects(factory: ToolFactory | None) -> list[NamedReward]:
+    """The rewards of objects with ``get_reward``, each under the name of its class, as in TRL.
+
+    Args:
+        factory: TRL's ``environment_factory``; one object of each is made.
+
+    Returns:
+        The rewards.
+    """
+    factories = [] if factory is None else list(factory.values()) if isinstance(factory, Mapping) else [factory]
+    kinds = dict.fromkeys(type(make()) for make in factories)
+    return [NamedReward(kind.__name__, _ObjectReward(kind)) for kind in kinds if hasattr(kind, "get_reward")]
+
+
+@dataclass(frozen=True, slots=True)
+class _ObjectReward:
+    """The sum of the environment's rewards for the turns of the samples whose object is of a class."""
+
+    kind: type
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        return [self._total(sample) for sample in samples]
+
+    def _total(self, sample: Sample) -> float | None:
+        is_other = sample.environment is not None and type(sample.environment.instance) not in (self.kind, type(None))
+        rewards = [] if is_other else [reward for reward in sample.turn_rewards if reward is not None]
+        return sum(rewards) if rewards else None
+
+
+def rows_of_objects(prompts: Any, config: RunConfig, factory: ToolFactory | None) -> Any:
+    """The rows of a run whose objects write the prompts: those without a prompt have an empty message.
+
+    Args:
+        prompts: the argument of the trainer; None: a step's number of empty messages.
+        config: the run.
+        factory: TRL's ``environment_factory``.
+
+    Returns:
+        The rows; unchanged without a factory or with prompts.
+
+    Raises:
+        DataError: there are neither prompts nor a factory.
+    """
+    empty = Prompt("", messages=[{"role": "user", "content": ""}])
+    if prompts is None:
+        if factory is None or isinstance(factory, Mapping):
+            raise DataError("prompts are missing; only a single environment_factory can write them in its reset")
+        return [empty] * config.rollout.prompts_per_step
+    columns = getattr(prompts, "column_names", None)
+    if factory is None or columns is None or row_format_of(columns, "prompt") is not None:
+        return prompts
+    return [replace(empty, columns=dict(row)) for row in prompts]
+
+
+def rewards_of(rewards: Any, factory: ToolFactory | None = None) -> list[NamedReward]:
+    """Rewards by name: from one function or registered name, a sequence of them, or a mapping of names to functions.
+
+    With a factory also those of its objects.
+    """
+    of_objects = rewards_of_objects(factory)
     if isinstance(rewards, Mapping):
-        return named_rewards(rewards)
+        return [*named_rewards(rewards), *of_objects]
     many = rewards if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards] if rewards else []
-    return named_rewards([_reward_of(reward) for reward in many])
+    return named_rewards([*map(_reward_of, many), *of_objects])
 
 
 def prompts_of(prompts: Any, config: RunConfig) -> list[Prompt]:

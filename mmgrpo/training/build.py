@@ -43,8 +43,6 @@ from mmgrpo.values import REFERENCE
 
 _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
 _created_environments: list[Named] = []  # environments of this process that could be made once
-LIVE = "live:"
-"""Prefix of the names of live functions in a configuration."""
 
 Functions = Mapping[str, Callable[..., Any]]
 

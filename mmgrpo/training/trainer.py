@@ -31,12 +31,15 @@ from mmgrpo.runs.sample_files import identity
 from mmgrpo.runs.sample_logging import MAX_LOGGED_SAMPLES
 from mmgrpo.training.arguments import (
     RewardArgument,
+    ToolFactory,
     policy_of,
     prompts_of,
     rewards_of,
     rewards_of_run,
+    rows_of_objects,
     with_policy,
     with_policy_name,
+    with_tools,
 )
 from mmgrpo.training.build import exchange_plan
 from mmgrpo.training.checkpointed_run import CheckpointedRun
@@ -66,10 +69,12 @@ class Trainer:
     def __init__(
         self,
         policy: Policy | str | Path | None,
-        rewards: RewardArgument | Sequence[RewardArgument] | Mapping[str, Callable[..., Any]],
-        prompts: str | Path | Dataset | Sequence[Prompt | str | Mapping[str, Any]],
+        rewards: RewardArgument | Sequence[RewardArgument] | Mapping[str, Callable[..., Any]] | None,
+        prompts: str | Path | Dataset | Sequence[Prompt | str | Mapping[str, Any]] | None = None,
         config: RunConfig | Mapping[str, Any] | None = None,
         *,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        environment_factory: ToolFactory | None = None,
         accelerator: Accelerator | None = None,
         resume: Path | str | None = None,
         before: Mapping[str, Trainer] | None = None,
@@ -79,22 +84,27 @@ class Trainer:
         Args:
             policy: the policy, on its device; or the path or hub id of a model or pipeline, which is loaded; None: that
                 of the section ``policy`` of the configuration.
-            rewards: one or several functions of samples (or in TRL's form) or registered names; a mapping names them.
-            prompts: the prompts: texts, rows of columns or ``Prompt``s, a dataset, or its source.
+            rewards: one or several functions of samples (or in TRL's form) or registered names; a mapping names them;
+                None: that of ``environment_factory``.
+            prompts: the prompts: texts, rows of columns or ``Prompt``s, a dataset, or its source; None: the objects of
+                ``environment_factory`` write them.
             config: a ``RunConfig`` or its values; ``policy``, ``prompts`` and ``rewards`` sections are not needed here.
+            tools: functions that the policy may call, as in TRL.
+            environment_factory: makes an object for each sample, whose public methods are tools, as in TRL.
             accelerator: accelerate's view of the processes; created if None.
             resume: a run folder or a checkpoint to resume from.
             before: for a task of a mixed run, which runs its steps, the tasks before it.
         """
         self.config = with_policy(policy, resolve_config(with_policy_name(config, policy), resume))
-        loaded_prompts = prompts_of(prompts, self.config)
+        self.config = with_tools(self.config, tools, environment_factory)
+        loaded_prompts = prompts_of(rows_of_objects(prompts, self.config, environment_factory), self.config)
         self.job = Job.of(self.config, accelerator)
         resumption = self.job.run_on_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
         require_single(self.config, mixed=before is not None)
         self.algorithm = Algorithm.of(self.config)  # a wrong function or number is an error before any model is loaded
         self.algorithm.at(0, Memory())  # and a wrong value of a schedule
-        run_rewards = rewards_of_run(rewards_of(rewards), self.config, loaded_prompts)
+        run_rewards = rewards_of_run(rewards_of(rewards, environment_factory), self.config, loaded_prompts)
         self.rewards = run_rewards.named
         if before is None:
             require_cross_task_rewards("", [reward.function for reward in self.rewards], {})

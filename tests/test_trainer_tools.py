@@ -1,0 +1,152 @@
+"""Tools and environments of TRL's documentation as arguments of a Trainer."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from mmgrpo.policies.language import LanguagePolicy
+from transformers.utils import get_json_schema
+
+from mmgrpo import Trainer
+from mmgrpo.errors import ConfigError
+from mmgrpo.types import Sample
+from tests.tiny.tool_callers import caller, example, hermes
+
+
+class IncrementEnv:
+    """The environment of TRL's documentation (grpo_trainer.md, Environments), with a fixed range of targets."""
+
+    def reset(self, **kwargs: Any) -> str | None:
+        self.counter = 0
+        self.target = random.randint(2, 2)
+        return f"Increment the counter by {self.target}."
+
+    def get_reward(self) -> float:
+        return float(self.counter == self.target)
+
+    def increment(self, step: int) -> int:
+        """
+        Increment the internal counter.
+
+        Args:
+            step: Value to add to the counter.
+
+        Returns:
+            The updated counter value.
+        """
+        self.counter += step
+        return self.counter
+
+
+class Targeted:
+    """The environment of TRL's documentation whose task is a column of the dataset."""
+
+    def reset(self, target: int, **kwargs: Any) -> None:
+        self.counter = 0
+        self.target = target
+
+    get_reward = IncrementEnv.get_reward
+    increment = IncrementEnv.increment
+
+
+class Other:
+    def reset(self, **kwargs: Any) -> str:
+        assert "environment" not in kwargs
+        return "Stay."
+
+    def stay(self) -> str:
+        """Stays."""
+        return "stayed"
+
+
+TOOLS = [get_json_schema(IncrementEnv.increment)]
+ASK = [{"role": "user", "content": "Increment the counter by 2."}]
+CALL = {"type": "function", "function": {"name": "increment", "arguments": {"step": 2}}}
+DONE = [
+    *ASK,
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "name": "increment", "content": "2"},
+]
+
+
+@pytest.fixture(scope="module")
+def policy() -> LanguagePolicy:
+    examples = [example(ASK, TOOLS, hermes("increment", '{"step": 2}')), example(DONE, TOOLS, "Done.")]
+    return caller("qwen3", examples, max_new_tokens=200)
+
+
+def values_of(folder: Path) -> dict[str, Any]:
+    rollout = {"prompts_per_step": 2, "group_size": 2}
+    return {"steps": 1, "rollout": rollout, "update": {"optimizer": {"lr": 1e-9}}, "output": str(folder)}
+
+
+def metrics_of(trainer: Trainer) -> dict[str, Any]:
+    return json.loads((trainer.train() / "metrics.jsonl").read_text().splitlines()[0])
+
+
+def test_an_environment_writes_the_prompts_and_the_reward(policy: LanguagePolicy, tmp_path: Path) -> None:
+    trainer = Trainer(policy, None, config=values_of(tmp_path), environment_factory=IncrementEnv)
+    line = metrics_of(trainer)
+    assert line["reward/IncrementEnv/mean"] == 1.0
+    assert (line["tools/increment/calls"], line["tools/increment/failures"]) == (4.0, 0.0)
+
+
+def test_rewards_read_the_environments_and_the_messages(policy: LanguagePolicy, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def counter(environments: list[Any], **kwargs: Any) -> list[float]:
+        return [environment.counter / 2 for environment in environments]
+
+    def last(completions: list[Any], **kwargs: Any) -> list[float]:
+        seen.extend(completions)
+        return [float(completion[-1]["content"] == "Done.") for completion in completions]
+
+    dataset = Dataset.from_dict({"prompt": [ASK] * 2, "target": [2, 2]})
+    trainer = Trainer(policy, [counter, last], dataset, values_of(tmp_path), tools=[], environment_factory=Targeted)
+    line = metrics_of(trainer)
+    assert [line[f"reward/{name}/mean"] for name in ("counter", "last", "Targeted")] == [1.0, 1.0, 1.0]
+    assert [message["role"] for message in seen[-1]] == ["assistant", "tool", "assistant"]
+    assert seen[-1][0]["tool_calls"] == [CALL]
+
+
+def test_rows_choose_their_environment(policy: LanguagePolicy, tmp_path: Path) -> None:
+    dataset = Dataset.from_dict({"environment": ["count", "stay"]})
+    factories = {"count": IncrementEnv, "stay": Other}
+    kinds: list[str] = []
+
+    def kind(environments: list[Any], **kwargs: Any) -> list[float]:
+        kinds.extend(type(environment).__name__ for environment in environments)
+        return [1.0] * len(environments)
+
+    trainer = Trainer(policy, kind, dataset, values_of(tmp_path), environment_factory=factories)
+    metrics_of(trainer)
+    assert sorted(kinds[-4:]) == ["IncrementEnv", "IncrementEnv", "Other", "Other"]
+
+
+def test_functions_are_tools(policy: LanguagePolicy, tmp_path: Path) -> None:
+    def increment(step: int) -> int:
+        """
+        Increment the internal counter.
+
+        Args:
+            step: Value to add to the counter.
+
+        Returns:
+            The updated counter value.
+        """
+        return step
+
+    def right(samples: list[Sample]) -> list[float]:
+        return [float(list(sample.turn_texts)[-1:] == ["Done."]) for sample in samples]
+
+    trainer = Trainer(policy, right, [{"prompt": ASK}] * 2, values_of(tmp_path), tools=[increment])
+    line = metrics_of(trainer)
+    assert (line["reward/right/mean"], line["tools/increment/calls"]) == (1.0, 4.0)
+    both = {**values_of(tmp_path), "rollout": {"environment": "tools", "prompts_per_step": 2, "group_size": 2}}
+    with pytest.raises(ConfigError, match=r"remove rollout\.environment"):
+        Trainer(policy, right, [{"prompt": ASK}] * 2, both, tools=[increment])
