@@ -34,8 +34,8 @@ def as_reward(function: Callable[..., Any]) -> Reward:
     of the prompts; if named, also ``image``, the first one. For a chat prompt ``prompts`` has its messages, with the
     images at their placeholders if the function names ``prompts``, and ``completions`` the text as one assistant
     message; for any other prompt both are texts. For image and video policies the completion is the image or video.
-    Coroutines are awaited. ``environments`` has the object of each sample's conversation (of ``environment_factory``), as
-    it is after the conversation; a function that requires it is not called for samples without one, which get None.
+    Coroutines are awaited. ``environments`` has the object of each sample's conversation (of ``environment_factory``),
+    as it is after the conversation; a function that requires it is not called for samples without one, which get None.
     The completion of a conversation is its messages: one of the assistant for each turn, and the environment's replies.
 
     A sample whose prompt lacks a required column (a parameter without a default) is excluded from the call and gets
