@@ -20,7 +20,7 @@ from mmgrpo.rewards.groups.pairs import PairwiseWinRate
 from mmgrpo.rewards.groups.substitute_references import AcrossPromptTemplates, OverReference
 from mmgrpo.rewards.groups.usefulness import WhereUseful
 from mmgrpo.rewards.groups.verifiers import NoisyVerifier
-from mmgrpo.rewards.images.textures import Colour
+from mmgrpo.rewards.images.textures import Color
 from mmgrpo.rewards.text.answers import ExactMatch, YesNo
 from mmgrpo.rewards.text.forecasts import Brier
 from mmgrpo.rewards.text.lengths import StatedLength
@@ -165,15 +165,15 @@ class TestColumns:
         for settings in (
             {"name": "ocr_accuracy"},
             {"name": "format"},
-            {"name": "colour", "colour": "red"},
+            {"name": "color", "color": "red"},
             {"name": "motion", "direction": "left"},
             {"name": "motion", "measure": "magnitude"},
             {"name": "sound_length", "seconds": 2.0},
-            {"name": "frame_mean", "of": {"name": "colour", "colour": "red"}},
+            {"name": "frame_mean", "of": {"name": "color", "color": "red"}},
             {"name": "across_prompt_templates", "of": {"name": "caption_score", "metric": "bleu"}},
         ):
             require_columns(self.rewards(**settings), prompts, "prompts")
-        for settings in ({"name": "colour"}, {"name": "motion", "measure": "direction"}, {"name": "sound_length"}):
+        for settings in ({"name": "color"}, {"name": "motion", "measure": "direction"}, {"name": "sound_length"}):
             with pytest.raises(ConfigError, match="which no row of prompts has"):
                 require_columns(self.rewards(**settings), prompts, "prompts")
 
@@ -191,7 +191,7 @@ class TestColumns:
             Brier(of=YesNo(column="truth")): ("truth",),
             StatedLength(8, judge={"name": "number", "column": "sum"}): ("sum",),
             AcrossPromptTemplates(ExactMatch()): (),
-            Colour(colour="red"): (),
+            Color(color="red"): (),
             NoisyVerifier(WhereUseful(ExactMatch(column="result"), marks=["think"])): ("result",),
             OverReference(Number(column="sum"), column="answer"): ("answer", "sum"),
             PairwiseWinRate(of=MeanRelativeAccuracy(column="sum")): ("sum",),

@@ -33,7 +33,6 @@ ALLOWED = (
     "policy.reading.estimate: whole",
     "whole: all tokens of the answer are masked",
     "whole: whether to include tensors",
-    "Colour.colour must be",
 )
 """Texts in which phrases may stay: names of settings, and the question of a judge."""
 

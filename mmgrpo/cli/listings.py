@@ -36,7 +36,7 @@ def policies() -> None:
 
 def rewards(name: Annotated[str | None, typer.Argument(help="Show the page of a reward.")] = None) -> None:
     """List the rewards by kind, or show the page of one."""
-    from mmgrpo.docgen.catalogue import by_kind, page_of, summary_of
+    from mmgrpo.docgen.reward_pages import by_kind, page_of, summary_of
 
     with plain_errors():
         if name is not None:

@@ -120,7 +120,7 @@ REWARDS: Mapping[str, str] = {
     "tagged": "mmgrpo.rewards.text.tagged:Tagged",
     "remote": "mmgrpo.rewards.judges.remote_reward:RemoteReward",
     "image_reward": "mmgrpo.rewards.images.image_reward:ImageReward",
-    "colour": "mmgrpo.rewards.images.textures:Colour",
+    "color": "mmgrpo.rewards.images.textures:Color",
     "sharpness": "mmgrpo.rewards.images.textures:Sharpness",
     "grid_artifacts": "mmgrpo.rewards.images.textures:GridArtifacts",
     "image_similarity": "mmgrpo.rewards.images.similarity:ImageSimilarity",
@@ -150,7 +150,7 @@ REWARDS: Mapping[str, str] = {
 
 EXAMPLES: Mapping[str, str] = {
     "rows": "mmgrpo.training.auxiliary:answered_rows",
-    "mislabelled_digits": "mmgrpo.examples.digits:mislabeled_examples",
+    "mislabeled_digits": "mmgrpo.examples.digits:mislabeled_examples",
     "misinstructed_edits": "mmgrpo.examples.edits:misinstructed_edits",
     "mislabeled_moving_digits": "mmgrpo.examples.moving_digits:mislabeled_moving_digits",
     "misread_digits": "mmgrpo.examples.digits:misread_digits",

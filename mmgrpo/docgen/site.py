@@ -10,13 +10,13 @@ import typer
 from mmgrpo.config.loading import CONFIGS
 from mmgrpo.config.registry import REWARDS
 from mmgrpo.docgen.api import PAGES, api_pages
-from mmgrpo.docgen.catalogue import by_kind as rewards_by_kind
-from mmgrpo.docgen.catalogue import reward_pages
 from mmgrpo.docgen.commands import commands_page
 from mmgrpo.docgen.configuration import configuration_page
 from mmgrpo.docgen.methods import MethodRow, method_index, method_pages
 from mmgrpo.docgen.methods import by_kind as methods_by_kind
 from mmgrpo.docgen.papers import paper_index, papers_page
+from mmgrpo.docgen.reward_pages import by_kind as rewards_by_kind
+from mmgrpo.docgen.reward_pages import reward_pages
 
 FOLDER = "reference"
 """Folder of the pages below ``docs/``; nothing in it is committed."""

@@ -17,7 +17,7 @@ from ..models.clip_models import ClipSource, unit
 from ..parsing.boxes import CoordinateFrame
 from ..parsing.explanations import boxes_explanation, excerpt
 from ..parsing.sample_images import to_rgb
-from .compositional_prompts import COLOURS
+from .compositional_prompts import COLORS
 from .detectors import DetectorSource
 from .scenes import Clause, DetectedObject, clauses_of, evaluate_clauses, select_detections
 
@@ -113,7 +113,7 @@ class Compositional:
 
     def _attributes(self, image: Image.Image, group: Sequence[DetectedObject], clause: Clause) -> list[str]:
         """The attribute of each object: the one whose mean sentence embedding is nearest to its crop."""
-        options = list(clause.among or COLOURS)
+        options = list(clause.among or COLORS)
         if clause.attribute is not None and clause.attribute not in options:
             options.append(clause.attribute)
         texts = [text for option in options for text in _sentences(option, clause.label)]

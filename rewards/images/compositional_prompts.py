@@ -9,7 +9,7 @@ from typing import Any
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 
-COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 PLACES = ("left of", "right of", "above", "below")
 OBJECTS = (
@@ -90,9 +90,9 @@ def _counting(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
     return _prompt("counting", text, [_thing(name, count=count)], [_thing(name, count=count + 1)])
 
 
-def _colours(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
-    name, colour = rng.choice([name for name in objects if name != "person"]), rng.choice(COLOURS)
-    return _prompt("colors", f"a photo of {_a(colour)} {name}", [_thing(name, color=colour)])
+def _colors(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
+    name, color = rng.choice([name for name in objects if name != "person"]), rng.choice(COLORS)
+    return _prompt("colors", f"a photo of {_a(color)} {name}", [_thing(name, color=color)])
 
 
 def _position(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
@@ -101,9 +101,9 @@ def _position(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
     return _prompt("position", text, [_thing(other), _thing(first, position=[relation, 0])])
 
 
-def _colour_each(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
+def _color_each(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
     first_object, second_object = rng.sample([name for name in objects if name != "person"], 2)
-    first, second = rng.sample(COLOURS, 2)
+    first, second = rng.sample(COLORS, 2)
     text = f"a photo of {_a(first)} {first_object} and {_a(second)} {second_object}"
     return _prompt("color_attr", text, [_thing(first_object, color=first), _thing(second_object, color=second)])
 
@@ -112,9 +112,9 @@ TASKS: dict[str, Callable[[random.Random, list[str], int], Prompt]] = {
     "single_object": _single,
     "two_object": _two,
     "counting": _counting,
-    "colors": _colours,
+    "colors": _colors,
     "position": _position,
-    "color_attr": _colour_each,
+    "color_attr": _color_each,
 }
 
 

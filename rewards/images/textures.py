@@ -33,11 +33,11 @@ SRGB_TO_XYZ = (
 
 
 @final
-class Colour:
+class Color:
     """Reward: fraction of the pixels that are perceptually close to a color.
 
     A pixel counts if its distance in CIELAB (CIE 1976, white D65) is at most ``tolerance``; a distance of about 2 is
-    just visible, red and orange are about 60 apart. The color is ``colour``, or the value of ``column``: a CSS name,
+    just visible, red and orange are about 60 apart. The color is ``color``, or the value of ``column``: a CSS name,
     "#ff8800" or "rgb(255, 136, 0)". For a video the score is the mean over its frames; a row without a valid color is
     not scored.
 
@@ -47,22 +47,22 @@ class Colour:
     """
 
     deterministic = True
-    in_place_of_columns: ClassVar[Mapping[str, str | None]] = {"colour": None}
+    in_place_of_columns: ClassVar[Mapping[str, str | None]] = {"color": None}
 
     def __init__(
         self,
-        colour: str | None = None,
-        column: str = "colour",
+        color: str | None = None,
+        column: str = "color",
         tolerance: float = 30.0,
         target: float | None = None,
     ) -> None:
-        if colour is not None and _rgb(colour) is None:
-            raise ConfigError(f"Colour.colour must be a CSS name or #rrggbb, got {colour!r}")
+        if color is not None and _rgb(color) is None:
+            raise ConfigError(f"Color.color must be a CSS name or #rrggbb, got {color!r}")
         if not tolerance > 0:
-            raise ConfigError(f"Colour.tolerance must be positive, got {tolerance}")
+            raise ConfigError(f"Color.tolerance must be positive, got {tolerance}")
         if target is not None and not 0 < target <= 1:
-            raise ConfigError(f"Colour.target must be in (0, 1], got {target}")
-        self.colour = colour
+            raise ConfigError(f"Color.target must be in (0, 1], got {target}")
+        self.color = color
         self.column = column
         self._tolerance = tolerance
         self._target = target
@@ -71,7 +71,7 @@ class Colour:
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> float | None:
-        wanted = _rgb(sample.prompt.columns.get(self.column) if self.colour is None else self.colour)
+        wanted = _rgb(sample.prompt.columns.get(self.column) if self.color is None else self.color)
         frames = sample_frames(sample)
         if wanted is None or not frames:
             return None
@@ -218,12 +218,12 @@ def _floor(power_K: Gray, k: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def _named(colour: str) -> tuple[int, ...] | None:
+def _named(color: str) -> tuple[int, ...] | None:
     try:
-        return ImageColor.getrgb(colour)[:3]
+        return ImageColor.getrgb(color)[:3]
     except ValueError:
         return None
 
 
-def _rgb(colour: Any) -> tuple[int, ...] | None:
-    return _named(colour) if isinstance(colour, str) and len(colour) < 100 else None
+def _rgb(color: Any) -> tuple[int, ...] | None:
+    return _named(color) if isinstance(color, str) and len(color) < 100 else None

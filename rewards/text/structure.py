@@ -106,7 +106,7 @@ class JsonSchema:
     The answer must be only the object, optionally fenced as code; with ``anywhere: true`` the last object in the text
     is used.
 
-    Example: ``{name: json_schema, keys: {colour: string, count: integer}}``.
+    Example: ``{name: json_schema, keys: {color: string, count: integer}}``.
     Settings: ``extract`` as in ``exact_match``. No reference is needed.
     Range: 0 or 1; ``partial`` 0 to 1.
     Source: designed for mmgrpo.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from mmgrpo.rewards.images.compositional import Compositional
-from mmgrpo.rewards.images.compositional_prompts import COLOURS
+from mmgrpo.rewards.images.compositional_prompts import COLORS
 from mmgrpo.rewards.images.detectors import DetectorSource
 from PIL import Image
 from transformers import AutoModelForZeroShotObjectDetection, AutoProcessor, CLIPModel
@@ -104,19 +104,19 @@ def test_clip_classifies_colors_on_the_crop(owl: Path, clip: Path) -> None:
     bottom = min(max(round(surest.box.bottom), top + 1), 48)
     crop = image.crop((left, top, right, bottom))
     nearest = []
-    for colour in COLOURS:
+    for color in COLORS:
         sentences = [
-            f"a photo of a {colour} dog",
-            f"a photo of a {colour}-colored dog",
-            f"a photo of a {colour} object",
+            f"a photo of a {color} dog",
+            f"a photo of a {color}-colored dog",
+            f"a photo of a {color} object",
         ]
         out = model(**processor(text=sentences, images=[crop], padding=True, return_tensors="pt"))
         mean = out.text_embeds.mean(0)
         nearest.append(float(out.image_embeds[0] @ (mean / mean.norm())))
-    seen = COLOURS[nearest.index(max(nearest))]
-    other = next(colour for colour in COLOURS if colour != seen)
+    seen = COLORS[nearest.index(max(nearest))]
+    other = next(color for color in COLORS if color != seen)
     reward = Compositional(str(owl), str(clip), threshold=0.0)
-    rows = [drew(image, include=[{"class": "dog", "count": 1, "color": colour}]) for colour in (seen, other)]
+    rows = [drew(image, include=[{"class": "dog", "count": 1, "color": color}]) for color in (seen, other)]
     assert [float(score or 0) for score in reward(rows)] == [1.0, 0.0]
     alone = [{"class": "dog", "attribute": "wooden", "among": ["wooden"]}]
     assert [float(score or 0) for score in reward([drew(image, include=alone)])] == [1.0]

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from mmgrpo.rewards.images.textures import Colour, GridArtifacts, Sharpness, grid_shares, lab
+from mmgrpo.rewards.images.textures import Color, GridArtifacts, Sharpness, grid_shares, lab
 from PIL import Image, ImageFilter
 from sklearn.datasets import load_digits, load_sample_images
 
@@ -50,12 +50,12 @@ def test_lab_of_known_colors() -> None:
 
 
 def test_color_is_a_share_of_the_pixels() -> None:
-    picture = drew(halves("red", "blue"), colour="#0000fe")  # 6 columns of 8 are red; a shade off is near enough
-    assert Colour("red")([picture]) == [0.75]
-    assert Colour()([picture]) == [0.25]
-    assert Colour("red", tolerance=300)([picture]) == [1.0]
-    assert Colour("red", target=0.5)([picture]) == [0.75]
-    assert Colour("red")([filmed([halves("red", "blue"), halves("blue", "red")])]) == [0.5]
+    picture = drew(halves("red", "blue"), color="#0000fe")  # 6 columns of 8 are red; a shade off is near enough
+    assert Color("red")([picture]) == [0.75]
+    assert Color()([picture]) == [0.25]
+    assert Color("red", tolerance=300)([picture]) == [1.0]
+    assert Color("red", target=0.5)([picture]) == [0.75]
+    assert Color("red")([filmed([halves("red", "blue"), halves("blue", "red")])]) == [0.5]
 
 
 def test_samples_without_image_or_color_are_not_scored() -> None:
@@ -63,11 +63,11 @@ def test_samples_without_image_or_color_are_not_scored() -> None:
     rows = [
         drew(None),
         drew(picture),
-        drew(picture, colour="sharp"),
-        drew(picture, colour=7),
-        drew(picture, colour="red"),
+        drew(picture, color="sharp"),
+        drew(picture, color=7),
+        drew(picture, color="red"),
     ]
-    assert Colour()(rows) == [None, None, None, None, 0.75]
+    assert Color()(rows) == [None, None, None, None, 0.75]
 
 
 def test_sharpness_by_hand() -> None:
@@ -186,11 +186,11 @@ def test_small_images_are_scored_at_smaller_periods_or_not_at_all() -> None:
 
 def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="CSS name"):
-        Colour("reddish")
+        Color("reddish")
     with pytest.raises(ConfigError, match="positive"):
-        Colour("red", tolerance=0)
+        Color("red", tolerance=0)
     with pytest.raises(ConfigError, match=r"\(0, 1\]"):
-        Colour("red", target=2)
+        Color("red", target=2)
     with pytest.raises(ConfigError, match="power of two"):
         GridArtifacts(period=12)
     with pytest.raises(ConfigError, match="at least 3"):

@@ -26,7 +26,7 @@ from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import brightness, lines, make_policy
 
 ALOUD = "python:tests.test_world_sizes:read_aloud"
-DIGITS = {"name": "mislabelled_digits", "fraction": 0.5}
+DIGITS = {"name": "mislabeled_digits", "fraction": 0.5}
 STILL = {"surrogate": None, "terms": [{"name": "departure", "weight": 0.0}]}
 """An objective of 0."""
 

@@ -31,7 +31,7 @@ from tests.test_resuming import failing, timeless
 from tests.test_trainer import BASE, lines, make_policy, weights
 from tests.test_trainer_language import TEXTS, vowels
 
-WARMUP = {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps": 3, "batch_size": 4}
+WARMUP = {"examples": {"name": "mislabeled_digits", "fraction": 0.45}, "steps": 3, "batch_size": 4}
 DIGITS = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 2}
 WRITING = {
     "rollout": {"prompts_per_step": 2, "group_size": 4},

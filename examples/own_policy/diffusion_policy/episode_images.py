@@ -27,12 +27,12 @@ def episode_image(path_NS: Tensor) -> Image.Image:
         (across, down), r = at(x, y), radius * side / 2
         pen.ellipse((across - r, down - r, across + r, down + r), fill=fill, outline=outline, width=SCALE)
 
-    for (goal_x, goal_y), colour in ((DECOY, "#d1d5db"), (GOAL, AIM)):
-        disc(goal_x, goal_y, TOLERANCE, None, colour)
+    for (goal_x, goal_y), color in ((DECOY, "#d1d5db"), (GOAL, AIM)):
+        disc(goal_x, goal_y, TOLERANCE, None, color)
     *_, (x, y, block_x, block_y) = ends = path_NS.tolist()
     disc(block_x, block_y, REACH * 0.6, "#fde68a")
     disc(x, y, REACH * 0.4, "#bfdbfe")
-    for colour, first in ((BLOCK, 2), (PUSHER, 0)):
-        pen.line([at(point[first], point[first + 1]) for point in ends], fill=colour, width=2 * SCALE, joint="curve")
-        disc(ends[0][first], ends[0][first + 1], 0.03, colour)
+    for color, first in ((BLOCK, 2), (PUSHER, 0)):
+        pen.line([at(point[first], point[first + 1]) for point in ends], fill=color, width=2 * SCALE, joint="curve")
+        disc(ends[0][first], ends[0][first + 1], 0.03, color)
     return image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)

@@ -13,7 +13,7 @@ from mmgrpo.cli import command_line as cli
 from mmgrpo.cli import listings
 from mmgrpo.config import RewardConfig
 from mmgrpo.config.registry import REWARDS
-from mmgrpo.docgen.catalogue import (
+from mmgrpo.docgen.reward_pages import (
     KINDS,
     OTHER_PACKAGES,
     by_kind,
