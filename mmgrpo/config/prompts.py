@@ -75,7 +75,8 @@ class PromptsConfig(ReadingConfig):
 
     source: str | None = Field(
         default=None,
-        description=".txt, .jsonl, .json, .parquet, a datasets folder or hub id, or python:module:function",
+        description=".txt, .jsonl, .json, .parquet, a datasets folder or hub id, python:module:function, or "
+        "reasoning_gym:DATASET?size=500&seed=0",
     )
     sources: tuple[SourceConfig, ...] = Field(default=(), description="several sources in place of one")
     shuffle: bool = Field(default=True, description="a new permutation every epoch; false: in the order of the source")

@@ -69,6 +69,7 @@ REWARDS: Mapping[str, str] = {
     "value_match": "mmgrpo.rewards.text.value_match:ValueMatch",
     "code_tests": "mmgrpo.rewards.code.programs:CodeTests",
     "run_time": "mmgrpo.rewards.code.programs:RunTime",
+    "reasoning_gym": "mmgrpo.rewards.code.procedural_tasks:ReasoningGym",
     "sql_execution": "mmgrpo.rewards.code.queries:SqlExecution",
     "command": "mmgrpo.rewards.code.shell_commands:Command",
     "rendered": "mmgrpo.rewards.code.rendered_images:Rendered",

@@ -23,6 +23,7 @@ from mmgrpo.data.arrow_values import (
 )
 from mmgrpo.data.bounds import refuse_fetching_card, require_bounded
 from mmgrpo.data.json_texts import json_of, row_of, text_of
+from mmgrpo.data.procedural_prompts import is_procedural, procedural_prompts
 from mmgrpo.data.prompt_media import (
     COLUMNS,
     StoredMedium,
@@ -153,7 +154,7 @@ def _load(config: ReadingConfig, source: str, key: str, note: str | None) -> lis
     try:
         return load_prompts(source, **reading_settings(config))
     except DataError as error:
-        if is_python_target(source) or Path(source).expanduser().exists():
+        if is_python_target(source) or is_procedural(source) or Path(source).expanduser().exists():
             raise
         raise DataError(f"{key}: {error}; {_source_advice(config, key, note)}") from error
 
@@ -168,7 +169,7 @@ def require_source(config: PromptsConfig | HeldOutPromptsConfig, *, key: str, no
     parts = [(config, config.source, f"{key}.source")]
     parts += [(part, part.source, f"{key}.sources[{number}].source") for number, part in enumerate(config.sources)]
     for part, source, where in parts:
-        if source is None or is_python_target(source) or not _is_path(source):
+        if source is None or is_python_target(source) or is_procedural(source) or not _is_path(source):
             continue
         path = Path(source).expanduser()
         if not path.exists():
@@ -226,6 +227,10 @@ def _read(source: str, split: str | None, rules: _ReadingRules) -> Iterable[Prom
         _require_no_split(source, split)
         _require_no_rules(source, rules)
         return _from_python(source)
+    if is_procedural(source):
+        _require_no_split(source, split)
+        _require_no_rules(source, rules)
+        return procedural_prompts(source)
     path = Path(source).expanduser()
     if path.is_dir():
         return _from_folder(path, split, rules)

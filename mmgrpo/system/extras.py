@@ -33,6 +33,7 @@ EXTRA_OF: Mapping[str, str] = {
     "bm25s": "search",
     "duckdb": "sql",
     "textarena": "games",
+    "reasoning_gym": "reasoning-gym",
 }
 """Module -> the extra that installs it; other modules come with every install."""
 
