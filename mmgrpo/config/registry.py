@@ -174,6 +174,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "search": "mmgrpo.environments.search:SearchEnvironment",
     "sql": "mmgrpo.environments.sql:SqlEnvironment",
     "text_game": "mmgrpo.environments.text_games:TextGameEnvironment",
+    "miniwob": "mmgrpo.environments.miniwob_pages:MiniwobEnvironment",
     "simulated": "mmgrpo.environments.simulated:SimulatedEnvironment",
 }
 

@@ -34,6 +34,8 @@ EXTRA_OF: Mapping[str, str] = {
     "duckdb": "sql",
     "textarena": "games",
     "reasoning_gym": "reasoning-gym",
+    "miniwob": "screens",
+    "selenium": "screens",
 }
 """Module -> the extra that installs it; other modules come with every install."""
 
