@@ -103,7 +103,8 @@ def test_endless_queries_end_without_ending_the_conversation(engine: str) -> Non
 def test_calls_are_read_in_each_format() -> None:
     environment = SqlEnvironment(call="tool_call", answer_tag="answer")
     try:
-        assert '"name": "query"' in environment.reset(Prompt("?", columns={"schema": SCHEMA})).text
+        opening = environment.reset(Prompt("?", columns={"schema": SCHEMA}))
+        assert [tool["function"]["name"] for tool in opening.tools] == ["query"]
         call = json.dumps({"name": "query", "arguments": {"query": "SELECT name FROM city WHERE size = 28"}})
         assert environment.step(f"<tool_call>{call}</tool_call>").text == "name\nRome"
         assert environment.step("<answer>Rome</answer>").done
