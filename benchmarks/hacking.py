@@ -58,7 +58,7 @@ class Ran:
 
 def warmed_up(output: Path, *, steps: int = 1500) -> Path:
     """Weights of the digits model after supervised steps on true captions."""
-    warmup = {"update.warmup.steps": steps, "update.warmup.examples": {"name": "mislabelled_digits", "fraction": 0.0}}
+    warmup = {"update.warmup.steps": steps, "update.warmup.examples": {"name": "mislabeled_digits", "fraction": 0.0}}
     return _train({"about.name": "warm", "steps": 0, "evaluation": None, **warmup}, output, None)
 
 

@@ -284,7 +284,7 @@ def test_rewards(reward: Callable[..., Any], ok: bool, measured: str, cure: str,
 
 
 def test_equal_rewards_are_no_warning_before_the_warm_up() -> None:
-    config = config_of(update={"warmup": {"examples": "mislabelled_digits", "steps": 1}})
+    config = config_of(update={"warmup": {"examples": "mislabeled_digits", "steps": 1}})
     finding = findings_of(policy_of(), config, judge=constant)["reward judge"]
     assert finding.ok
     assert finding.fix == ""

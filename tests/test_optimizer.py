@@ -18,7 +18,7 @@ from mmgrpo.runs.checkpoint import weights_folder
 from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, weights
 
-WARMUP = {"examples": {"name": "mislabelled_digits", "fraction": 0.5}, "steps": 2, "batch_size": 4, "log_every": 1}
+WARMUP = {"examples": {"name": "mislabeled_digits", "fraction": 0.5}, "steps": 2, "batch_size": 4, "log_every": 1}
 WARMED = {"optimizer": {"lr": 1e-3}, "warmup": WARMUP}
 ROLLOUT = {"prompts_per_step": 2, "group_size": 2}
 

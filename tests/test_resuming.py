@@ -22,7 +22,7 @@ from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, run, weights
 
-WARMUP = {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps": 3, "batch_size": 4}
+WARMUP = {"examples": {"name": "mislabeled_digits", "fraction": 0.45}, "steps": 3, "batch_size": 4}
 WARMED = {**BASE["update"], "warmup": WARMUP}
 EVALUATION = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 2}
 

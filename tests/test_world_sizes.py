@@ -245,7 +245,7 @@ def warmed_on_texts(output: Path) -> Trainer:
 
 
 def warmed_on_images(output: Path) -> Trainer:
-    warmup = {"examples": {"name": "mislabelled_digits", "fraction": 0.5}, "steps": 3, "batch_size": 4, "log_every": 1}
+    warmup = {"examples": {"name": "mislabeled_digits", "fraction": 0.5}, "steps": 3, "batch_size": 4, "log_every": 1}
     values = base(output, steps=0, rollout={"prompts_per_step": 2}, update={"warmup": warmup})
     return finished(Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), values))
 

@@ -72,7 +72,7 @@ def images(output: Path, resume: Path | None, reward: Reward) -> Trainer:
         "checkpoint": {**ALL["checkpoint"], "best": "brightness"},
         "update": {
             **BASE["update"],
-            "warmup": {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps": 4, "batch_size": 4},
+            "warmup": {"examples": {"name": "mislabeled_digits", "fraction": 0.45}, "steps": 4, "batch_size": 4},
         },
         "evaluation": {**ALL["evaluation"], "prompts": {"source": DIGITS, "limit": 2}, "every": 2},
     }
