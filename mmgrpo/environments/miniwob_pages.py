@@ -42,7 +42,7 @@ OUTCOME = "return [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL];"
 CLICKS = {"click": ("left", 1), "double_click": ("left", 2), "right_click": ("right", 1)}
 
 
-class GuiAction(Protocol):
+class PageAction(Protocol):
     """An action that ``ACTION_PARSER`` returns."""
 
     kind: str
@@ -188,7 +188,7 @@ class MiniwobEnvironment(Environment):
         data = self._command("Page.captureScreenshot", format="png", clip=clip)["data"]
         return Image.open(BytesIO(base64.b64decode(data))).convert("RGB")
 
-    def _performed(self, action: GuiAction) -> str | None:
+    def _performed(self, action: PageAction) -> str | None:
         """Performs an action; returns the reason if it cannot be performed."""
         if action.kind in ("type", "key"):
             if not action.text:
