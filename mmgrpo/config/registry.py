@@ -173,6 +173,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "video_tools": "mmgrpo.environments.video_tools:VideoToolsEnvironment",
     "search": "mmgrpo.environments.search:SearchEnvironment",
     "sql": "mmgrpo.environments.sql:SqlEnvironment",
+    "mcp": "mmgrpo.environments.mcp_tools:McpEnvironment",
     "text_game": "mmgrpo.environments.text_games:TextGameEnvironment",
     "miniwob": "mmgrpo.environments.miniwob_pages:MiniwobEnvironment",
     "simulated": "mmgrpo.environments.simulated:SimulatedEnvironment",

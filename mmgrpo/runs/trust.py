@@ -23,7 +23,7 @@ from mmgrpo.system.targets import PYTHON, is_python_target
 TRUSTED_MODULES = "mmgrpo.examples."
 """Prefix of modules whose functions any configuration may name."""
 
-SERVERS = ("url", "key_variable", "token_variable")
+SERVERS = ("url", "key_variable", "token_variable", "command")
 """Settings that send samples, and secrets of the environment, to a server."""
 
 SWITCHES = ("trust_remote_code", "allow_fetch")

@@ -32,6 +32,7 @@ EXTRA_OF: Mapping[str, str] = {
     "deepspeed": "deepspeed",
     "bm25s": "search",
     "duckdb": "sql",
+    "mcp": "mcp",
     "textarena": "games",
     "reasoning_gym": "reasoning-gym",
     "miniwob": "screens",
