@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from PIL import Image
 
+from mmgrpo.data.replies import plain_reply, reply_of
 from mmgrpo.errors import ConfigError
 from mmgrpo.tool_calls import description
 from mmgrpo.tools import ToolEnvironment, ToolObjectEnvironment, schema_of
@@ -218,6 +219,16 @@ def test_coroutines_of_a_turn_run_side_by_side() -> None:
     )
     assert turn.text == "meaning of a\n0.5\nmeaning of b"
     assert started == ["a", "b"]
+
+
+def test_results_with_images_survive_a_checkpoint() -> None:
+    turn = ToolEnvironment([patch]).step(call("patch", color="red") + call("patch", color="no"))
+    restored = reply_of(plain_reply(turn))
+    assert restored is not None
+    assert [(r.name, r.text, r.num_images, r.failed) for r in restored.results] == [
+        (r.name, r.text, r.num_images, r.failed) for r in turn.results
+    ]
+    assert [result.num_images for result in restored.results] == [1, 0]
 
 
 def viewed(width: int) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from mmgrpo.data.audio_loading import load_audio
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.videos import frames_of_video
 from mmgrpo.environment import Turn
+from mmgrpo.tool_calls import ToolResult
 from mmgrpo.types import Audio
 
 
@@ -28,6 +29,7 @@ def plain_reply(reply: Turn | None) -> dict[str, Any] | None:
         "images": [_pixels(load_image(image)) for image in reply.images],
         "videos": [[_pixels(frame) for frame in frames_of_video(video)] for video in reply.videos],
         "audios": [(audio.values, audio.sampling_rate) for audio in audios],
+        "results": [(result.name, result.text, result.num_images, result.failed) for result in reply.results],
     }
 
 
@@ -41,6 +43,7 @@ def reply_of(plain: Mapping[str, Any] | None) -> Turn | None:
         images=[_image(pixels_HWC) for pixels_HWC in plain["images"]],
         videos=[[_image(pixels_HWC) for pixels_HWC in frames] for frames in plain["videos"]],
         audios=[Audio(values, rate) for values, rate in plain["audios"]],
+        results=[ToolResult(*result) for result in plain.get("results", ())],
     )
 
 
