@@ -87,7 +87,8 @@ class DataFiles:
     def combined(self, *names: str | Path, **values: Any) -> RunConfig:
         """The configuration of a file that includes some names or files, and states some values."""
         files = [self.path(name) if isinstance(name, str) else name for name in names]
-        return load_config(self.written({"include": [str(file) for file in files], **values}))
+        named = {"about": {"name": "combined"}, **values}  # the default, the file's own name, differs between files
+        return load_config(self.written({"include": [str(file) for file in files], **named}))
 
     def written(self, values: Mapping[str, Any]) -> Path:
         """A file of these values, which exists as long as this object."""
