@@ -295,7 +295,7 @@ class Comparison:
 def compare(case: str, rounds: int, steps: int, device: str = "cpu") -> Comparison:
     """Runs both sides by turns, each time in a process of its own."""
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    peak_mb = dict.fromkeys(SIDES, 0.0)
+    peak_mb: dict[str, float] = dict.fromkeys(SIDES, 0.0)
     ratios: list[float] = []
     for _ in range(rounds):
         result = {side: measured(side, case, steps, device) for side in SIDES}

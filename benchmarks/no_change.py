@@ -93,16 +93,16 @@ def for_tasks(config: str, overrides: Sequence[str]) -> list[str]:
     Raises: ValueError for a series, which is several runs.
     """
     loaded = load_config(config)
-    if loaded.runs:
+    if loaded.series:
         raise ValueError(f"{config} is a series of runs: compare the configuration of each run alone")
-    if not loaded.tasks:
+    if not loaded.mixed:
         return list(overrides)
     of_run = [override for override in overrides if _is_under(override, OF_RUN)]
     return of_run + [
         f"tasks.{name}.{override}"
-        for name, values in loaded.tasks.items()
+        for name, values in loaded.mixed.items()
         for override in overrides
-        if not _is_under(override, inherited_keys(values.get("task")))
+        if not _is_under(override, inherited_keys(values.get("rollout", {}).get("task")))
     ]
 
 

@@ -7,7 +7,6 @@ visible, the shape of the digit is not. The tool returns the region that the mod
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -18,7 +17,7 @@ from mmgrpo.examples.language_models import CANVAS, ZOOM_PIECES
 from PIL import Image
 
 from mmgrpo.errors import DataError
-from mmgrpo.tools import calls_in
+from mmgrpo.tool_calls import FunctionCall, calls_in
 from mmgrpo.types import Example, Prompt, Sample
 
 QUESTION = "which digit is shown ?"
@@ -92,9 +91,9 @@ def call_of(box: Box) -> str:
     return f"{before}{between.join(map(str, box))}{after}"
 
 
-def _is_right(sample: Sample, call: str) -> bool:
+def _is_right(sample: Sample, call: FunctionCall) -> bool:
     try:
-        left, top, right, bottom = json.loads(call)["arguments"]["bbox_2d"]
+        left, top, right, bottom = call.arguments["bbox_2d"]
         x0, y0, x1, y1 = sample.prompt.columns["box"]
         area = (right - left) * (bottom - top)
         return left <= x0 and top <= y0 and x1 <= right and y1 <= bottom and area <= MAX_AREA * SIDE**2

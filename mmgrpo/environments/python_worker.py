@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import Any
 
 OUTPUT = "/tmp/output"
@@ -27,6 +28,7 @@ def main() -> None:
     output = os.open(OUTPUT, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)  # of programs that the code starts as well
     os.dup2(output, 2)
+    assert isinstance(sys.stdout, TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # in order with the output of those programs
     names: dict[str, Any] = {"__name__": "__main__"}
     for number, line in enumerate(requests, start=1):
@@ -57,8 +59,9 @@ def run(code: str, file: str, names: dict[str, Any], traceback_lines: int) -> st
     linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
     try:
         body = ast.parse(code, file).body
-        last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
-        exec(compile(ast.Module(body, []), file, "exec"), names)
+        last = body[-1] if body and isinstance(body[-1], ast.Expr) else None
+        statements = body if last is None else body[:-1]
+        exec(compile(ast.Module(statements, []), file, "exec"), names)
         if last is not None:
             value = eval(compile(ast.Expression(last.value), file, "eval"), names)
             if value is not None:

@@ -38,7 +38,9 @@ def main() -> None:
         reply = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(reply), file=replies, flush=True)
     next(requests)  # the line that asks whether the database is open
-    for line in requests if execute else ():
+    for line in requests:
+        if execute is None:
+            break
         print(json.dumps(answer(execute, json.loads(line)["query"], settings["max_rows"])), file=replies, flush=True)
 
 

@@ -117,8 +117,9 @@ class TextCalls:
             describe: whether ``opening_turn`` describes the calls.
         """
         self._tools = tools
-        tag = answer_tag
-        self._answer = tag and CallFormat(opening=f"<{tag}>", closing=f"</{tag}>", result="{result}")
+        self._answer: CallFormat | None = None
+        if answer_tag:
+            self._answer = CallFormat(opening=f"<{answer_tag}>", closing=f"</{answer_tag}>", result="{result}")
         self._describe = describe
 
     def opening_turn(self, prompt: Prompt) -> Turn:

@@ -166,7 +166,8 @@ def sample_stats(samples: Sequence[Sample]) -> SampleStats:
 def _summed(uses: Iterable[tuple[str, ToolUse]]) -> dict[str, ToolUse]:
     total: dict[str, ToolUse] = {}
     for name, use in uses:
-        total[name] = ToolUse(*map(sum, zip(total.get(name, ToolUse(0, 0, 0.0)), use, strict=True)))
+        calls, failures, seconds = total.get(name, ToolUse(0, 0, 0.0))
+        total[name] = ToolUse(calls + use.calls, failures + use.failures, seconds + use.seconds)
     return total
 
 

@@ -56,7 +56,7 @@ class ReasoningGym:
         task = sample.prompt.columns.get(self.column)
         if sample.text is None or not isinstance(task, Mapping) or set(task) != TASK_KEYS:
             return None
-        reference = sample.prompt.columns.get("answer")
+        reference = sample.prompt.columns.get("answer", "")
         answer = extract_answer(sample.text, self._extract)
         if answer is None:
             return Score(0.0, comparison(None, reference, "no answer"))

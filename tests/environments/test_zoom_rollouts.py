@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ from mmgrpo.policies.language import LanguagePolicy
 from PIL import Image
 
 from mmgrpo.environments.image_tools import ImageToolsEnvironment
-from mmgrpo.tools import calls_in
+from mmgrpo.tool_calls import calls_in
 from mmgrpo.types import Example, Plan, Rollout, Sample
 from tests.policies.contract import largest_difference, values
 from tests.policies.test_language_media_turns import plain_inputs, plain_logprobs, processed
@@ -51,7 +50,7 @@ def rollout(policy: LanguagePolicy) -> Rollout:
 
 
 def boxes(sample: Sample) -> list[list[int]]:
-    return [json.loads(call)["arguments"]["bbox_2d"] for turn in sample.turn_texts for call in calls_in(turn)]
+    return [call.arguments["bbox_2d"] for turn in sample.turn_texts for call in calls_in(turn)]
 
 
 def test_calls_are_answered_with_the_region(rollout: Rollout) -> None:
@@ -126,3 +125,16 @@ def test_right_zooms_contain_the_digit() -> None:
     for text in ("<answer>7</answer>", "<tool_call>zoom</tool_call>", tiny_digits.call_of(("a", 0, 1, 2))):  # pyright: ignore[reportArgumentType]
         assert tiny_digits.right_zoom([Sample(prompt, 0, 0, turn_texts=[text])]) == [0.0]
     assert tiny_digits.called([Sample(prompt, 0, 0, turn_texts=["<answer>7</answer>"])]) == [0.0]
+
+
+def test_right_zoom_shows_the_complete_digit_in_a_small_region() -> None:
+    prompt = tiny_digits.questions(1, 0)[0]
+    x0, y0, x1, y1 = prompt.columns["box"]
+    boxes = [(x0, y0, x1, y1), (x0 + 1, y0, x1, y1), (0, 0, 10_000, 10_000)]
+    samples = [
+        Sample(prompt=prompt, group=0, member=member, text="", turn_texts=(tiny_digits.call_of(box), "4"))
+        for member, box in enumerate(boxes)
+    ]
+    silent = Sample(prompt=prompt, group=0, member=3, text="4", turn_texts=("4",))
+    assert tiny_digits.right_zoom([*samples, silent]) == [1.0, 0.0, 0.0, 0.0]
+    assert tiny_digits.called([*samples, silent]) == [1.0, 1.0, 1.0, 0.0]
