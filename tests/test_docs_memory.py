@@ -48,7 +48,7 @@ def test_the_configurations(number: int) -> None:
     alternatives = re.split(r"\n(?=[a-z]+: \{)", text) if number not in (2, 3, 4) else [text]
     for one in alternatives:
         values = parse_yaml(one)
-        if number in (3, 4):
+        if number in (3, 4, 5):
             values |= {"policy": {"name": "language", "model": "m"}}
         if number == 3:
             overlong = {"name": "overlong", "max_length": 4096, "margin": 16}

@@ -130,7 +130,7 @@ def test_few_anchors_are_parsed() -> None:
         ),
         ("rollout.strategy={name: with_answer, column: 3}", "column of with_answer must be str, got 3"),
         (
-            "rollout.strategy={name: on_failure, context: x, replace_failed: 1}",
+            "rollout.strategy={name: on_failure, prompt_template: x, replace_failed: 1}",
             "replace_failed of on_failure must be bool",
         ),
         ("rollout.tree={name: at, at: [1, x]}", "at of at must be a list of int, got"),

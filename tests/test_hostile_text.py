@@ -142,7 +142,7 @@ def test_progress_shows_labels_and_alarms_as_text(capsys: pytest.CaptureFixture[
 
 class TestCommands:
     def test_train_evaluate_and_report(self, tmp_path: Path) -> None:
-        path = config(tmp_path, name="run[bold]x[bold]")
+        path = config(tmp_path, about={"name": "run[bold]x[bold]"})
         output = call("train", path)
         assert f"run folder: {tmp_path}/runs/run[bold]x[bold]" in output
         assert f"{HOSTILE_TEXT.replace('/', '|')} 1" in output  # the mean of the codes of small letters is above 96
@@ -168,7 +168,7 @@ class TestCommands:
 
     def test_explain_and_errors_of_configurations(self, tmp_path: Path) -> None:
         wrapped = HOSTILE_TEXT.replace(r"\x0d", " ")  # white space is where lines are wrapped
-        assert f"run {wrapped}, seed 0" in call("explain", config(tmp_path, name=HOSTILE))
+        assert f"run {wrapped}, seed 0" in call("explain", config(tmp_path, about={"name": HOSTILE}))
         assert f"error: unknown key {HOSTILE!r}" in call("explain", config(tmp_path, **{HOSTILE: 1}), code=2)
         assert "clip of reward 'acc[/easy]' must be [low, high], low below high, got (2.0, 1.0)" in call(
             "explain", config(tmp_path, rewards=[{"name": "jpeg_size", "label": "acc[/easy]", "clip": [2, 1]}]), code=2

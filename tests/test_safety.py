@@ -23,7 +23,7 @@ from tests.test_docs import shown
 
 UNPICKLING = ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 
-RUNS_TEXT = {"mmgrpo.rewards.code.program_protocol"}
+RUNS_TEXT = {"mmgrpo.environments.python_worker", "mmgrpo.rewards.code.program_protocol"}
 """What runs within the sandbox, as a program of its own."""
 
 LOADS_FOREIGN_CODE = {

@@ -34,7 +34,7 @@ def shown(tracker: str, folder: Path) -> None:
     """An evaluation of pictures at step 0, and one of texts at step 3, in a tracker."""
     accelerator = Accelerator(cpu=True, log_with=[tracker], project_dir=str(folder))
     trackers = Trackers(accelerator)
-    trackers.start(RunConfig.model_validate({"name": "shown"}), folder)
+    trackers.start(RunConfig.model_validate({"about": {"name": "shown"}}), folder)
     log_samples(trackers, 0, PICTURES, SCORES)
     trackers.log({"eval/right/mean": 1.0}, step=3)
     log_samples(trackers, 3, TEXTS, SCORES)

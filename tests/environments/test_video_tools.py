@@ -16,6 +16,7 @@ from mmgrpo.data.videos import open_video
 from mmgrpo.environment import Turn
 from mmgrpo.environments.video_tools import VideoToolsEnvironment
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.tool_calls import description
 from mmgrpo.types import Prompt
 from tests.environments.test_image_tools import error, pixels
 from tests.test_tools import call
@@ -112,14 +113,14 @@ def test_sizes_and_calls_are_limited(path: str) -> None:
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [
-        ("select_frames", {"target_frames": "1"}, "target_frames must be a list"),
+        ("select_frames", {"target_frames": "1"}, "target_frames must be array"),
         ("select_frames", {"target_frames": [0]}, "frames are numbered from 1 to 20"),
-        ("select_frames", {"target_frames": [1.5]}, "frames are numbered from 1 to 20"),
+        ("select_frames", {"target_frames": [1.5]}, "target_frames[0] must be integer, got 1.5"),
         ("select_frames", {"target_frames": [1], "target_video": 2}, "target_video must be from 1 to 1, got 2"),
         ("view_clip", {"start_time": 2, "end_time": 1}, "start_time must be below end_time, both within 0 to 5.0 s"),
         ("view_clip", {"start_time": 9, "end_time": 10}, "both within 0 to 5.0 s, got 9 to 10"),
         ("view_clip", {"start_time": float("nan"), "end_time": 1}, "must be numbers of seconds"),
-        ("view_clip", {"start_time": "0:01", "end_time": 10**400}, "must be numbers of seconds"),
+        ("view_clip", {"start_time": "0:01", "end_time": 1}, "start_time must be number"),
         ("view_clip", {"start_time": 0, "end_time": 1, "num_frames": 99}, "num_frames must be an integer from 1 to 8"),
     ],
 )
@@ -137,7 +138,7 @@ def test_unreadable_videos_are_errors_that_the_model_reads(tmp_path: Path) -> No
 
 def test_signatures_have_the_limits(path: str) -> None:
     environment = VideoToolsEnvironment({"view_clip": "seek_video_frames", "select_frames": "select"}, num_frames=16)
-    text = environment.reset(Prompt("what", videos=[path])).text
+    text = description(environment.reset(Prompt("what", videos=[path])).tools)
     assert '"name": "seek_video_frames"' in text
     assert "at most 8 numbers of frames, from 1 to 16, evenly spaced" in text
     assert "{" not in text.split('"description": "')[1].split('"')[0]

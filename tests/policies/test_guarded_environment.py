@@ -206,7 +206,7 @@ def test_a_run_continues_and_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(f"{__name__}.made", count())
-    monkeypatch.setattr(guarded_environment, "_traceback_shown", set())
+    monkeypatch.setattr(guarded_environment, "_names_with_traceback", set())
     settings = {"name": f"python:{__name__}:sometimes"}
     trainer = trainer_of(tmp_path, {"environment": settings, "max_turns": 2})
     folder = trainer.train()

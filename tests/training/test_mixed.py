@@ -168,7 +168,7 @@ def test_each_of_two_tasks_equals_its_separate_run(name: str, whole: MixedTraine
     assert timeless(lines(task)) == timeless(lines(apart))
     names = [[path.name for path in list_checkpoints(one.folder.path)] for one in (task, apart)]
     assert names[0] == names[1]
-    assert load_config(task.folder.path / "config.yaml").task is not None
+    assert load_config(task.folder.path / "config.yaml").rollout.task is not None
 
 
 def test_one_task_is_the_plain_run(tmp_path: Path) -> None:
