@@ -350,7 +350,7 @@ def test_method_of_step_rewards_needs_their_label(method: str) -> None:
 @pytest.mark.parametrize("method", ["ppo", "dvpo", "direct-advantage-policy-optimization"])
 def test_method_of_a_critic_needs_one(method: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"methods/{method} needs a critic, and the run has none: .* set advantage\.critic"
+        ConfigError, match=rf"methods/{method} needs a critic, and the run has none: .* set advantage\.critic"
     ):
         require_needs(load_config(f"methods/{method}", {"advantage.critic": None}))
     require_needs(load_config(f"methods/{method}"))
