@@ -49,6 +49,7 @@ def test_denoising_rows_are_exact(tmp_path: Path) -> None:
     assert [row["log-prob gap"] for row in rows[1:]] == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.nightly
 def test_language_rows_agree_with_direct_calls(tmp_path: Path) -> None:
     rows = run(tmp_path, "language")
     assert [row["shares prompt"] for row in rows] == [True, True, True]

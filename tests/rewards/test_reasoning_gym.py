@@ -55,6 +55,7 @@ def test_bad_sources_are_errors(source: str, message: str) -> None:
         load_prompts(source)
 
 
+@pytest.mark.nightly
 @needs_sandbox
 def test_verifiers_score_answers() -> None:
     sums = load_prompts("reasoning_gym:chain_sum?size=2&seed=3")

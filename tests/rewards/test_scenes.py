@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.images.compositional_prompts import COLOURS, OBJECTS, TASKS, compositional_prompts
+from mmgrpo.rewards.images.compositional_prompts import COLORS, OBJECTS, TASKS, compositional_prompts
 from mmgrpo.rewards.images.scenes import (
     FRAME,
     Clause,
@@ -145,7 +145,7 @@ def test_prompts_state_their_clauses() -> None:
         include, exclude = (clauses_of(prompt.columns, name) for name in ("include", "exclude"))
         for clause in include:
             assert clause.label in prompt.text
-            assert clause.attribute is None or (clause.attribute in prompt.text and clause.attribute in COLOURS)
+            assert clause.attribute is None or (clause.attribute in prompt.text and clause.attribute in COLORS)
             assert not (clause.label == "person" and clause.attribute)
         assert bool(exclude) == (prompt.columns["tag"] == "counting")
         if prompt.columns["tag"] == "position":
