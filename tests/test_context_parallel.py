@@ -25,6 +25,8 @@ from tests.policies.tiny_language import policy_of
 from tests.test_sharding import untimed
 from tests.test_world_sizes import outcome
 
+pytestmark = pytest.mark.nightly  # `.ci/run` has ten minutes
+
 MODULE = "tests.test_context_parallel"
 RELATIVE = 1e-6
 PIPELINES = ("wan", "flux", "flux-kontext", "flux2", "flux2-klein")

@@ -31,6 +31,8 @@ from tests.policies import tiny_policies
 from tests.policies.contract import gradients
 from tests.policies.tiny_language import prompts_of
 
+pytestmark = pytest.mark.nightly  # `.ci/run` has ten minutes
+
 BLOCKWISE = ", drawn block by block"
 EVERYDAY = ("images", f"a rank without rows{BLOCKWISE}", "joined by answers")
 """A reference, a process that has no call to make, and one that has more of them in one gradient."""

@@ -27,6 +27,8 @@ from tests.policies import tiny_policies
 from tests.policies.tiny_language import prompts_of
 from tests.test_sharding import BLOCKWISE, SCENARIOS, Outcome, ask, needs_deepspeed, on_two, run, run_full
 
+pytestmark = pytest.mark.nightly  # `.ci/run` has ten minutes
+
 RELATIVE = 1e-7
 EVERYDAY = ("images", f"a rank without rows{BLOCKWISE}")
 FILES = ("kept", "texts", "failed", "loaded", "full")

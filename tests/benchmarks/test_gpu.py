@@ -17,6 +17,8 @@ from benchmarks.gpu.rows import Bench
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.language import CASES, model_and_processor
 
+pytestmark = pytest.mark.nightly  # `.ci/run` has ten minutes
+
 
 def run(folder: Path, *names: str) -> list[dict[str, Any]]:
     assert (

@@ -22,6 +22,8 @@ from tests.policies import contract
 from tests.policies.contract import Subject, values
 from tests.policies.tiny_policies import parameters_of, policy_of
 
+pytestmark = pytest.mark.nightly  # `.ci/run` has ten minutes
+
 SIZES: dict[str, list[dict[str, int]]] = {
     "flux": [{"width": 16, "height": 16}, {"width": 32, "height": 16}],  # whose schedule moves with the size
     "ltx": [{"width": 32, "height": 32, "num_frames": 5}, {"width": 64, "height": 32, "num_frames": 1}],
