@@ -190,6 +190,20 @@ def description(tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def bounded(text: str, max_chars: int) -> str:
+    """The beginning of a text, with a note if the rest is cut off.
+
+    Args:
+        text: the text.
+        max_chars: length of the beginning.
+
+    Returns:
+        The text, if it is not longer.
+    """
+    num_cut = len(text) - max_chars
+    return text if num_cut <= 0 else f"{text[:max_chars]}\n[{num_cut} characters are cut off]"
+
+
 def _json_call(body: str) -> FunctionCall:
     try:
         return _call_of(json.loads(body))

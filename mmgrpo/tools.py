@@ -14,7 +14,7 @@ from datetime import date
 from datetime import time as time_of_day
 from decimal import Decimal
 from pathlib import PurePath
-from typing import Any, final
+from typing import Any, ClassVar, final
 from uuid import UUID
 
 from PIL import Image
@@ -23,7 +23,15 @@ from mmgrpo.data.image_loading import load_image
 from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, Turn
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import import_python_target
-from mmgrpo.tool_calls import AssistantMessage, FunctionCall, ToolResult, argument_error, calls_in, fenced_calls
+from mmgrpo.tool_calls import (
+    AssistantMessage,
+    FunctionCall,
+    ToolResult,
+    argument_error,
+    bounded,
+    calls_in,
+    fenced_calls,
+)
 from mmgrpo.types import Prompt
 
 IMAGE = "(image)"
@@ -218,18 +226,15 @@ class ToolEnvironment(Environment, SupportsCalls):
 
     def _outcome(self, call: FunctionCall) -> Any:
         """The result of a call, or its coroutine, or its error."""
-        try:
-            return self._function(call)(**call.arguments)
-        except BaseException as error:  # also SystemExit of a tool: the model reads it
-            for attempt in range(self._retries):
-                if not _is_transient(error):
-                    break
-                time.sleep(RETRY_PAUSE_S * 2**attempt)
-                try:
-                    return self._function(call)(**call.arguments)
-                except BaseException as repeated:
-                    error = repeated
-            return error
+        for attempt in range(self._retries + 1):
+            try:
+                return self._function(call)(**call.arguments)
+            except BaseException as error:  # also SystemExit of a tool: the model reads it
+                outcome = error
+            if attempt == self._retries or not _is_transient(outcome):
+                break
+            time.sleep(RETRY_PAUSE_S * 2**attempt)
+        return outcome
 
     def _function(self, call: FunctionCall) -> Callable[..., Any]:
         if call.error is not None:
@@ -262,9 +267,7 @@ class ToolEnvironment(Environment, SupportsCalls):
                 raise outcome
             text = _text_of(outcome, images)
             images, notes = self._bounded_images(images)
-            if len(text) > self._max_characters:
-                notes.append(f"[{len(text) - self._max_characters} characters are cut off]")
-            text = "\n".join(filter(None, [text[: self._max_characters], *notes])) if notes else text
+            text = "\n".join(filter(None, [bounded(text, self._max_characters), *notes]))
             result = ToolResult(
                 call.name, text, len(images), seconds=time.monotonic() - started_s, arguments=call.arguments
             )
@@ -284,7 +287,7 @@ class ToolEnvironment(Environment, SupportsCalls):
 
     def _bounded_images(self, images: Sequence[Any]) -> tuple[list[Image.Image], list[str]]:
         """Images within the limits, and a note on each limit that applied."""
-        bounded, notes = [], []
+        within_limits, notes = [], []
         for image in images[:MAX_IMAGES]:
             if isinstance(image, Image.Image) and image.width * image.height > MAX_IMAGE_PIXELS:
                 raise ValueError(f"the image of {image.width} x {image.height} pixels is too large")
@@ -297,14 +300,38 @@ class ToolEnvironment(Environment, SupportsCalls):
                     f"[the image of {loaded.width} x {loaded.height} pixels is reduced to {size[0]} x {size[1]}]"
                 )
                 loaded = loaded.resize(size, reducing_gap=2.0)
-            bounded.append(loaded)
+            within_limits.append(loaded)
         if len(images) > MAX_IMAGES:
             notes.append(f"[{len(images) - MAX_IMAGES} images are left out]")
-        return bounded, notes
+        return within_limits, notes
+
+
+class ToolEnvironmentWrapper(Environment, SupportsCalls):
+    """An environment whose calls are answered by a ``ToolEnvironment``, which a subclass sets as ``_tools``."""
+
+    gives_rewards: ClassVar[bool] = False
+
+    _tools: ToolEnvironment
+
+    def reset(self, prompt: Prompt) -> Turn:
+        """The functions, as ``ToolEnvironment.reset``."""
+        return self._tools.reset(prompt)
+
+    def step(self, text: str) -> Turn:
+        """The results of the calls in a text, as ``respond``."""
+        return self.respond(AssistantMessage(text))
+
+    def respond(self, message: AssistantMessage) -> Turn:
+        """The results of the called functions, in order, and their images."""
+        return self._tools.respond(message)
+
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """As ``ToolEnvironment.interrupted``."""
+        return self._tools.interrupted(error)
 
 
 @final
-class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
+class ToolObjectEnvironment(ToolEnvironmentWrapper, SupportsFinalReward):
     """The public methods of an object that each conversation creates, as tools: TRL's ``environment_factory``.
 
     ``reset`` of the object receives the columns of the row and returns None, or a text or content blocks to append to
@@ -312,6 +339,8 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
     ``close``, if it exists, is called after it. The other public methods are the tools, in the form of
     ``ToolEnvironment``.
     """
+
+    gives_rewards = True
 
     def __init__(
         self,
@@ -365,18 +394,10 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
         text = "" if observation is None else _text_of(observation, images)
         return Turn(text=text, images=images, tools=self._tools.reset(prompt).tools)
 
-    def step(self, text: str) -> Turn:
-        """The results of the calls in a text, as ``respond``."""
-        return self.respond(AssistantMessage(text))
-
     def respond(self, message: AssistantMessage) -> Turn:
         """The results of the called tools; of a turn without calls, the end with the object's reward."""
         turn = self._tools.respond(message)
         return Turn(done=True, reward=self.final_reward()) if turn.done else turn
-
-    def interrupted(self, error: TimeoutError) -> Turn | None:
-        """As ``ToolEnvironment.interrupted``."""
-        return self._tools.interrupted(error)
 
     def final_reward(self) -> float | None:
         """The reward of the object's ``get_reward``; None without one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -13,6 +14,7 @@ from mmgrpo.config.loading import validated
 from mmgrpo.doctor.checks import CheckedPolicy, CheckResult, turn_gaps
 from mmgrpo.doctor.examination import examine
 from mmgrpo.environment import Environment, Turn
+from mmgrpo.tool_calls import ToolResult
 from mmgrpo.types import Plan, Prompt
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import prompts_of
@@ -43,7 +45,7 @@ def config_of(**environment: Any) -> RunConfig:
             "rollout": {
                 "prompts_per_step": 2,
                 "group_size": 2,
-                "environment": {"name": "python:tests.test_doctor_conversations:Replies", **environment},
+                "environment": {"name": "python:tests.test_doctor_conversations:Replies"} | environment,
                 "max_turns": 3,
             }
         }
@@ -79,6 +81,34 @@ def test_failed_environment_is_named() -> None:
     assert not result.ok
     assert result.measured.endswith("environments failed on 4 of 4 samples")
     assert result.fix.endswith("the first error: Replies.step raised ConnectionError: the index is gone")
+
+
+@final
+class FailingLookup(Environment):
+    """Answers each of two turns with the result of a call, as ``ToolEnvironment`` does; the second one failed."""
+
+    def __init__(self) -> None:
+        self.num_answers = 0
+
+    def reset(self, prompt: Prompt) -> Turn:
+        return Turn()
+
+    def step(self, text: str) -> Turn:
+        self.num_answers += 1
+        result = ToolResult("lookup", "two red", failed=self.num_answers == 2)
+        return Turn(text=result.text, results=[result], done=self.num_answers == 3)
+
+
+def test_failed_tool_is_named() -> None:
+    config = config_of(name="python:tests.test_doctor_conversations:FailingLookup")
+    policy, rewards = terse("llama"), {"length": lambda samples: [1.0] * len(samples)}
+    results = {result.check: result for result in examine(config, policy, rewards, prompts_of("llama"))}
+    assert results["turns"].ok
+    num_failed, num_calls = map(
+        int, re.findall(r"; (\d+) of (\d+) calls of tools failed", results["turns"].measured)[0]
+    )
+    assert 0 < num_failed < num_calls
+    assert results["turns"].fix.endswith("the first error, of lookup: two red")
 
 
 @pytest.mark.parametrize("turn", [0, 1, 2])

@@ -284,15 +284,18 @@ def _last_match(text: str, pattern: re.Pattern | None) -> str | None:
 def fill_template(prompt: Prompt, text: str, further: Mapping[str, str]) -> str:
     """The text with its placeholders replaced; placeholders within the inserted texts are not replaced.
 
-    Raises: DataError for a placeholder that names no column of the row.
+    Raises: DataError for a placeholder that names no column of the row, or one without a value.
     """
     values = {**prompt.columns, "prompt": prompt.text, **further}
 
     def replacement(match: re.Match) -> str:
         if match[1] not in values and not match[1].isidentifier():
             return match[0]
-        if match[1] not in values:
-            raise DataError(f"a prompt template asks for the column {match[1]!r}; the row has {sorted(prompt.columns)}")
+        if values.get(match[1]) is None:
+            names = sorted(name for name, value in prompt.columns.items() if value is not None)
+            raise DataError(
+                f"the row has no value in the column {match[1]!r}, which the text {text!r:.60} names; it has {names}"
+            )
         return str(values[match[1]])
 
     return PLACEHOLDER.sub(replacement, text)

@@ -160,6 +160,11 @@ def turn_gaps(subject: CheckedPolicy) -> CheckResult:
         f"turns a sample: {turn_range}; log-prob by turn {gaps_text}, "
         f"allowed {subject.limit:.1e}; environments failed on {len(errors)} of {len(num_turns)} samples"
     )
+    replies = [reply for sample in rollout.samples for reply in sample.turn_replies if reply is not None]
+    results = [result for reply in replies for result in reply.results]
+    failed = [result for result in results if result.failed]
+    if results:
+        measured += f"; {len(failed)} of {len(results)} calls of tools failed"
     if errors:
         fix = f"such samples are not scored; the first error: {errors[0]}"
         return CheckResult("turns", len(errors) < len(num_turns), measured, fix)
@@ -170,6 +175,11 @@ def turn_gaps(subject: CheckedPolicy) -> CheckResult:
             "not take the conversation as it was sampled; switch off caches, or leave media out of that turn"
         )
         return CheckResult("turns", False, measured, fix)
+    if failed:
+        fix = (
+            f"the policy reads this, which may be meant; the first error, of {failed[0].name or 'no known function'}: "
+        )
+        return CheckResult("turns", True, measured, fix + failed[0].text)
     if most < 2:
         fix = (
             "each conversation ended in its first turn, so no later turn was checked: rows with more turns are "

@@ -8,20 +8,16 @@ Reasoner. ``tools: {zoom: image_zoom_in_tool}`` offers a tool under such a name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, wraps
+from dataclasses import dataclass
 from math import ceil, floor
-from types import MethodType
 from typing import Any, Literal, final
 
 from PIL import Image, ImageDraw, ImageOps
 
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.media_options import options_of, resized_size
-from mmgrpo.environment import Environment, SupportsCalls, Turn
-from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.tool_calls import AssistantMessage
-from mmgrpo.tools import ToolEnvironment
+from mmgrpo.environments.media_tools import MediaToolsEnvironment
+from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt
 
 Frame = Literal["original", "resized", "norm1000", "norm1"]
@@ -295,7 +291,7 @@ TOOLS: Mapping[str, Callable[..., list[dict[str, Any]]]] = {
 
 
 @final
-class ImageToolsEnvironment(Environment, SupportsCalls):
+class ImageToolsEnvironment(MediaToolsEnvironment):
     """Answers calls of image tools with images; a turn without calls ends the conversation.
 
     A call that cannot be answered (a box without an area, an unknown image, more than ``max_calls`` calls) is answered
@@ -310,7 +306,8 @@ class ImageToolsEnvironment(Environment, SupportsCalls):
     coordinates are never guessed from their values.
     """
 
-    gives_rewards = False
+    medium = "image"
+    available = TOOLS
 
     def __init__(
         self,
@@ -331,63 +328,14 @@ class ImageToolsEnvironment(Environment, SupportsCalls):
         Raises:
             ConfigError: a setting is not allowed.
         """
-        names = dict(tools) if isinstance(tools, Mapping) else {name: name for name in tools}
-        if not names or not set(names) <= set(TOOLS):
-            raise ConfigError(f"tools must be one or more of {', '.join(TOOLS)}, got {', '.join(names) or 'none'}")
         self._settings = ImageToolSettings(**settings)
-        self._names, self._describe, self._role = names, describe, role
-        self._tools = self._environment(Prompt(""))  # checks the names
+        super().__init__(tools, describe, role)
 
-    def reset(self, prompt: Prompt) -> Turn:
-        """The signatures of the tools, if ``describe`` is set. Raises DataError for a prompt without an image."""
-        if not len(prompt.images):
-            raise DataError(f"the prompt {prompt.text!r:.60} has no image for image_tools: add a column 'image'")
-        self._tools = self._environment(prompt)
-        return self._tools.reset(prompt)
+    def _state(self, prompt: Prompt) -> ImageTools:
+        return ImageTools(prompt.images, options_of(prompt, "image"), self._settings)
 
-    def step(self, text: str) -> Turn:
-        """The images of the called tools, as ``respond``."""
-        return self.respond(AssistantMessage(text))
-
-    def respond(self, message: AssistantMessage) -> Turn:
-        """The images of the called tools, in order, each with its text."""
-        return replace(self._tools.respond(message), role=self._role)
-
-    def interrupted(self, error: TimeoutError) -> Turn | None:
-        """As ``ToolEnvironment.interrupted``."""
-        turn = self._tools.interrupted(error)
-        return turn and replace(turn, role=self._role)
-
-    def _environment(self, prompt: Prompt) -> ToolEnvironment:
-        state = ImageTools(prompt.images, options_of(prompt, "image"), self._settings)
-        frame = FRAMES[self._settings.frame]
-        methods = [
-            MethodType(renamed_tool(TOOLS[tool], name, frame=frame), state) for tool, name in self._names.items()
-        ]
-        return ToolEnvironment(methods, self._describe)
-
-
-@cache
-def renamed_tool(function: Callable[..., Any], name: str, **texts: str) -> Callable[..., Any]:
-    """A function under the name that the model calls.
-
-    Args:
-        function: the function.
-        name: its name.
-        **texts: replacements of ``{..}`` in its docstring.
-
-    Returns:
-        The function; the same object for the same arguments.
-    """
-
-    @wraps(function)
-    def renamed(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    renamed.__name__ = renamed.__qualname__ = name
-    for field, text in texts.items():
-        renamed.__doc__ = (renamed.__doc__ or "").replace(f"{{{field}}}", text)
-    return renamed
+    def _texts(self) -> Mapping[str, str]:
+        return {"frame": FRAMES[self._settings.frame]}
 
 
 def _cropped(image: Image.Image, box: tuple[float, float, float, float], settings: ImageToolSettings) -> Image.Image:

@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
-from mmgrpo.environment import Environment, Turn
 from mmgrpo.environments.sandboxing import require_sandbox
-from mmgrpo.environments.text_calls import CallFormat, TextCalls, TextTool
+from mmgrpo.environments.text_calls import CallFormat, TextCallEnvironment, tools_of
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.sandbox import PYTHON, Program, SandboxLimits, Session, SessionEnding
-from mmgrpo.tools import ToolEnvironment
-from mmgrpo.types import Prompt
 
 WORKER = Path(__file__).with_name("python_worker.py")
 
@@ -30,7 +27,7 @@ REASONS: Mapping[SessionEnding, str] = {
 
 
 @final
-class PythonEnvironment(Environment):
+class PythonEnvironment(TextCallEnvironment):
     """Runs the Python code of a turn; later calls of a conversation share the names of earlier ones.
 
     The code runs in the sandbox of ``docs/how-to/sandbox.md``, which starts with the first call. The result is the
@@ -40,8 +37,6 @@ class PythonEnvironment(Environment):
 
     Source: code-fence calls and outputs as in ToRL (arXiv:2503.23383), tags as in ReTool (arXiv:2504.11536).
     """
-
-    gives_rewards = False
 
     def __init__(
         self,
@@ -78,21 +73,8 @@ class PythonEnvironment(Environment):
         )
         self._session: Session | None = None
         self._note = ""
-        call_format = CallFormat.of(call, FORMATS)
-        tools = (
-            ToolEnvironment([self.python], describe)
-            if call_format is None
-            else [TextTool(function=self.python, about="To run Python code", format=call_format)]
-        )
-        self._calls = TextCalls(tools, answer_tag=answer_tag, describe=describe)
-
-    def reset(self, prompt: Prompt) -> Turn:
-        """The description of the calls."""
-        return self._calls.opening_turn(prompt)
-
-    def step(self, text: str) -> Turn:
-        """The outputs of the code of a turn."""
-        return self._calls.step(text)
+        tools = tools_of(self.python, "To run Python code", CallFormat.of(call, FORMATS), describe=describe)
+        super().__init__(tools, answer_tag=answer_tag, describe=describe)
 
     def close(self) -> None:
         """Kills the interpreter."""

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from mmgrpo.data.json_texts import row_of
-from mmgrpo.environment import Environment, Turn
-from mmgrpo.environments.text_calls import CallFormat, TextCalls, TextTool, bounded
+from mmgrpo.environment import Turn
+from mmgrpo.environments.text_calls import CallFormat, TextCallEnvironment, TextTool
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.extras import required
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, post_json, require_server
+from mmgrpo.tool_calls import AssistantMessage, bounded
 from mmgrpo.tools import ToolEnvironment
 from mmgrpo.types import Prompt
 
@@ -188,7 +189,7 @@ class Retriever:
 
 
 @final
-class SearchEnvironment(Environment):
+class SearchEnvironment(TextCallEnvironment):
     """Answers queries with the best documents of a knowledge base.
 
     A knowledge base is a ``corpus``, a file with a document a line, or the ``url`` of a server; ``bases`` names
@@ -198,8 +199,6 @@ class SearchEnvironment(Environment):
     Source: format and protocol of Search-R1 (arXiv:2503.09516); several knowledge bases as in R1-Router
     (arXiv:2505.22095).
     """
-
-    gives_rewards = False
 
     def __init__(
         self,
@@ -246,9 +245,9 @@ class SearchEnvironment(Environment):
         self._topk, self._max_chars = topk, max_chars
         self._names = ""
         self._failure: NoReplyError | None = None
-        self._calls = TextCalls(self._tools(call, describe), answer_tag=answer_tag, describe=describe)
+        super().__init__(self._tools_for(call, describe), answer_tag=answer_tag, describe=describe)
 
-    def _tools(self, call: str | Mapping[str, str], describe: bool) -> ToolEnvironment | list[TextTool]:
+    def _tools_for(self, call: str | Mapping[str, str], describe: bool) -> ToolEnvironment | list[TextTool]:
         several = "" not in self._bases
         call_format = CallFormat.of(call, FORMATS_OF_SEVERAL if several else FORMATS)
         if call_format is None:
@@ -271,12 +270,12 @@ class SearchEnvironment(Environment):
 
     def reset(self, prompt: Prompt) -> Turn:
         """The description of the calls."""
-        opening = self._calls.opening_turn(prompt)
+        opening = super().reset(prompt)
         return replace(opening, text="\n".join(filter(None, (opening.text, self._names))))
 
-    def step(self, text: str) -> Turn:
+    def respond(self, message: AssistantMessage) -> Turn:
         """The documents for the queries of a turn."""
-        turn = self._calls.step(text)
+        turn = super().respond(message)
         if self._failure is not None:  # of a server, not of the call
             raise self._failure
         return turn

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, final
+from typing import final
 
+from mmgrpo.data.prompt_templates import fill_template
 from mmgrpo.environment import Environment, Turn
-from mmgrpo.environments.text_calls import bounded
-from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.errors import ConfigError
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, post_json, require_server
+from mmgrpo.tool_calls import bounded
 from mmgrpo.types import Prompt
-
-_FIELD = re.compile(r"\{(\w+)\}")
 
 
 @final
@@ -78,11 +77,7 @@ class SimulatedEnvironment(Environment):
 
         Raises: DataError if the instruction names a column that the row does not have.
         """
-        columns: dict[str, Any] = {"prompt": prompt.text, **prompt.columns}
-        if absent := [name for name in _FIELD.findall(self._system) if columns.get(name) is None]:
-            raise DataError(f"the row has no column {', '.join(absent)}, which 'system' of simulated names")
-        text = _FIELD.sub(lambda field: str(columns[field[1]]), self._system)
-        self._messages = [{"role": "system", "content": text}]
+        self._messages = [{"role": "system", "content": fill_template(prompt, self._system, {})}]
         return Turn()
 
     def step(self, text: str) -> Turn:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, final, get_args
 
-from mmgrpo.environment import Environment, Turn
+from mmgrpo.data.prompt_templates import fill_template
+from mmgrpo.environment import Turn
 from mmgrpo.environments.sandboxing import require_sandbox
-from mmgrpo.environments.text_calls import CallFormat, TextCalls, TextTool, bounded
+from mmgrpo.environments.text_calls import CallFormat, TextCallEnvironment, tools_of
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.extras import required
 from mmgrpo.system.sandbox import PYTHON, START_S, Program, SandboxLimits, Session
-from mmgrpo.tools import ToolEnvironment
+from mmgrpo.tool_calls import bounded
 from mmgrpo.types import Prompt
 
 Engine = Literal["sqlite", "duckdb"]
@@ -26,11 +26,9 @@ FORMATS: Mapping[str, CallFormat] = {
     "fence": CallFormat(opening="```sql\n", closing="```", result="```result\n{result}\n```"),
 }
 
-_FIELD = re.compile(r"\{(\w+)\}")
-
 
 @final
-class SqlEnvironment(Environment):
+class SqlEnvironment(TextCallEnvironment):
     """Answers SQL queries with the rows that they return; the database cannot be changed.
 
     The database is a file, whose path may contain columns of the row, or one in memory that the script in a column of
@@ -39,8 +37,6 @@ class SqlEnvironment(Environment):
 
     Source: executions between the steps of an answer as in ReEx-SQL (arXiv:2505.12768).
     """
-
-    gives_rewards = False
 
     def __init__(
         self,
@@ -87,26 +83,17 @@ class SqlEnvironment(Environment):
         self._limits = SandboxLimits(time_s=time_s, memory_mb=memory_mb, output_kb=64 << 10)
         self._database, self._schema, self._max_chars = database, schema, max_chars
         self._session: Session | None = None
-        call_format = CallFormat.of(call, FORMATS)
-        tools = (
-            ToolEnvironment([self.query], describe)
-            if call_format is None
-            else [TextTool(function=self.query, about="To query the database", format=call_format)]
-        )
-        self._calls = TextCalls(tools, answer_tag=answer_tag, describe=describe)
+        tools = tools_of(self.query, "To query the database", CallFormat.of(call, FORMATS), describe=describe)
+        super().__init__(tools, answer_tag=answer_tag, describe=describe)
 
     def reset(self, prompt: Prompt) -> Turn:
         """Opens the database of the row; the description of the calls.
 
         Raises: DataError if the row names no database, or it cannot be opened.
         """
-        self._settings |= self._source_of(prompt.columns)
+        self._settings |= self._source_of(prompt)
         self._session = self._opened()
-        return self._calls.opening_turn(prompt)
-
-    def step(self, text: str) -> Turn:
-        """The rows of the queries of a turn."""
-        return self._calls.step(text)
+        return super().reset(prompt)
 
     def close(self) -> None:
         """Closes the database."""
@@ -131,17 +118,15 @@ class SqlEnvironment(Environment):
         reply = json.loads(answer)
         return bounded(f"Error: {reply['error']}" if "error" in reply else _table(reply), self._max_chars)
 
-    def _source_of(self, columns: Mapping[str, Any]) -> dict[str, str]:
+    def _source_of(self, prompt: Prompt) -> dict[str, str]:
         """The database of a row."""
         if self._database is None:
-            if not isinstance(script := columns.get(self._schema), str):
+            if not isinstance(script := prompt.columns.get(self._schema), str):
                 raise DataError(
                     f"the row has no text in the column '{self._schema}': set 'schema' of sql, or 'database'"
                 )
             return {"schema": script}
-        if absent := [name for name in _FIELD.findall(self._database) if columns.get(name) is None]:
-            raise DataError(f"the row has no column {', '.join(absent)}, which 'database' of sql names")
-        path = Path(_FIELD.sub(lambda field: str(columns[field[1]]), self._database)).resolve()
+        path = Path(fill_template(prompt, self._database, {})).resolve()
         if not path.is_file():
             raise DataError(f"there is no database {path}: set 'database' of sql")
         return {"database": str(path)}

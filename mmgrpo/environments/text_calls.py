@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from mmgrpo.environment import Turn
+from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.errors import ConfigError
-from mmgrpo.tools import ToolEnvironment
+from mmgrpo.tool_calls import AssistantMessage
+from mmgrpo.tools import MAX_ERROR, ToolEnvironment
 from mmgrpo.types import Prompt
 
 TOOL_CALL = "tool_call"
 """The format of ``ToolEnvironment``, which describes a tool by its signature."""
 
 MAX_CALLS = 8
-"""Calls of a turn that are answered."""
-
-MAX_ERROR_CHARS = 500
+"""Maximum number of calls of a turn that are answered; each may take as long as the environment allows a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +99,14 @@ class TextTool:
     format: CallFormat
 
 
-@final
-class TextCalls:
-    """One side of a conversation: answers the calls of a turn; a turn without calls ends the conversation.
+class TextCallEnvironment(Environment, SupportsCalls):
+    """Answers the calls of a turn; a turn without calls ends the conversation.
 
     With ``answer_tag`` a turn with ``<tag>..</tag>`` ends it, and the reply to a turn with neither an answer nor a call
-    describes both.
+    describes both. Its turns have no rewards.
     """
+
+    gives_rewards: ClassVar[bool] = False
 
     def __init__(self, tools: Sequence[TextTool] | ToolEnvironment, *, answer_tag: str | None, describe: bool) -> None:
         """Selects the tools.
@@ -114,7 +114,7 @@ class TextCalls:
         Args:
             tools: the tools, or an environment for calls in its format.
             answer_tag: tag of the final answer; None: any turn without a call is final.
-            describe: whether ``opening_turn`` describes the calls.
+            describe: whether ``reset`` describes the calls and the answer.
         """
         self._tools = tools
         self._answer: CallFormat | None = None
@@ -122,37 +122,26 @@ class TextCalls:
             self._answer = CallFormat(opening=f"<{answer_tag}>", closing=f"</{answer_tag}>", result="{result}")
         self._describe = describe
 
-    def opening_turn(self, prompt: Prompt) -> Turn:
-        """The description of the calls, if it is appended to the prompt.
-
-        Args:
-            prompt: the prompt of the sample.
-
-        Returns:
-            The turn.
-        """
-        if isinstance(self._tools, ToolEnvironment):
-            return self._tools.reset(prompt)
-        return Turn(text=self._description() if self._describe else "")
+    def reset(self, prompt: Prompt) -> Turn:
+        """The description of the calls, if it is appended to the prompt."""
+        opening = self._tools.reset(prompt) if isinstance(self._tools, ToolEnvironment) else Turn()
+        return replace(opening, text=self._description() if self._describe else "")
 
     def step(self, text: str) -> Turn:
-        """The results of the calls of a turn.
+        """The results of the calls in a text, as ``respond``."""
+        return self.respond(AssistantMessage(text))
 
-        Args:
-            text: the turn.
-
-        Returns:
-            The results, one after another.
-        """
-        if self._answer and next(self._answer.arguments(text), None) is not None:
+    def respond(self, message: AssistantMessage) -> Turn:
+        """The results of the calls of a turn, one after another."""
+        if self._answer and next(self._answer.arguments(message.text), None) is not None:
             return Turn(done=True)
         if isinstance(self._tools, ToolEnvironment):
-            turn = self._tools.step(text)
+            turn = self._tools.respond(message)
             return self._without_calls() if turn.done else turn
         calls = sorted(
             (position, number, argument)
             for number, tool in enumerate(self._tools)
-            for position, argument in tool.format.arguments(text)
+            for position, argument in tool.format.arguments(message.text)
         )
         if not calls:
             return self._without_calls()
@@ -161,14 +150,38 @@ class TextCalls:
             results.append(f"[{len(calls) - MAX_CALLS} further calls are not answered: a turn may have {MAX_CALLS}]")
         return Turn(text="\n".join(results))
 
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """None: the call that takes too long still uses what the tools share, so the conversation ends."""
+        return None
+
     def _without_calls(self) -> Turn:
         return Turn(text=f"This turn is invalid. {self._description()}") if self._answer else Turn(done=True)
 
     def _description(self) -> str:
-        calls = [] if isinstance(self._tools, ToolEnvironment) else self._tools
-        parts = [f"{tool.about}, write {tool.format.example}" for tool in calls]
+        """The calls, unless a ``ToolEnvironment`` describes them, and the final answer."""
+        tools = () if isinstance(self._tools, ToolEnvironment) else self._tools
+        parts = [f"{tool.about}, write {tool.format.example}" for tool in tools]
         parts += [f"To give the final answer, write {self._answer.example}"] if self._answer else []
         return "".join(f"{part}.\n" for part in parts).strip()
+
+
+def tools_of(
+    function: Callable[[str], str], about: str, call_format: CallFormat | None, *, describe: bool
+) -> Sequence[TextTool] | ToolEnvironment:
+    """The tools of an environment with one function.
+
+    Args:
+        function: the function, annotated and with a docstring, as ``ToolEnvironment`` needs.
+        about: its purpose, for the description: "To run Python".
+        call_format: format of its calls; None: that of ``ToolEnvironment``.
+        describe: whether ``ToolEnvironment`` describes it.
+
+    Returns:
+        The tools.
+    """
+    if call_format is None:
+        return ToolEnvironment([function], describe)
+    return [TextTool(function=function, about=about, format=call_format)]
 
 
 def _result(tool: TextTool, argument: str) -> str:
@@ -177,19 +190,5 @@ def _result(tool: TextTool, argument: str) -> str:
     except ConfigError:
         raise
     except Exception as error:  # the model reads the error and may correct its call
-        result = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+        result = f"{type(error).__name__}: {error}"[:MAX_ERROR]
     return tool.format.result.replace("{result}", result)
-
-
-def bounded(text: str, max_chars: int) -> str:
-    """The beginning of a text, with a note if the rest is cut off.
-
-    Args:
-        text: the text.
-        max_chars: length of the beginning.
-
-    Returns:
-        The text, if it is not longer.
-    """
-    num_cut = len(text) - max_chars
-    return text if num_cut <= 0 else f"{text[:max_chars]}\n[{num_cut} characters are cut off]"

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar, final
 
 from mmgrpo.environment import Environment, Turn
-from mmgrpo.environments.text_calls import bounded
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.extras import required
 from mmgrpo.system.lazy import numpy
+from mmgrpo.tool_calls import bounded
 from mmgrpo.types import Prompt
 
 T = TypeVar("T")
@@ -85,10 +85,10 @@ class TextGameEnvironment(Environment):
         with _lock:
             state = random.getstate(), numpy.random.get_state()
             try:
-                if seed is not None or self._random_state is None:
+                if seed is not None:
                     random.seed(seed)
-                    numpy.random.seed((seed or 0) % 2**32)
-                else:
+                    numpy.random.seed(seed % 2**32)
+                elif self._random_state is not None:
                     random.setstate(self._random_state[0])
                     numpy.random.set_state(self._random_state[1])
                 result = call()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MethodType
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -13,11 +12,10 @@ from PIL import Image
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.media_options import options_of
 from mmgrpo.data.videos import FILES, open_video
-from mmgrpo.environment import Environment, Turn
-from mmgrpo.environments.image_tools import FILTERS, renamed_tool, within_pixels
-from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.environments.image_tools import FILTERS, within_pixels
+from mmgrpo.environments.media_tools import MediaToolsEnvironment
+from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import import_python_target
-from mmgrpo.tools import ToolEnvironment
 from mmgrpo.types import Prompt
 
 LIST_FPS = 2.0
@@ -209,7 +207,7 @@ TOOLS: Mapping[str, Callable[..., list[dict[str, Any]]]] = {
 
 
 @final
-class VideoToolsEnvironment(Environment):
+class VideoToolsEnvironment(MediaToolsEnvironment):
     """Answers calls of video tools with frames; a turn without calls ends the conversation.
 
     Calls and errors have the format of ``ToolEnvironment``. Files are decoded as those of prompts
@@ -224,7 +222,8 @@ class VideoToolsEnvironment(Environment):
     process over embeddings; wrong arguments are errors, where theirs are replaced by defaults.
     """
 
-    gives_rewards = False
+    medium = "video"
+    available = TOOLS
 
     def __init__(
         self,
@@ -248,34 +247,19 @@ class VideoToolsEnvironment(Environment):
         Raises:
             ConfigError: a setting is not allowed.
         """
-        names = dict(tools) if isinstance(tools, Mapping) else {name: name for name in tools}
-        if not names or not set(names) <= set(TOOLS):
-            raise ConfigError(f"tools must be one or more of {', '.join(TOOLS)}, got {', '.join(names) or 'none'}")
-        if ("search_frames" in names) != (ranker is not None):
+        if ("search_frames" in tools) != (ranker is not None):
             raise ConfigError("search_frames needs a ranker, python:module:function, and no other tool uses it")
         self._settings = VideoToolSettings(**settings)
         self._ranker: Ranker | None = import_python_target(ranker) if isinstance(ranker, str) else ranker
-        self._names, self._describe, self._role = names, describe, role
-        self._tools = self._environment(Prompt(""))  # checks the names
+        super().__init__(tools, describe, role)
 
-    def reset(self, prompt: Prompt) -> Turn:
-        """The signatures of the tools, if ``describe`` is set. Raises DataError for a prompt without a video."""
-        if not len(prompt.videos):
-            raise DataError(f"the prompt {prompt.text!r:.60} has no video for video_tools: add a column 'video'")
-        self._tools = self._environment(prompt)
-        return self._tools.reset(prompt)
+    def _state(self, prompt: Prompt) -> VideoTools:
+        return VideoTools(prompt.videos, options_of(prompt, "video"), self._settings, self._ranker)
 
-    def step(self, text: str) -> Turn:
-        """The frames of the called tools, in order, with their times."""
-        return replace(self._tools.step(text), role=self._role)
-
-    def _environment(self, prompt: Prompt) -> ToolEnvironment:
+    def _texts(self) -> Mapping[str, str]:
         settings = self._settings
-        state = VideoTools(prompt.videos, options_of(prompt, "video"), settings, self._ranker)
         number = "the number of its frames" if settings.num_frames is None else str(settings.num_frames)
-        texts = {"max_frames": str(settings.max_frames), "num_frames": number}
-        methods = [MethodType(renamed_tool(TOOLS[tool], name, **texts), state) for tool, name in self._names.items()]
-        return ToolEnvironment(methods, self._describe)
+        return {"max_frames": str(settings.max_frames), "num_frames": number}
 
 
 def _opened(video: Any, list_fps: float) -> _Clip:

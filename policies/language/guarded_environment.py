@@ -15,7 +15,7 @@ from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, 
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.samples import EnvironmentHandle
 from mmgrpo.system.process_settings import restored_settings
-from mmgrpo.tool_calls import AssistantMessage, ToolResult
+from mmgrpo.tool_calls import AssistantMessage, ToolResult, bounded
 from mmgrpo.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -228,6 +228,4 @@ def _bounded_result(result: ToolResult) -> ToolResult:
 
 
 def _bounded(text: str) -> str:
-    num_cut = len(text) - MAX_CHARACTERS
-    bounded = text if num_cut <= 0 else f"{text[:MAX_CHARACTERS]}\n[{num_cut} characters are cut off]"
-    return bounded.encode("utf-8", "replace").decode("utf-8")
+    return bounded(text, MAX_CHARACTERS).encode("utf-8", "replace").decode("utf-8")

@@ -226,9 +226,8 @@ class TextRollouts:
         """The prompt of an off-policy sample, with the environment's opening turn if the sample is a conversation."""
         if plan.environment is None or not sample.turn_ends:
             return sample.prompt
-        environment = GuardedEnvironment(plan.environment)
-        opening = environment.reset(sample.prompt)
-        environment.close()
+        with closing(GuardedEnvironment(plan.environment)) as environment:
+            opening = environment.reset(sample.prompt)
         return with_opening_turn(sample.prompt, opening, takes_tools=self.encoder.takes_tools)
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:

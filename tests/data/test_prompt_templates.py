@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mmgrpo.data.history import History
-from mmgrpo.data.prompt_templates import opening, peer_answer, solution_prefix, template
+from mmgrpo.data.prompt_templates import fill_template, opening, peer_answer, solution_prefix, template
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.methods.views.papo import masked_image
 from mmgrpo.methods.views.vogue import bare, noised_image
@@ -157,3 +157,11 @@ def test_an_answer_may_open_with_a_text() -> None:
         opening(text="")
     with pytest.raises(ConfigError, match="between, the separator"):
         solution_prefix(share=0.5, between="")
+
+
+def test_text_with_a_column_without_a_value_is_an_error() -> None:
+    prompt = Prompt("two", columns={"level": 3, "hint": None})
+    assert fill_template(prompt, "{prompt} at {level}: {more}", {"more": "{level}"}) == "two at 3: {level}"
+    for name in ("hint", "absent"):
+        with pytest.raises(DataError, match=rf"no value in the column '{name}', .* it has \['level'\]"):
+            fill_template(prompt, f"{{{name}}}", {})

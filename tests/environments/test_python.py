@@ -12,6 +12,7 @@ import pytest
 
 from mmgrpo.environments.python import PythonEnvironment
 from mmgrpo.errors import ConfigError
+from mmgrpo.tool_calls import AssistantMessage, FunctionCall
 from mmgrpo.types import Prompt
 from tests.rewards.sandboxed import needs_sandbox
 
@@ -153,3 +154,16 @@ def test_no_process_outlives_its_conversation_or_its_thread() -> None:
         wait.wait(0.05)
     assert processes_with(mark) == []
     abandoned.close()
+
+
+def test_calls_that_the_response_template_reads_are_run() -> None:
+    environment = PythonEnvironment(call="tool_call", answer_tag="answer")
+    opening = environment.reset(Prompt("How much is it?"))
+    assert opening.text == "To give the final answer, write <answer>...</answer>."
+    assert [tool["function"]["name"] for tool in opening.tools] == ["python"]
+    try:
+        message = AssistantMessage("a call in a format of the model", [FunctionCall("python", {"code": "6 * 7"})])
+        assert environment.respond(message).text == "42"
+    finally:
+        environment.close()
+    assert environment.respond(AssistantMessage("<answer>42</answer>")).done

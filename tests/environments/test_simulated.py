@@ -76,7 +76,7 @@ def test_servers_without_a_reply_end_the_conversation(serve: Callable[..., ChatS
 
 
 def test_absent_columns_and_bad_settings_are_errors() -> None:
-    with pytest.raises(DataError, match="no column item"):
+    with pytest.raises(DataError, match="no value in the column 'item'"):
         SimulatedEnvironment("http://127.0.0.1:1/v1", "m", SYSTEM).reset(Prompt("?"))
     with pytest.raises(ConfigError, match="must be such as http"):
         SimulatedEnvironment("127.0.0.1", "m", SYSTEM)

@@ -79,7 +79,7 @@ def test_databases_are_files_that_columns_name(tmp_path: Path) -> None:
         assert answers("SELECT max(size) AS m FROM city", columns=columns, database=database, engine=engine) == [
             "m\n28"
         ]
-        with pytest.raises(DataError, match="no column db_id"):
+        with pytest.raises(DataError, match="no value in the column 'db_id'"):
             answers(columns={}, database=database, engine=engine)
         with pytest.raises(DataError, match="there is no database"):
             answers(columns={"db_id": "nowhere"}, database=database, engine=engine)

@@ -16,7 +16,7 @@ from mmgrpo.data.videos import open_video
 from mmgrpo.environment import Turn
 from mmgrpo.environments.video_tools import VideoToolsEnvironment
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.tool_calls import description
+from mmgrpo.tool_calls import AssistantMessage, FunctionCall, description
 from mmgrpo.types import Prompt
 from tests.environments.test_image_tools import error, pixels
 from tests.test_tools import call
@@ -164,3 +164,11 @@ def test_prompts_without_videos_raise() -> None:
 def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("environments", "video_tools")(**settings)
+
+
+def test_calls_that_the_response_template_reads_are_answered(path: str) -> None:
+    message = AssistantMessage(
+        "a call in a format of the model", [FunctionCall("select_frames", {"target_frames": [1]})]
+    )
+    turn = started(path, role="user").respond(message)
+    assert (levels(turn), turn.role) == ([0], "user")
