@@ -14,7 +14,7 @@ from datetime import date
 from datetime import time as time_of_day
 from decimal import Decimal
 from pathlib import PurePath
-from typing import Any, ClassVar, final
+from typing import Any, final
 from uuid import UUID
 
 from PIL import Image
@@ -306,32 +306,8 @@ class ToolEnvironment(Environment, SupportsCalls):
         return within_limits, notes
 
 
-class ToolEnvironmentWrapper(Environment, SupportsCalls):
-    """An environment whose calls are answered by a ``ToolEnvironment``, which a subclass sets as ``_tools``."""
-
-    gives_rewards: ClassVar[bool] = False
-
-    _tools: ToolEnvironment
-
-    def reset(self, prompt: Prompt) -> Turn:
-        """The functions, as ``ToolEnvironment.reset``."""
-        return self._tools.reset(prompt)
-
-    def step(self, text: str) -> Turn:
-        """The results of the calls in a text, as ``respond``."""
-        return self.respond(AssistantMessage(text))
-
-    def respond(self, message: AssistantMessage) -> Turn:
-        """The results of the called functions, in order, and their images."""
-        return self._tools.respond(message)
-
-    def interrupted(self, error: TimeoutError) -> Turn | None:
-        """As ``ToolEnvironment.interrupted``."""
-        return self._tools.interrupted(error)
-
-
 @final
-class ToolObjectEnvironment(ToolEnvironmentWrapper, SupportsFinalReward):
+class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
     """The public methods of an object that each conversation creates, as tools: TRL's ``environment_factory``.
 
     ``reset`` of the object receives the columns of the row and returns None, or a text or content blocks to append to
@@ -339,8 +315,6 @@ class ToolObjectEnvironment(ToolEnvironmentWrapper, SupportsFinalReward):
     ``close``, if it exists, is called after it. The other public methods are the tools, in the form of
     ``ToolEnvironment``.
     """
-
-    gives_rewards = True
 
     def __init__(
         self,
@@ -394,10 +368,18 @@ class ToolObjectEnvironment(ToolEnvironmentWrapper, SupportsFinalReward):
         text = "" if observation is None else _text_of(observation, images)
         return Turn(text=text, images=images, tools=self._tools.reset(prompt).tools)
 
+    def step(self, text: str) -> Turn:
+        """The results of the calls in a text, as ``respond``."""
+        return self.respond(AssistantMessage(text))
+
     def respond(self, message: AssistantMessage) -> Turn:
         """The results of the called tools; of a turn without calls, the end with the object's reward."""
         turn = self._tools.respond(message)
         return Turn(done=True, reward=self.final_reward()) if turn.done else turn
+
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """As ``ToolEnvironment.interrupted``."""
+        return self._tools.interrupted(error)
 
     def final_reward(self) -> float | None:
         """The reward of the object's ``get_reward``; None without one."""

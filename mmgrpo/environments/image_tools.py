@@ -16,8 +16,10 @@ from PIL import Image, ImageDraw, ImageOps
 
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.media_options import options_of, resized_size
-from mmgrpo.environments.media_tools import MediaToolsEnvironment
+from mmgrpo.environment import Environment, SupportsCalls, Turn
+from mmgrpo.environments.media_tools import MediaTools
 from mmgrpo.errors import ConfigError
+from mmgrpo.tool_calls import AssistantMessage
 from mmgrpo.types import Prompt
 
 Frame = Literal["original", "resized", "norm1000", "norm1"]
@@ -291,7 +293,7 @@ TOOLS: Mapping[str, Callable[..., list[dict[str, Any]]]] = {
 
 
 @final
-class ImageToolsEnvironment(MediaToolsEnvironment):
+class ImageToolsEnvironment(Environment, SupportsCalls):
     """Answers calls of image tools with images; a turn without calls ends the conversation.
 
     A call that cannot be answered (a box without an area, an unknown image, more than ``max_calls`` calls) is answered
@@ -306,8 +308,7 @@ class ImageToolsEnvironment(MediaToolsEnvironment):
     coordinates are never guessed from their values.
     """
 
-    medium = "image"
-    available = TOOLS
+    gives_rewards = False
 
     def __init__(
         self,
@@ -329,13 +330,27 @@ class ImageToolsEnvironment(MediaToolsEnvironment):
             ConfigError: a setting is not allowed.
         """
         self._settings = ImageToolSettings(**settings)
-        super().__init__(tools, describe, role)
+        texts = {"frame": FRAMES[self._settings.frame]}
+        self._tools = MediaTools("image", TOOLS, tools, self._state, texts=texts, describe=describe, role=role)
+
+    def reset(self, prompt: Prompt) -> Turn:
+        """The functions, if ``describe`` is set. Raises DataError for a prompt without an image."""
+        return self._tools.reset(prompt)
+
+    def step(self, text: str) -> Turn:
+        """The images of the tools that a text calls, as ``respond``."""
+        return self.respond(AssistantMessage(text))
+
+    def respond(self, message: AssistantMessage) -> Turn:
+        """The images of the called tools, in order, each with its text."""
+        return self._tools.respond(message)
+
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """As ``ToolEnvironment.interrupted``."""
+        return self._tools.interrupted(error)
 
     def _state(self, prompt: Prompt) -> ImageTools:
         return ImageTools(prompt.images, options_of(prompt, "image"), self._settings)
-
-    def _texts(self) -> Mapping[str, str]:
-        return {"frame": FRAMES[self._settings.frame]}
 
 
 def _cropped(image: Image.Image, box: tuple[float, float, float, float], settings: ImageToolSettings) -> Image.Image:

@@ -11,22 +11,27 @@ from typing import Any, final
 
 from PIL import Image
 
+from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import required
-from mmgrpo.tools import Tool, ToolEnvironment, ToolEnvironmentWrapper
+from mmgrpo.tool_calls import AssistantMessage
+from mmgrpo.tools import Tool, ToolEnvironment
+from mmgrpo.types import Prompt
 
 CONNECT_S = 30.0
 """Seconds within which a server must answer."""
 
 
 @final
-class McpEnvironment(ToolEnvironmentWrapper):
+class McpEnvironment(Environment, SupportsCalls):
     """The tools of a server, with one session for each conversation.
 
     Texts and images of a result are those of the turn; an error of the server is an error that the model reads.
 
     Source: the Model Context Protocol, by its package ``mcp``.
     """
+
+    gives_rewards = False
 
     def __init__(
         self,
@@ -71,6 +76,22 @@ class McpEnvironment(ToolEnvironmentWrapper):
             self.close()
             raise ConfigError(f"the MCP server has no tool {', '.join(unknown)}; it has {', '.join(listed)}")
         self._tools = ToolEnvironment([self._tool(listed[name]) for name in tools or listed], **settings)
+
+    def reset(self, prompt: Prompt) -> Turn:
+        """The tools of the server."""
+        return self._tools.reset(prompt)
+
+    def step(self, text: str) -> Turn:
+        """The results of the calls in a text, as ``respond``."""
+        return self.respond(AssistantMessage(text))
+
+    def respond(self, message: AssistantMessage) -> Turn:
+        """The results of the called tools."""
+        return self._tools.respond(message)
+
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """As ``ToolEnvironment.interrupted``."""
+        return self._tools.interrupted(error)
 
     def close(self) -> None:
         """Ends the session, and the program of a command."""

@@ -1,40 +1,49 @@
-"""Environments whose tools look at the media of a prompt."""
+"""Tools that look at the media of a prompt."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, wraps
 from types import MethodType
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, final
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.tool_calls import AssistantMessage
-from mmgrpo.tools import ToolEnvironment, ToolEnvironmentWrapper
+from mmgrpo.tools import ToolEnvironment
 from mmgrpo.types import Prompt
 
-MediaTools = Mapping[str, Callable[..., list[dict[str, Any]]]]
-"""Methods of the state of a conversation, by name, that return content blocks."""
+Available = Mapping[str, Callable[..., list[dict[str, Any]]]]
+"""Tools by name: methods of the state of a conversation, which return content blocks."""
 
 
-class MediaToolsEnvironment(ToolEnvironmentWrapper):
-    """Answers calls of tools with media; a turn without calls ends the conversation.
+@final
+class MediaTools:
+    """One side of a conversation: answers calls of tools that look at the media of the prompt.
 
-    Attributes:
-        medium: medium of the prompt that the tools need.
-        available: the tools that may be selected.
+    A turn without calls ends the conversation.
     """
 
-    medium: ClassVar[Literal["image", "video"]]
-    available: ClassVar[MediaTools]
-
-    def __init__(self, tools: Sequence[str] | Mapping[str, str], describe: bool, role: str) -> None:
+    def __init__(
+        self,
+        medium: Literal["image", "video"],
+        available: Available,
+        tools: Sequence[str] | Mapping[str, str],
+        state_of: Callable[[Prompt], object],
+        *,
+        texts: Mapping[str, str],
+        describe: bool,
+        role: str,
+    ) -> None:
         """Selects the tools.
 
         Args:
+            medium: medium that a prompt needs.
+            available: the tools that may be selected.
             tools: names of ``available``; as a mapping, the names by which the model calls them.
+            state_of: makes the state of a conversation, whose methods are the tools.
+            texts: replacements of ``{..}`` in their docstrings.
             describe: whether the prompt describes them, as in ``ToolEnvironment``.
             role: role of the answers in the chat template; ``user`` for templates without tools.
 
@@ -42,45 +51,34 @@ class MediaToolsEnvironment(ToolEnvironmentWrapper):
             ConfigError: an unknown tool, or none.
         """
         names = dict(tools) if isinstance(tools, Mapping) else {name: name for name in tools}
-        if not names or not set(names) <= set(self.available):
-            options = ", ".join(self.available)
-            raise ConfigError(f"tools must be one or more of {options}, got {', '.join(names) or 'none'}")
-        self._names, self._describe, self._role = names, describe, role
-        self._tools = self._environment(Prompt(""))  # checks the names
-
-    @abstractmethod
-    def _state(self, prompt: Prompt) -> object:
-        """The state of a conversation, whose methods are the tools."""
-
-    @abstractmethod
-    def _texts(self) -> Mapping[str, str]:
-        """Replacements of ``{..}`` in the docstrings of the tools."""
+        if not names or not set(names) <= set(available):
+            raise ConfigError(f"tools must be one or more of {', '.join(available)}, got {', '.join(names) or 'none'}")
+        self._functions = [_renamed(available[tool], name, **texts) for tool, name in names.items()]
+        self._medium, self._state_of, self._describe, self._role = medium, state_of, describe, role
+        self._tools = self._tools_of(Prompt(""))  # checks the names
 
     def reset(self, prompt: Prompt) -> Turn:
         """The functions, if ``describe`` is set. Raises DataError for a prompt without the medium."""
-        if not len(prompt.images if self.medium == "image" else prompt.videos):
-            medium = self.medium
+        medium = self._medium
+        if not len(prompt.images if medium == "image" else prompt.videos):
             raise DataError(
                 f"the prompt {prompt.text!r:.60} has no {medium} for {medium}_tools: add a column '{medium}'"
             )
-        self._tools = self._environment(prompt)
-        return super().reset(prompt)
+        self._tools = self._tools_of(prompt)
+        return self._tools.reset(prompt)
 
     def respond(self, message: AssistantMessage) -> Turn:
         """The media of the called tools, in order, each with its text."""
-        return replace(super().respond(message), role=self._role)
+        return replace(self._tools.respond(message), role=self._role)
 
     def interrupted(self, error: TimeoutError) -> Turn | None:
         """As ``ToolEnvironment.interrupted``."""
-        turn = super().interrupted(error)
+        turn = self._tools.interrupted(error)
         return turn and replace(turn, role=self._role)
 
-    def _environment(self, prompt: Prompt) -> ToolEnvironment:
-        state, texts = self._state(prompt), self._texts()
-        methods = [
-            MethodType(_renamed(self.available[tool], name, **texts), state) for tool, name in self._names.items()
-        ]
-        return ToolEnvironment(methods, self._describe)
+    def _tools_of(self, prompt: Prompt) -> ToolEnvironment:
+        state = self._state_of(prompt)
+        return ToolEnvironment([MethodType(function, state) for function in self._functions], self._describe)
 
 
 @cache

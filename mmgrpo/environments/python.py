@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
+from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.environments.sandboxing import require_sandbox
-from mmgrpo.environments.text_calls import CallFormat, TextCallEnvironment, tools_of
+from mmgrpo.environments.text_calls import CallFormat, TextCalls, tools_of
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.sandbox import PYTHON, Program, SandboxLimits, Session, SessionEnding
+from mmgrpo.tool_calls import AssistantMessage
+from mmgrpo.types import Prompt
 
 WORKER = Path(__file__).with_name("python_worker.py")
 
@@ -27,7 +30,7 @@ REASONS: Mapping[SessionEnding, str] = {
 
 
 @final
-class PythonEnvironment(TextCallEnvironment):
+class PythonEnvironment(Environment, SupportsCalls):
     """Runs the Python code of a turn; later calls of a conversation share the names of earlier ones.
 
     The code runs in the sandbox of ``docs/how-to/sandbox.md``, which starts with the first call. The result is the
@@ -37,6 +40,8 @@ class PythonEnvironment(TextCallEnvironment):
 
     Source: code-fence calls and outputs as in ToRL (arXiv:2503.23383), tags as in ReTool (arXiv:2504.11536).
     """
+
+    gives_rewards = False
 
     def __init__(
         self,
@@ -74,7 +79,23 @@ class PythonEnvironment(TextCallEnvironment):
         self._session: Session | None = None
         self._note = ""
         tools = tools_of(self.python, "To run Python code", CallFormat.of(call, FORMATS), describe=describe)
-        super().__init__(tools, answer_tag=answer_tag, describe=describe)
+        self._calls = TextCalls(tools, answer_tag=answer_tag, describe=describe)
+
+    def reset(self, prompt: Prompt) -> Turn:
+        """The description of the calls."""
+        return self._calls.reset(prompt)
+
+    def step(self, text: str) -> Turn:
+        """The outputs of the calls in a text, as ``respond``."""
+        return self.respond(AssistantMessage(text))
+
+    def respond(self, message: AssistantMessage) -> Turn:
+        """The outputs of the calls of a turn."""
+        return self._calls.respond(message)
+
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """None: the call that took too long still uses the interpreter, so the conversation ends."""
+        return None
 
     def close(self) -> None:
         """Kills the interpreter."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from mmgrpo.data.json_texts import row_of
-from mmgrpo.environment import Turn
-from mmgrpo.environments.text_calls import CallFormat, TextCallEnvironment, TextTool
+from mmgrpo.environment import Environment, SupportsCalls, Turn
+from mmgrpo.environments.text_calls import CallFormat, TextCalls, TextTool
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.extras import required
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, post_json, require_server
@@ -189,7 +189,7 @@ class Retriever:
 
 
 @final
-class SearchEnvironment(TextCallEnvironment):
+class SearchEnvironment(Environment, SupportsCalls):
     """Answers queries with the best documents of a knowledge base.
 
     A knowledge base is a ``corpus``, a file with a document a line, or the ``url`` of a server; ``bases`` names
@@ -199,6 +199,8 @@ class SearchEnvironment(TextCallEnvironment):
     Source: format and protocol of Search-R1 (arXiv:2503.09516); several knowledge bases as in R1-Router
     (arXiv:2505.22095).
     """
+
+    gives_rewards = False
 
     def __init__(
         self,
@@ -245,7 +247,7 @@ class SearchEnvironment(TextCallEnvironment):
         self._topk, self._max_chars = topk, max_chars
         self._names = ""
         self._failure: NoReplyError | None = None
-        super().__init__(self._tools_for(call, describe), answer_tag=answer_tag, describe=describe)
+        self._calls = TextCalls(self._tools_for(call, describe), answer_tag=answer_tag, describe=describe)
 
     def _tools_for(self, call: str | Mapping[str, str], describe: bool) -> ToolEnvironment | list[TextTool]:
         several = "" not in self._bases
@@ -270,15 +272,23 @@ class SearchEnvironment(TextCallEnvironment):
 
     def reset(self, prompt: Prompt) -> Turn:
         """The description of the calls."""
-        opening = super().reset(prompt)
+        opening = self._calls.reset(prompt)
         return replace(opening, text="\n".join(filter(None, (opening.text, self._names))))
+
+    def step(self, text: str) -> Turn:
+        """The documents for the queries in a text, as ``respond``."""
+        return self.respond(AssistantMessage(text))
 
     def respond(self, message: AssistantMessage) -> Turn:
         """The documents for the queries of a turn."""
-        turn = super().respond(message)
+        turn = self._calls.respond(message)
         if self._failure is not None:  # of a server, not of the call
             raise self._failure
         return turn
+
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """None: the time of a request is limited by ``timeout_s``, so the conversation ends."""
+        return None
 
     def search(self, query: str) -> str:
         """Searches for documents.

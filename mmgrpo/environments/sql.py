@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, final, get_args
 
 from mmgrpo.data.prompt_templates import fill_template
-from mmgrpo.environment import Turn
+from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.environments.sandboxing import require_sandbox
-from mmgrpo.environments.text_calls import CallFormat, TextCallEnvironment, tools_of
+from mmgrpo.environments.text_calls import CallFormat, TextCalls, tools_of
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.extras import required
 from mmgrpo.system.sandbox import PYTHON, START_S, Program, SandboxLimits, Session
-from mmgrpo.tool_calls import bounded
+from mmgrpo.tool_calls import AssistantMessage, bounded
 from mmgrpo.types import Prompt
 
 Engine = Literal["sqlite", "duckdb"]
@@ -28,7 +28,7 @@ FORMATS: Mapping[str, CallFormat] = {
 
 
 @final
-class SqlEnvironment(TextCallEnvironment):
+class SqlEnvironment(Environment, SupportsCalls):
     """Answers SQL queries with the rows that they return; the database cannot be changed.
 
     The database is a file, whose path may contain columns of the row, or one in memory that the script in a column of
@@ -37,6 +37,8 @@ class SqlEnvironment(TextCallEnvironment):
 
     Source: executions between the steps of an answer as in ReEx-SQL (arXiv:2505.12768).
     """
+
+    gives_rewards = False
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class SqlEnvironment(TextCallEnvironment):
         self._database, self._schema, self._max_chars = database, schema, max_chars
         self._session: Session | None = None
         tools = tools_of(self.query, "To query the database", CallFormat.of(call, FORMATS), describe=describe)
-        super().__init__(tools, answer_tag=answer_tag, describe=describe)
+        self._calls = TextCalls(tools, answer_tag=answer_tag, describe=describe)
 
     def reset(self, prompt: Prompt) -> Turn:
         """Opens the database of the row; the description of the calls.
@@ -93,7 +95,19 @@ class SqlEnvironment(TextCallEnvironment):
         """
         self._settings |= self._source_of(prompt)
         self._session = self._opened()
-        return super().reset(prompt)
+        return self._calls.reset(prompt)
+
+    def step(self, text: str) -> Turn:
+        """The rows of the calls in a text, as ``respond``."""
+        return self.respond(AssistantMessage(text))
+
+    def respond(self, message: AssistantMessage) -> Turn:
+        """The rows of the calls of a turn."""
+        return self._calls.respond(message)
+
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """None: the call that took too long still uses the database, so the conversation ends."""
+        return None
 
     def close(self) -> None:
         """Closes the database."""

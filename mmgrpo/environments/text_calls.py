@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import final
 
-from mmgrpo.environment import Environment, SupportsCalls, Turn
+from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError
 from mmgrpo.tool_calls import AssistantMessage
 from mmgrpo.tools import MAX_ERROR, ToolEnvironment
@@ -99,14 +99,13 @@ class TextTool:
     format: CallFormat
 
 
-class TextCallEnvironment(Environment, SupportsCalls):
-    """Answers the calls of a turn; a turn without calls ends the conversation.
+@final
+class TextCalls:
+    """One side of a conversation: answers the calls of a turn; a turn without calls ends the conversation.
 
     With ``answer_tag`` a turn with ``<tag>..</tag>`` ends it, and the reply to a turn with neither an answer nor a call
-    describes both. Its turns have no rewards.
+    describes both.
     """
-
-    gives_rewards: ClassVar[bool] = False
 
     def __init__(self, tools: Sequence[TextTool] | ToolEnvironment, *, answer_tag: str | None, describe: bool) -> None:
         """Selects the tools.
@@ -123,16 +122,26 @@ class TextCallEnvironment(Environment, SupportsCalls):
         self._describe = describe
 
     def reset(self, prompt: Prompt) -> Turn:
-        """The description of the calls, if it is appended to the prompt."""
+        """The description of the calls, if it is appended to the prompt.
+
+        Args:
+            prompt: the prompt of the sample.
+
+        Returns:
+            The turn.
+        """
         opening = self._tools.reset(prompt) if isinstance(self._tools, ToolEnvironment) else Turn()
         return replace(opening, text=self._description() if self._describe else "")
 
-    def step(self, text: str) -> Turn:
-        """The results of the calls in a text, as ``respond``."""
-        return self.respond(AssistantMessage(text))
-
     def respond(self, message: AssistantMessage) -> Turn:
-        """The results of the calls of a turn, one after another."""
+        """The results of the calls of a turn, one after another.
+
+        Args:
+            message: the policy's turn.
+
+        Returns:
+            The results; the end of the conversation for an answer, or for a turn without calls.
+        """
         if self._answer and next(self._answer.arguments(message.text), None) is not None:
             return Turn(done=True)
         if isinstance(self._tools, ToolEnvironment):
@@ -149,10 +158,6 @@ class TextCallEnvironment(Environment, SupportsCalls):
         if len(calls) > MAX_CALLS:
             results.append(f"[{len(calls) - MAX_CALLS} further calls are not answered: a turn may have {MAX_CALLS}]")
         return Turn(text="\n".join(results))
-
-    def interrupted(self, error: TimeoutError) -> Turn | None:
-        """None: the call that takes too long still uses what the tools share, so the conversation ends."""
-        return None
 
     def _without_calls(self) -> Turn:
         return Turn(text=f"This turn is invalid. {self._description()}") if self._answer else Turn(done=True)

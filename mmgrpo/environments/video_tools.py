@@ -12,10 +12,12 @@ from PIL import Image
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.media_options import options_of
 from mmgrpo.data.videos import FILES, open_video
+from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.environments.image_tools import FILTERS, within_pixels
-from mmgrpo.environments.media_tools import MediaToolsEnvironment
+from mmgrpo.environments.media_tools import MediaTools
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import import_python_target
+from mmgrpo.tool_calls import AssistantMessage
 from mmgrpo.types import Prompt
 
 LIST_FPS = 2.0
@@ -207,7 +209,7 @@ TOOLS: Mapping[str, Callable[..., list[dict[str, Any]]]] = {
 
 
 @final
-class VideoToolsEnvironment(MediaToolsEnvironment):
+class VideoToolsEnvironment(Environment, SupportsCalls):
     """Answers calls of video tools with frames; a turn without calls ends the conversation.
 
     Calls and errors have the format of ``ToolEnvironment``. Files are decoded as those of prompts
@@ -222,8 +224,7 @@ class VideoToolsEnvironment(MediaToolsEnvironment):
     process over embeddings; wrong arguments are errors, where theirs are replaced by defaults.
     """
 
-    medium = "video"
-    available = TOOLS
+    gives_rewards = False
 
     def __init__(
         self,
@@ -251,15 +252,28 @@ class VideoToolsEnvironment(MediaToolsEnvironment):
             raise ConfigError("search_frames needs a ranker, python:module:function, and no other tool uses it")
         self._settings = VideoToolSettings(**settings)
         self._ranker: Ranker | None = import_python_target(ranker) if isinstance(ranker, str) else ranker
-        super().__init__(tools, describe, role)
+        number = "the number of its frames" if self._settings.num_frames is None else str(self._settings.num_frames)
+        texts = {"max_frames": str(self._settings.max_frames), "num_frames": number}
+        self._tools = MediaTools("video", TOOLS, tools, self._state, texts=texts, describe=describe, role=role)
+
+    def reset(self, prompt: Prompt) -> Turn:
+        """The functions, if ``describe`` is set. Raises DataError for a prompt without a video."""
+        return self._tools.reset(prompt)
+
+    def step(self, text: str) -> Turn:
+        """The frames of the tools that a text calls, as ``respond``."""
+        return self.respond(AssistantMessage(text))
+
+    def respond(self, message: AssistantMessage) -> Turn:
+        """The frames of the called tools, in order, each with its text."""
+        return self._tools.respond(message)
+
+    def interrupted(self, error: TimeoutError) -> Turn | None:
+        """As ``ToolEnvironment.interrupted``."""
+        return self._tools.interrupted(error)
 
     def _state(self, prompt: Prompt) -> VideoTools:
         return VideoTools(prompt.videos, options_of(prompt, "video"), self._settings, self._ranker)
-
-    def _texts(self) -> Mapping[str, str]:
-        settings = self._settings
-        number = "the number of its frames" if settings.num_frames is None else str(settings.num_frames)
-        return {"max_frames": str(settings.max_frames), "num_frames": number}
 
 
 def _opened(video: Any, list_fps: float) -> _Clip:
