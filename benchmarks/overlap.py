@@ -1,4 +1,4 @@
-"""Steps per hour with a reward that waits, asked beside the rollout and after it: A, B, A, B in one process.
+"""Steps per hour with a reward that waits, asked alongside the rollout and after it: A, B, A, B in one process.
 
 python -m benchmarks.overlap [--wait-ms 5 20] [--repeat 5]
 
@@ -34,15 +34,15 @@ def main() -> None:
     torch.set_num_threads(1)
     policy = DenoisingPolicy(digits_pipeline(), {"call": CALL, "rollout_batch": GROUP_SIZE})
     step_s(policy, 0.0, concurrent=False)
-    print(f"{'wait per sample':>16} {'rollout':>9} {'after':>9} {'beside':>9} {'after / beside':>15}")
+    print(f"{'wait per sample':>16} {'rollout':>9} {'after':>9} {'alongside':>9} {'after / alongside':>15}")
     for wait_ms in arguments.wait_ms:
-        sampling_s, after, beside = [], [], []
+        sampling_s, after, alongside = [], [], []
         for _ in range(arguments.repeat):
             after.append(step_s(policy, wait_ms / 1000, concurrent=False))
-            beside.append(step_s(policy, wait_ms / 1000, concurrent=True))
+            alongside.append(step_s(policy, wait_ms / 1000, concurrent=True))
             sampling_s.append(step_s(policy, 0.0, concurrent=False))
-        ratio = median(one / other for one, other in zip(after, beside, strict=True))
-        times = " ".join(f"{median(times):7.2f} s" for times in (sampling_s, after, beside))
+        ratio = median(one / other for one, other in zip(after, alongside, strict=True))
+        times = " ".join(f"{median(times):7.2f} s" for times in (sampling_s, after, alongside))
         print(f"{wait_ms:>13g} ms {times} {ratio:15.2f}", flush=True)
 
 

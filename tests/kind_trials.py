@@ -2,7 +2,7 @@
 
     python -m tests.kind_trials --trials 200 --seed 0
 
-The kinds: mixed runs, a rewriter with its painter, exchanges with and without images, trees, replay, a critic, a
+The kinds: mixed runs, a rewriter with its painter, conversations with and without images, trees, replay, a critic, a
 verifier that is fitted while the run loads, a series by the command, and a comparison by the command. A trial sends
 SIGKILL, SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C, once or twice; a third of the trials while the run loads or fits. Then
 the run is resumed to its end. Compared bitwise: all lines without times, weights and states of checkpoints, files,
@@ -80,7 +80,7 @@ def rewritten(output: Path, resume: Path | None, reward: Reward) -> Any:
     )
 
 
-def exchanges(output: Path, resume: Path | None, reward: Reward) -> Trainer:
+def conversations(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     """Turns with an environment, credited by turns."""
     environment = {"name": "python:tests.test_trainer_exchanges:Asks", "told": "two red"}
     rollout = {"prompts_per_step": 2, "group_size": 3, "environment": environment, "max_turns": 2}
@@ -190,7 +190,7 @@ def comparison(output: Path, resume: Path | None, reward: Reward) -> Any:
 MAKERS: dict[str, Callable[[Path, Path | None, Reward], Any]] = {
     "mixed": mixed,
     "rewriter and painter": rewritten,
-    "exchanges": exchanges,
+    "conversations": conversations,
     "image turns": image_turns,
     "trees": trees,
     "replay": replay,

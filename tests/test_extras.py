@@ -98,6 +98,12 @@ def test_packages_of_extras_are_not_in_the_core() -> None:
     assert {"torch", "diffusers", "transformers", "accelerate", "peft", "qwen-vl-utils", "open-clip-torch"} <= CORE
 
 
+def test_readme_lists_the_extras() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (sentence,) = re.findall(r"The extras are (.*?); an error", readme, re.DOTALL)
+    assert set(re.findall(r"`([a-z-]+)`", sentence)) == set(PROJECT["project"]["optional-dependencies"])
+
+
 def test_the_readme_s_commands_install_the_needs_of_the_digits() -> None:
     """``uv run`` installs the group dev, and no extra."""
     developing = {distribution(requirement) for requirement in PROJECT["dependency-groups"]["dev"]}

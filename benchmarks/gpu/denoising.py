@@ -75,14 +75,14 @@ class DenoiserRun:
     def turn(self) -> None:
         """A rollout and an update, each followed by its bare passes."""
         device, times = self._bench.device, self.times
-        drawn, self.rollout_peak = peak(device, lambda: timed(device, self._draw))
-        times.rollout.append(drawn.spent.wall_s)
+        sampled, self.rollout_peak = peak(device, lambda: timed(device, self._draw))
+        times.rollout.append(sampled.spent.wall_s)
         times.bare_rollout.append(timed(device, self._bare_rollout).spent.wall_s)
-        credit = self.learner.judge(drawn.value)
+        credit = self.learner.judge(sampled.value)
         self.before_update = allocated(device)
-        learnt, self.update_peak = peak(device, lambda: timed(device, lambda: self._learn(drawn.value, credit)))
-        self.gap = max(self.gap, learnt.value.max_gap)
-        times.update.append(learnt.spent.wall_s)
+        updated, self.update_peak = peak(device, lambda: timed(device, lambda: self._learn(sampled.value, credit)))
+        self.gap = max(self.gap, updated.value.max_gap)
+        times.update.append(updated.spent.wall_s)
         times.bare_update.append(timed(device, self._bare_update).spent.wall_s)
 
     def values(self, peak_rate: float) -> dict[str, Value]:

@@ -208,14 +208,14 @@ def _measured(bench: Bench, case: Case, settings: dict[str, Any], peak_rate: flo
     for turn in range(bench.rounds):
         if turn and (not bench.has_time or settings.get("rescore")):
             break
-        drawn, rollout_peak = peak(device, lambda: timed(device, run.rollout))
-        num_tokens = sum(len(sample.tokens or ()) for sample in drawn.value.samples)
-        rollouts.append(drawn.spent.wall_s)
+        sampled, rollout_peak = peak(device, lambda: timed(device, run.rollout))
+        num_tokens = sum(len(sample.tokens or ()) for sample in sampled.value.samples)
+        rollouts.append(sampled.spent.wall_s)
         generated = timed(device, run.direct.generate)
         num_generated = generated.value
         generations.append(generated.spent.wall_s)
-        learnt, update_peak = peak(device, lambda: timed(device, run.gradient))
-        updates.append(learnt.spent.wall_s)
+        updated, update_peak = peak(device, lambda: timed(device, run.gradient))
+        updates.append(updated.spent.wall_s)
         bare.append(timed(device, run.bare_gradient).spent.wall_s)
     flops, passes = run.update_flops(), 2 if settings.get("lora") else 3
     return {

@@ -247,9 +247,9 @@ def _language_variant(bench: Bench, case: Any, title: str, settings: dict[str, A
         ready_s = clock()
     seconds, tokens = [], 0
     for _ in range(bench.rounds):
-        drawn = timed(bench.device, run.rollout)
-        seconds.append(drawn.spent.wall_s)
-        tokens = sum(len(sample.tokens or ()) for sample in drawn.value.samples)
+        sampled = timed(bench.device, run.rollout)
+        seconds.append(sampled.spent.wall_s)
+        tokens = sum(len(sample.tokens or ()) for sample in sampled.value.samples)
     result = {"log-prob gap": run.gap, "direct call, max gap": run.direct_gap, "tokens/s": tokens / median(seconds)}
     bench.row(title, {**result, "G": GROUP, "first s": ready_s})
 
@@ -274,7 +274,7 @@ def _memory(bench: Bench, title: str, side: int) -> None:
     credit = run.learner.judge(rollout)
     _, update_peak = peak(bench.device, lambda: run.learner.gradient(rollout, credit))
     update = update_peak - before - predicted.resident.gradients
-    held = predicted.resident.trained + predicted.resident.moments
+    resident_bytes = predicted.resident.trained + predicted.resident.moments
     encoders = ("text_encoder", "text_encoder_2", "text_encoder_3", "vae")
     others = sum(
         p.nbytes for name in encoders for p in getattr(run.policy.pipeline, name).parameters() if not p.requires_grad
@@ -287,8 +287,8 @@ def _memory(bench: Bench, title: str, side: int) -> None:
             "measured update GiB": update / GIB,
             "predicted rollout GiB": predicted.rollout / GIB,
             "measured rollout GiB": (rollout_peak - before) / GIB,
-            "predicted held GiB": (held + frozen) / GIB,
-            "measured held GiB": before / GIB,
+            "predicted resident GiB": (resident_bytes + frozen) / GIB,
+            "measured resident GiB": before / GIB,
         },
     )
 

@@ -145,7 +145,7 @@ def _parts(messages: Sequence[Mapping[str, Any]] | None) -> Iterator[Mapping[str
 def _turns(inputs: Inputs) -> str | None:
     if inputs.config.rollout.environment is not None:
         return None
-    return "turns of an exchange, and the run has no environment: set rollout.environment"
+    return "turns of a conversation, and the run has no environment: set rollout.environment"
 
 
 def _environment_reward(inputs: Inputs) -> str | None:

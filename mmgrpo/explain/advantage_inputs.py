@@ -31,7 +31,7 @@ def require_advantages(algorithm: Algorithm) -> None:
                 "rollout.training_states: renoised), or remove the estimator"
             )
         if isinstance(part, Estimator) and part.turns and environment is None:
-            raise ConfigError(f"{name} reads turns of exchanges: set rollout.environment")
+            raise ConfigError(f"{name} reads turns of conversations: set rollout.environment")
         if isinstance(part, Estimator) and part.turn_rewards and environment and not _gives_rewards(environment):
             raise ConfigError(without_turn_rewards(name, f"the environment {environment.name} gives none"))
         moves = any(key.startswith(name.replace(": ", ".")) for key in config.schedules)

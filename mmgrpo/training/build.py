@@ -91,7 +91,7 @@ def build_rewards(configs: Sequence[EvaluationRewardConfig], *, live: Functions 
 
 
 def exchange_plan(config: RunConfig) -> Plan:
-    """The plan of samples that are exchanges with the run's environment, if it has one.
+    """The plan of samples that are conversations with the run's environment, if it has one.
 
     Raises ConfigError if that cannot be made of its arguments, or is none.
     """
@@ -105,7 +105,7 @@ def exchange_plan(config: RunConfig) -> Plan:
     if named is None:
         return Plan(**limits)
     make = partial(resolve("environments", named.name), **named.numbers)
-    if named in _created_environments:  # from now on a failure ends one exchange, not the run
+    if named in _created_environments:  # from now on a failure ends one conversation, not the run
         return Plan(environment=make, **limits)
     try:
         with restored_settings(f"environment '{named.name}'", set()):

@@ -121,7 +121,7 @@ def evaluate(
         judges: the rewards; an evaluation may continue after their failures.
         config: how many samples, and their seed.
         job: the processes.
-        plan: whose environment the samples are exchanges with; None: there is none.
+        plan: whose environment the samples are conversations with; None: there is none.
         on_samples: takes samples as they are generated.
         show: the prompts of the policy in place of those that the rewards get; None: the same.
 

@@ -161,7 +161,7 @@ class GuardedEnvironment:
     def _opening(self, prompt: Prompt) -> object:
         opening = self._environment.reset(prompt) if self._environment else None
         if isinstance(opening, Turn) and opening.done:
-            raise ValueError("it ended the exchange before the policy wrote a turn")
+            raise ValueError("it ended the conversation before the policy wrote a turn")
         return opening
 
     def _guarded(self, method: str, call: Callable[[], object]) -> Turn | None:

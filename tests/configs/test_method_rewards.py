@@ -233,7 +233,7 @@ def test_needs_of_a_method_are_checked(tmp_path: Path) -> None:
         require_needs(gigpo)
     named = {"advantage": {"estimators": [{"name": "anchor_states", "reward": "right"}]}}
     require_needs(run_of(tmp_path, "quickstart/calculator-tool", "methods/gigpo", **named))
-    with pytest.raises(ConfigError, match=r"needs turns of an exchange.* set rollout.environment"):
+    with pytest.raises(ConfigError, match=r"needs turns of a conversation.* set rollout.environment"):
         require_needs(load_config("methods/gigpo", {"policy": None}))
 
 

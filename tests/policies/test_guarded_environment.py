@@ -101,7 +101,7 @@ def test_an_environment_that_cannot_be_made_is_a_fault() -> None:
 def test_an_opening_that_ends_the_exchange_is_a_fault() -> None:
     environment = GuardedEnvironment(lambda: Faulty("reset", lambda: Turn(text="x", done=True)))
     assert (environment.reset(Prompt("a")), environment.step("x")) == (Turn(), Turn(done=True))
-    assert "it ended the exchange before the policy wrote a turn" in (environment.error or "")
+    assert "it ended the conversation before the policy wrote a turn" in (environment.error or "")
 
 
 def test_invalid_environments_raise() -> None:

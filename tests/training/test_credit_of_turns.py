@@ -1,4 +1,4 @@
-"""Turns of exchanges as advantages of the decisions that wrote them: real rollouts, and whole runs."""
+"""Turns of conversations as advantages of the decisions that wrote them: real rollouts, and whole runs."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_the_method_trains_on_exchanges(tmp_path: Path) -> None:
 def test_turns_without_an_environment_raise(tmp_path: Path) -> None:
     estimator = {"name": "anchor_states"}
     section = {"advantage": {"estimators": [estimator]}, "output": str(tmp_path)}
-    with pytest.raises(ConfigError, match=r"anchor_states reads turns of exchanges: set rollout\.environment"):
+    with pytest.raises(ConfigError, match=r"anchor_states reads turns of conversations: set rollout\.environment"):
         Trainer(policy_of("llama"), RETURNS, prompts_of("llama"), section)
     policy = policy_of("llama")
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=0)

@@ -82,10 +82,10 @@ def test_sample_wants_to_know_which_task(run: Path, tmp_path: Path) -> None:
     command = ("sample", str(run), "12+13=", "--out", str(tmp_path))
     assert "this is a mixed run of the tasks sums, more: choose one with --task" in call(*command).output
     assert "--task less: unknown task; valid tasks: sums, more" in call(*command, "--task", "less").output
-    told = call(*command, "--task", "more")
-    assert told.exit_code == 0, told.output
+    task_output = call(*command, "--task", "more")
+    assert task_output.exit_code == 0, task_output.output
     of_sums = call("sample", str(run / "sums"), "12+13=", "--out", str(tmp_path))  # goes beside what is there
-    output, where = told.stdout.split(" samples in ")
+    output, where = task_output.stdout.split(" samples in ")
     assert of_sums.stdout.split(" samples in ")[0] == output
     assert "".join(of_sums.stdout.split(" samples in ")[1].split()) == "".join(where.split()) + "-2"
     file = str(run.parent / "run.yaml")
