@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from mmgrpo.policies.language import LanguagePolicy
 from transformers.utils import get_json_schema
 
 from mmgrpo import Trainer
-from mmgrpo.errors import ConfigError
-from mmgrpo.types import Sample
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.samples import EnvironmentHandle
+from mmgrpo.scoring import named_rewards, score
+from mmgrpo.types import Prompt, Sample
 from tests.tiny.tool_callers import caller, example, hermes
 
 
@@ -150,3 +153,19 @@ def test_functions_are_tools(policy: LanguagePolicy, tmp_path: Path) -> None:
     both = {**values_of(tmp_path), "rollout": {"environment": "tools", "prompts_per_step": 2, "group_size": 2}}
     with pytest.raises(ConfigError, match=r"remove rollout\.environment"):
         Trainer(policy, right, [{"prompt": ASK}] * 2, both, tools=[increment])
+
+
+def test_objects_of_another_process_are_an_error() -> None:
+    def counter(environments: list[Any], **kwargs: Any) -> list[float]:
+        return [environment.counter for environment in environments]
+
+    environment = IncrementEnv()
+    environment.reset()
+    environment.increment(3)
+    sample = Sample(Prompt("count"), 0, 0, text="done", environment=EnvironmentHandle(environment))
+    (reward,) = named_rewards({"counter": counter})
+    assert score([sample], [reward]).value_BR.tolist() == [[3.0]]
+    with pytest.raises(RewardError, match="stay in the process that sampled them: evaluate on one process"):
+        reward.function(pickle.loads(pickle.dumps([sample])))
+    plain = Sample(Prompt("count"), 0, 0, text="done")
+    assert list(reward.function([sample, plain])) == [3, None]  # no conversation: the reward does not apply

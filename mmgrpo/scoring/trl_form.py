@@ -103,6 +103,11 @@ class TrlReward:
         self._dropped = dropped
 
     def __call__(self, samples: Sequence[Sample]) -> Sequence[float | None]:
+        if self._needs_objects and any(sample.environment and _object_of(sample) is None for sample in samples):
+            raise RewardError(
+                f"{_name(self._function)} reads the objects of conversations, which stay in the process that sampled "
+                "them: evaluate on one process, or remove it from evaluation.rewards"
+            )
         rows = [
             i
             for i, sample in enumerate(samples)
