@@ -142,11 +142,11 @@ class MiniwobEnvironment(Environment):
             ConfigError: there is no such task.
             MissingPackageError: ``miniwob`` or the browser is not installed.
         """
-        if find_spec("miniwob") is None:
+        package = find_spec("miniwob")
+        if package is None:
             raise missing("miniwob", "the environment miniwob")
         required("selenium", "the environment miniwob")
-        package = find_spec("miniwob")
-        folder = Path(str(package and package.origin)).parent / "html" / "miniwob"
+        folder = Path(str(package.origin)).parent / "html" / "miniwob"
         page = folder / f"{task}.html"
         if "/" in task or not page.is_file():
             names = ", ".join(sorted(path.stem for path in folder.glob("*.html")))
