@@ -6,6 +6,7 @@ import _thread
 import json
 import threading
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from mmgrpo.environment import Turn
 from mmgrpo.runs.sample_files import sample_metrics, sample_stats
 from mmgrpo.tools import MAX_CALLS, ToolEnvironment
 from mmgrpo.types import Prompt, Sample
+from tests.test_prompt_places import bomb as bomb_png
 from tests.test_tools import call
 
 release = threading.Event()
@@ -54,7 +56,7 @@ def flood() -> str:
 
 def bomb() -> Any:
     """Returns a huge image."""
-    return Image.new("1", (2**16, 2**16))
+    return Image.open(BytesIO(bomb_png(9_000)))
 
 
 def large() -> Any:
@@ -96,7 +98,7 @@ def answered(*texts: str, timeout_s: float = 60.0) -> list[Turn]:
         ("end_thread", "SystemExit: "),
         ("interrupt", "KeyboardInterrupt: "),
         ("leave_later", "SystemExit: 4"),
-        ("bomb", "ValueError: the image of 65536 x 65536 pixels is too large"),
+        ("bomb", "ValueError: the image of 9000 x 9000 pixels is too large"),
     ],
 )
 def test_a_tool_that_fails_is_an_error_that_the_model_reads(name: str, error: str) -> None:
