@@ -100,6 +100,7 @@ def test_forwards_of_an_unguided_window() -> None:
     assert (own.as_written, shared.as_written, own.guided) == (True, False, False)
 
 
+@pytest.mark.nightly
 def test_forwards_of_guidance_and_a_reference(capsys: pytest.CaptureFixture[str]) -> None:
     own, shared = count_method("flow-grpo", {"group_size": 2})
     # every pass twice: 10 steps drawn, 9 trained, 9 of the reference; shared, half a pass less of each

@@ -25,6 +25,7 @@ def test_the_sum_serves_the_larger_reward_and_gdpo_both(tmp_path: Path) -> None:
     assert ends(gdpo, "last/mean")[1] > 0.8
 
 
+@pytest.mark.nightly
 def test_a_gate_makes_the_easy_reward_wait_for_the_other(tmp_path: Path) -> None:
     raw, gated = (curves_of(name, tmp_path) for name in ("sum, easy", "gated"))
     assert ends(raw, "easy/mean")[1] > 2.7

@@ -23,6 +23,7 @@ from mmgrpo.scoring import NamedReward
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
 from tests.configs.mechanisms import TURNS
+from tests.policies.families import daily
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import prompts_of
 from tests.training.test_credit_of_turns import Corridor
@@ -40,6 +41,7 @@ SMALL: Mapping[str, Any] = {
 
 
 VISION = "qwen2.5-vl"
+EVERYDAY = ("gigpo", "tree-grpo", "ssp", "timesearch-r")
 OTHERWISE: Mapping[str, Mapping[str, Any]] = {
     "ssp": {"rollout.prompt_templates.solved.pattern": None},
     "timesearch-r": {"rollout.environment": "python:tests.training.test_conversation_branches:Showing"},
@@ -92,7 +94,7 @@ def rewards_of(config: RunConfig) -> list[NamedReward]:
     ]
 
 
-@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize("name", daily(TURNS, *EVERYDAY))
 def test_method_trains_on_conversations(name: str, tmp_path: Path) -> None:
     config = load_config(
         f"methods/{name}", {**SMALL, **OTHERWISE.get(name, {}), "rewards": [], "output": str(tmp_path)}

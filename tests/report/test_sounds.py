@@ -41,6 +41,7 @@ def test_short_audio_is_embedded_unchanged(run: Path) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_long_audio_is_reduced_until_the_page_is_small(run: Path) -> None:
     long = tone(440, rate=44100, duration_s=6, channels=2)
     left = type(long)(long.values[:1].repeat(2, 1).contiguous(), 44100)  # 1 MB, more than 160 kB
