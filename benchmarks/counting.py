@@ -72,7 +72,7 @@ def method_config(include: str, changes: Mapping[str, Any]) -> RunConfig:
         A whole configuration whose policy still lacks a model.
     """
     values = read_layers(find_config(include))
-    values = merge(values, values["method"].get("paper_hparams", {}))
+    values = merge(values, values["about"]["method"].get("paper_hparams", {}))
     rollout = {"prompts_per_step": values.get("update", {}).get("minibatches", 1), **changes}
     return validated(merge(values, {"policy": {"name": "denoising"}, "rollout": rollout}))
 

@@ -373,7 +373,7 @@ class Algorithm:
             DataError: rows lack a column that an estimator or a filter reads.
         """
         config, section = self.config, self.config.prompts
-        method = f" of {config.method.name}" if config.method else ""
+        method = f" of {config.about.method.name}" if config.about.method else ""
         for name, part in self.advantages.named():
             for column in part.columns:
                 require_numbers(prompts, column, f"{name}{method}")

@@ -123,21 +123,22 @@ def test_issue_forms_have_labels_and_unique_ids(page: str) -> None:
 
 NEW_METHOD = {
     "configs/methods/advantages/cubed.yaml": """
-method:
-  name: cubed
-  title: Cubed
-  paper_title: Cubed Advantages for Sparse Rewards
-  use_when: Use it when rewards are sparse and the few best samples should count more.
-  paper: "2612.00001"
-  applies_to: both
-  sources:
-    advantage.scale: Cubed, eq. 1
-    advantage.estimators: Cubed, eq. 2
-    objective.surrogate: Cubed, eq. 3
-    objective.aggregate: Cubed, eq. 3
-    objective.kl.beta: Cubed, sec. 3, none
-  deviations: ["The paper clips the cube at 8; this file does not."]
-  evidence: ["By hand; tests/methods/advantages/test_cubed.py."]
+about:
+  method:
+    name: cubed
+    title: Cubed
+    paper_title: Cubed Advantages for Sparse Rewards
+    use_when: Use it when rewards are sparse and the few best samples should count more.
+    paper: "2612.00001"
+    applies_to: both
+    sources:
+      advantage.scale: Cubed, eq. 1
+      advantage.estimators: Cubed, eq. 2
+      objective.surrogate: Cubed, eq. 3
+      objective.aggregate: Cubed, eq. 3
+      objective.kl.beta: Cubed, sec. 3, none
+    deviations: ["The paper clips the cube at 8; this file does not."]
+    evidence: ["By hand; tests/methods/advantages/test_cubed.py."]
 advantage:
   scale: group
   estimators: [{name: cubed}]

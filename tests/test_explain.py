@@ -256,7 +256,7 @@ def test_geometry_passes_and_method() -> None:
     policy = {"name": "denoising", "call": {"num_inference_steps": 10}, "evaluation_call": {"num_inference_steps": 40}}
     method = {"name": "flow_grpo", "title": "Flow-GRPO", "paper": "arXiv:2505.05470", "deviations": ("one window",)}
     method |= {"evidence": ("by hand",)}
-    lines = rows(changed(evaluation=evaluation, policy=policy, method=method))
+    lines = rows(changed(evaluation=evaluation, policy=policy, about={"method": method}))
     assert lines["rollout"] == "10 prompts x 16 members = 160 samples a step"
     assert lines["updates"] == "1 epoch x 2 minibatches = 2 updates a rollout, of 80 samples"
     assert lines["in all"] == "60 steps, 9,600 samples, 120 updates"

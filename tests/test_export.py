@@ -204,7 +204,7 @@ def test_texts_of_a_foreign_run_are_code_in_its_card(adapters: Path, tmp_path: P
     about = json.loads((run / "run.json").read_text()) | {"command": evil, "explain": evil, "versions": {evil: evil}}
     (run / "run.json").write_text(json.dumps(about))
     config = yaml.safe_load((run / "config.yaml").read_text())
-    config |= {"method": {"name": "m", "title": evil, "paper": evil}}
+    config |= {"about": {"method": {"name": "m", "title": evil, "paper": evil}}}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     done = call("export", str(run), "--to", str(tmp_path / "x"))
     assert done.exit_code == 0, done.output

@@ -216,9 +216,7 @@ def test_descriptions_of_other_packages_are_escaped(tmp_path: Path) -> None:
         "[mmgrpo.methods]\nx = foreign:METHOD\n"
     )
     method = tmp_path / "method.yaml"
-    method.write_text("method: {name: m, title: 'acc[/easy] \\e[2J', paper: '[/x]'}\n".replace("'acc", '"acc').replace(
-        "J'", 'J"'
-    ))  # fmt: skip
+    method.write_text("about: {method: {name: m, title: \"acc[/easy] \\e[2J\", paper: '[/x]'}}\n")
     (tmp_path / "foreign.py").write_text(textwrap.dedent(FOREIGN) + f"\nMETHOD = {str(method)!r}\n")
     commands = (("rewards",), ("rewards", "acc[/easy]"), ("policies",), ("methods",), ("methods", "m"))
     call = [sys.executable, "-c", COMMANDS, str(tmp_path), json.dumps(commands)]

@@ -16,13 +16,14 @@ from mmgrpo.docgen.methods import KINDS, OTHERS, by_kind, method_index, method_p
 from mmgrpo.errors import ConfigError, UnknownNameError
 
 THEIRS = """
-method:
-  name: theirs
-  title: Theirs
-  paper: "2601.00001"
-  sources: {objective.surrogate: eq. 3}
-  deviations: [None of note.]
-  evidence: [By hand.]
+about:
+  method:
+    name: theirs
+    title: Theirs
+    paper: "2601.00001"
+    sources: {objective.surrogate: eq. 3}
+    deviations: [None of note.]
+    evidence: [By hand.]
 rollout: {group_size: 4, prompts_per_step: 2}
 objective: {surrogate: {name: cispo, low: null, high: 4.0}, ratio_level: segment, aggregate: token_mean}
 """
@@ -132,8 +133,8 @@ def test_every_method_states_its_use() -> None:
 def test_included_name_loads() -> None:
     for row in method_index():
         config = load_config(row.include, {"policy": None})
-        assert config.method is not None
-        assert config.method == row.method
+        assert config.about.method is not None
+        assert config.about.method == row.method
 
 
 def test_methods_of_other_packages_are_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +153,7 @@ def test_methods_of_other_packages_are_last(tmp_path: Path, monkeypatch: pytest.
 
 def test_file_without_a_method_section_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "rollout: {group_size: 4}\n")
-    with pytest.raises(ConfigError, match="has no method: section"):
+    with pytest.raises(ConfigError, match=r"has no block about\.method"):
         method_index()
 
 

@@ -64,10 +64,11 @@ def test_a_one_gpu_variant_is_its_recipe_with_a_smaller_batch() -> None:
     assert len(hinted) == 6
     for name in variants:
         small, whole = (load_config(each) for each in (name, name.removesuffix("-one-gpu")))
-        moved = {"about", "method", "rollout"}
+        moved = {"about", "rollout"}
         assert small.model_dump(exclude=moved) == whole.model_dump(exclude=moved)
         sides = {"prompts_per_step", "group_size"}
         assert small.rollout.model_dump(exclude=sides) == whole.rollout.model_dump(exclude=sides)
         batch = [config.rollout.prompts_per_step * config.rollout.group_size for config in (small, whole)]
         assert batch[0] < batch[1]
-        assert small.about == whole.about.model_copy(update={"name": f"{whole.about.name}-one-gpu"})
+        changes = {"name": f"{whole.about.name}-one-gpu", "method": small.about.method}
+        assert small.about == whole.about.model_copy(update=changes)

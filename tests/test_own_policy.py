@@ -77,7 +77,7 @@ def test_methods_for_other_policies_raise() -> None:
 
 def test_an_unknown_kind_of_policy_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_type("action_chunks"), "decides", "actions")
-    assert configured().method is None
+    assert configured().about.method is None
     with pytest.raises(
         ConfigError, match="settings of action_chunks say decides = 'actions'; methods are for tokens, "
     ):
@@ -117,8 +117,8 @@ def test_custom_and_shared_methods_train_it(variant: str, tmp_path: Path) -> Non
 
 def test_its_method_is_included_by_name_and_listed() -> None:
     config = configured(path=PROJECT / "push_dppo.yaml")
-    assert config.method is not None
-    assert config.method.name == "dppo"
+    assert config.about.method is not None
+    assert config.about.method.name == "dppo"
     assert [named.numbers["each"] for named in config.objective.modulations] == ["segment", "segment"]
     assert find_config("methods/dppo") == PROJECT / "diffusion_policy" / "dppo.yaml"
 

@@ -276,7 +276,7 @@ def test_settings_of_a_policy_without_effect_on_weights_may_change(tmp_path: Pat
 def test_notes_are_no_changes() -> None:
     before, after = (
         validated({"about": {"note": "a"}}),
-        validated({"about": {"note": "b"}, "method": {"name": "m", "title": "t", "paper": "p"}}),
+        validated({"about": {"note": "b", "method": {"name": "m", "title": "t", "paper": "p"}}}),
     )
     assert list(config_changes(before, after)) == []
 

@@ -41,7 +41,7 @@ def _is_off_policy(rows: Rows) -> Tensor:
 
 
 def _term(name: str, **numbers: Any) -> dict[str, Any]:
-    return {"method": None, "objective.terms": [{"name": name, **numbers}]}
+    return {"about.method": None, "objective.terms": [{"name": name, **numbers}]}
 
 
 def _real(theirs: SimpleNamespace, given: Given) -> Tensor:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.check_data.data_files import DataFiles, Finding, leaves, rule_of
+from mmgrpo.config.composing import METHOD
 from mmgrpo.config.loading import dump_config, load_config, validated
 from mmgrpo.config.parts import singles_of
+from mmgrpo.config.sections import at
 from mmgrpo.docgen.reward_signatures import require_rewards
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.system.folders import TOP
@@ -20,7 +22,7 @@ RUNS = ("quickstart", "recipes", "papers")
 """Folders of complete runs."""
 
 TEST_FILE = re.compile(r"\btests/[\w./-]+\.py")
-PAPER_NUMBERS = ("method.paper", "about.paper")
+PAPER_NUMBERS = ("about.method.paper", "about.paper")
 """Keys of arXiv numbers, which are texts."""
 
 
@@ -57,8 +59,8 @@ def numbers(data: DataFiles, name: str) -> Iterator[Finding]:
 
 def evidence_files(data: DataFiles, name: str) -> Iterator[Finding]:
     """The tests that the evidence of a method or a run names exist."""
-    for section in ("method", "about"):
-        for text in (data.stated(name).get(section) or {}).get("evidence", ()):
+    for section in ("about", METHOD):
+        for text in at(data.stated(name), f"{section}.evidence", None) or ():
             for file in TEST_FILE.findall(text):
                 if not (TOP / file).is_file():
                     yield f"{section}.evidence", f"there is no {file}"

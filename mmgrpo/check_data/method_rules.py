@@ -9,7 +9,7 @@ from mmgrpo.algorithm import Algorithm, objective_of
 from mmgrpo.check_data.data_files import DataFiles, Finding, is_under, leaves, rule_of
 from mmgrpo.config import MethodConfig, MethodKind, RunConfig, TermConfig
 from mmgrpo.config.auxiliary import AuxiliaryConfig
-from mmgrpo.config.composing import CHAINS
+from mmgrpo.config.composing import CHAINS, method_of
 from mmgrpo.config.loading import dump_config, load_config, shipped
 from mmgrpo.config.methods import takes
 from mmgrpo.config.registry import settings_type
@@ -20,7 +20,7 @@ from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.policy import SupportsWindows
 from mmgrpo.system.yamls import parse_yaml_1_1
 
-DESCRIPTION = ("include", "method", "use_paper_hparams", "rewards")
+DESCRIPTION = ("include", "about", "use_paper_hparams", "rewards")
 """Keys of a file that are no settings of its run, or are merged with others."""
 
 SCALE = ("steps", "policy.call", "policy.model", "rollout.prompts_per_step", "rollout.group_size", "update")
@@ -53,38 +53,42 @@ NUM_STEPS = 60
 def method_sources(data: DataFiles, name: str) -> Iterator[Finding]:
     """Every key of a method has a source, and every source a key."""
     values = dict(data.merged(name))
-    method = values.pop("method")
+    method = method_of(values)
+    about = values.pop("about")
     published = method.get("paper_hparams", {})
     sources = method.get("sources", {})
     for key in (key for part in (values, published) for key, _ in leaves(part)):
         if not is_under(key, sources):
-            yield key, "has no source; add it to method.sources"
+            yield key, "has no source; add it to about.method.sources"
     for key in sources:
-        if not has(values | {"method": method}, key) and not has(published, key):
-            yield f"method.sources.{key}", "is the source of a key that the method does not set"
-    if ("method.rewards" in sources) != ("rewards" in method):
-        yield "method.rewards", "rewards of a method have the source method.rewards, and other methods do not"
+        if not has(values | {"about": about}, key) and not has(published, key):
+            yield f"about.method.sources.{key}", "is the source of a key that the method does not set"
+    if ("about.method.rewards" in sources) != ("rewards" in method):
+        yield "about.method.rewards", "rewards of a method have the source method.rewards, and other methods do not"
     if "rewards" in values:
-        yield "rewards", "would be replaced by those of a run; state them in method.rewards"
+        yield "rewards", "would be replaced by those of a run; state them in about.method.rewards"
 
 
 def method_name(data: DataFiles, name: str) -> Iterator[Finding]:
     """The name of a method is that of its file."""
-    method_of_file = data.merged(name)["method"]["name"]
+    method_of_file = method_of(data.merged(name))["name"]
     if method_of_file != name.rpartition("/")[2]:
-        yield "method.name", f"is {method_of_file!r}; the file is {name}"
+        yield "about.method.name", f"is {method_of_file!r}; the file is {name}"
 
 
 def method_kind(data: DataFiles, name: str) -> Iterator[Finding]:
     """A method has a kind, and applies to the policies that have its settings."""
     values = data.merged(name)
-    method = values["method"]
+    method = method_of(values)
     if method.get("kind") not in get_args(MethodKind):
-        yield "method.kind", f"is {method.get('kind')!r}; put the file in a folder of {', '.join(get_args(MethodKind))}"
+        yield (
+            "about.method.kind",
+            f"is {method.get('kind')!r}; put the file in a folder of {', '.join(get_args(MethodKind))}",
+        )
     is_denoising = has(values, "policy.sampler") or at(values, "rollout.training_states", None) == "renoised"
     if (method.get("applies_to") in ("denoising", "masked")) != is_denoising:
         yield (
-            "method.applies_to",
+            "about.method.applies_to",
             f"is {method.get('applies_to')!r}; it is denoising or masked for methods with policy.sampler or "
             "rollout.training_states: renoised, and for no others",
         )
@@ -96,7 +100,7 @@ def method_scale(data: DataFiles, name: str) -> Iterator[Finding]:
     scale_keys = [key for key, _ in stated_settings(data, name) if is_under(key, SCALE) and not is_under(key, NO_SCALE)]
     for key in scale_keys:
         if key not in permitted:
-            yield key, "is the scale of a run; move it to method.paper_hparams"
+            yield key, "is the scale of a run; move it to about.method.paper_hparams"
     for key in permitted:
         if key not in scale_keys:
             yield key, "is an exception in exceptions.json, and the method does not set it"
@@ -119,7 +123,7 @@ def method_objective(data: DataFiles, name: str) -> Iterator[Finding]:
 
 def method_with_models(data: DataFiles, name: str) -> Iterator[Finding]:
     """With every model that it applies to, the values of both remain, and every step has a window."""
-    applies_to = data.merged(name)["method"].get("applies_to", "both")
+    applies_to = method_of(data.merged(name)).get("applies_to", "both")
     for model in data.names("models") or shipped("models"):
         policy = data.stated(model)["policy"]["name"]
         if not takes("tokens" if policy == "language" else policy, applies_to):
@@ -136,7 +140,7 @@ def method_with_models(data: DataFiles, name: str) -> Iterator[Finding]:
 def method_in_runs(data: DataFiles, name: str) -> Iterator[Finding]:
     """Included with a run, in either order, its values apply; a list of the run that drops one is an error."""
     values = data.merged(name)
-    method = values["method"]
+    method = method_of(values)
     run = RUNS_OF[method.get("applies_to", "both")]
     rollout: dict[str, Any] = {"group_size": at(values, "rollout.group_size", 24)}
     if at(values, "rollout.training_states", None) == "renoised":
@@ -145,19 +149,19 @@ def method_in_runs(data: DataFiles, name: str) -> Iterator[Finding]:
     if config != data.combined(name, run, rollout=rollout):
         yield "", f"with {run} the order of the includes changes the configuration"
     yield from _lost_values(values, config)
-    section: MethodConfig | None = config.method
+    section: MethodConfig | None = config.about.method
     if section is None or section.replaced:
         yield "", f"{run} replaces values of it: {section and section.replaced}"
     rewards = method.get("rewards") or {}
     if bool(rewards.get("added") or rewards.get("substitutes")) != (method["name"] in _sources_of_rewards(config)):
-        yield "method.rewards", f"the run has the rewards {[reward.logged_name for reward in config.rewards]}"
+        yield "about.method.rewards", f"the run has the rewards {[reward.logged_name for reward in config.rewards]}"
     for key in (key for key in CHAINS if at(values, key, None)):
         yield from _replaced_list(data, name, run, key, rollout)
 
 
 def method_rewards(data: DataFiles, name: str) -> Iterator[Finding]:
     """A method with rewards adds them to those of a run, in either order and once."""
-    method = data.merged(name)["method"]
+    method = method_of(data.merged(name))
     section = method.get("rewards") or {}
     if not (section.get("added") or section.get("substitutes")):
         return
@@ -168,34 +172,34 @@ def method_rewards(data: DataFiles, name: str) -> Iterator[Finding]:
     run = data.written(values)
     config = data.combined(run, name)
     if config != data.combined(name, run):
-        yield "method.rewards", "the order of the includes changes the configuration of a run"
+        yield "about.method.rewards", "the order of the includes changes the configuration of a run"
     if method["name"] not in _sources_of_rewards(config):
-        yield "method.rewards", f"a run with {VERIFIER['name']} has none of them"
+        yield "about.method.rewards", f"a run with {VERIFIER['name']} has none of them"
     if RunConfig.model_validate(config.model_dump()) != config:
-        yield "method.rewards", "the resolved configuration is validated to another one"
+        yield "about.method.rewards", "the resolved configuration is validated to another one"
     resolved = data.written(parse_yaml_1_1(dump_config(config)))
     for overrides in ({}, {"rewards": [VERIFIER]}):
         if load_config(resolved, overrides) != config:
-            yield "method.rewards", f"the resolved configuration with {overrides} loads to another one"
+            yield "about.method.rewards", f"the resolved configuration with {overrides} loads to another one"
     other = load_config(resolved, {"rewards": OTHER_REWARDS})
     if method["name"] not in _sources_of_rewards(other) or "format" not in [r.logged_name for r in other.rewards]:
-        yield "method.rewards", f"an override of rewards gives {[reward.logged_name for reward in other.rewards]}"
+        yield "about.method.rewards", f"an override of rewards gives {[reward.logged_name for reward in other.rewards]}"
 
 
 def paper_hparams(data: DataFiles, name: str) -> Iterator[Finding]:
     """The hyperparameters of the paper's run can be applied, and then all of them are in force."""
     text = dict(method_rows(with_paper_hparams(data, name))).get("paper_hparams", "")
     if "published run" in text and "is in force" not in text:
-        yield "method.paper_hparams", f"not all values apply: {text}"
+        yield "about.method.paper_hparams", f"not all values apply: {text}"
 
 
 def with_paper_hparams(data: DataFiles, name: str, **values: Any) -> RunConfig:
     """A method with a model that it applies to and, if it has any, the hyperparameters of the paper's run."""
     merged = data.merged(name)
-    model = MODELS_OF.get(merged["method"].get("applies_to", "both"))
+    model = MODELS_OF.get(method_of(merged).get("applies_to", "both"))
     values_of_run = values if model else {"policy": {"name": "masked", "model": "some/model"}, **values}
     names = [model, name] if model else [name]
-    return data.combined(*names, use_paper_hparams=bool(merged["method"].get("paper_hparams")), **values_of_run)
+    return data.combined(*names, use_paper_hparams=bool(method_of(merged).get("paper_hparams")), **values_of_run)
 
 
 def stated_settings(data: DataFiles, name: str) -> list[tuple[str, Any]]:
@@ -268,7 +272,7 @@ def _lost_values(values: Mapping[str, Any], config: RunConfig) -> Iterator[Findi
 def _function_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted key and value; a function with its numbers is one value."""
     for key, value in values.items():
-        if prefix or key != "method":
+        if prefix or key != "about":
             if isinstance(value, dict) and "name" not in value:
                 yield from _function_values(value, f"{prefix}{key}.")
             else:
@@ -292,7 +296,7 @@ def _replaced_list(data: DataFiles, name: str, run: str, key: str, rollout: Any)
     try:
         data.combined(run, name, rollout=rollout, **overrides)
     except ConfigError as error:
-        if f"{key} replaces the list of methods/{data.merged(name)['method']['name']} and drops" in str(error):
+        if f"{key} replaces the list of methods/{method_of(data.merged(name))['name']} and drops" in str(error):
             return
         raise
     yield key, "a run that replaces the list is no error"

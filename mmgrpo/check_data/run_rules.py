@@ -9,6 +9,7 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.check_data.data_files import DataFiles, Finding, is_under, leaves, rule_of
 from mmgrpo.check_data.method_rules import differences, stated_settings
 from mmgrpo.config import AboutConfig
+from mmgrpo.config.composing import method_of
 from mmgrpo.config.sections import has
 from mmgrpo.runs.alerts import watchdog_inputs
 from mmgrpo.training.build import build_rewards
@@ -30,15 +31,15 @@ def recipe_values(data: DataFiles, name: str) -> Iterator[Finding]:
         return
     model, method, *tasks = data.stated(name)["include"]
     stated, of_method = data.stated(name), data.stated(method)
-    published = list(leaves(of_method["method"].get("paper_hparams", {}))) if stated.get("use_paper_hparams") else []
+    published = list(leaves(method_of(of_method).get("paper_hparams", {}))) if stated.get("use_paper_hparams") else []
     layers = [stated_settings(data, layer) for layer in (model, method)]
     layers += [published, *(stated_settings(data, task) for task in tasks), stated_settings(data, name)]
     expected = {key: value for layer in layers for key, value in layer if key != "evaluation.rewards"}
     yield from differences(expected, data.config(name), "in the recipe")
-    sources = stated.get("method", {"sources": {}})["sources"]
+    sources = method_of(stated).get("sources", {})
     for key, _ in stated_settings(data, name):
-        if is_under(key, of_method["method"]["sources"]) and not is_under(key, sources):
-            yield key, f"differs from {method} and has no source; add it to method.sources"
+        if is_under(key, method_of(of_method)["sources"]) and not is_under(key, sources):
+            yield key, f"differs from {method} and has no source; add it to about.method.sources"
     is_denoising = data.stated(model)["policy"]["name"] == "denoising"
     if is_denoising != (len(tasks) == 1):
         yield "include", f"{len(tasks)} tasks; a recipe of a denoising model includes one, another none"
@@ -66,13 +67,13 @@ def held_out_rewards(data: DataFiles, name: str) -> Iterator[Finding]:
 def task_sections(data: DataFiles, name: str) -> Iterator[Finding]:
     """A task has prompts, rewards and an evaluation with a watchdog, the last three with their sources."""
     stated = data.stated(name)
-    sections = {key for key in stated if key != "method"}
+    sections = {key for key in stated if key != "about"}
     if sections != TASK_SECTIONS:
         yield "", f"has the sections {', '.join(sorted(sections))}; a task has {', '.join(sorted(TASK_SECTIONS))}"
     if "watchdog" not in stated.get("evaluation", {}):
         yield "evaluation.watchdog", "is missing; a task has a watchdog"
-    for key in {"rewards", "evaluation", "evaluation.watchdog"} - set(stated.get("method", {}).get("sources", {})):
-        yield key, "has no source; add it to method.sources"
+    for key in {"rewards", "evaluation", "evaluation.watchdog"} - set(method_of(stated).get("sources", {})):
+        yield key, "has no source; add it to about.method.sources"
 
 
 def paper_sources(data: DataFiles, name: str) -> Iterator[Finding]:

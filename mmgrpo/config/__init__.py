@@ -288,7 +288,6 @@ class RunConfig(Section):
     seed: int = Field(default=0, description="of the order of prompts, samples, windows and the warm-up")
     output: str = Field(default="runs", description="folder of the run folders")
     steps: int = Field(default=100, ge=0, description="rollouts, each with its updates; 0: warm-up and evaluation")
-    method: MethodConfig | None = None
     policy: Named | None = Field(
         default=None, description="a registered adapter with its settings; not needed for a live policy"
     )
@@ -338,7 +337,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        methods = () if self.method is None else (*self.method.over, self.method)
+        methods = self.about.methods
         for method in methods:
             _require_same_decisions(method, self.policy)
         _require_level_of_policy(self.objective, self.policy)
@@ -355,10 +354,10 @@ class RunConfig(Section):
         labels = [reward.logged_name for reward in self.rewards]
         if len(set(labels)) < len(labels):
             raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")
-        published = {} if self.method is None else self.method.paper_hparams
+        published = {} if self.about.method is None else self.about.method.paper_hparams
         if unknown := list(unknown_keys(RunConfig, published)):
             named = [key if (new := renamed_key(key)) is None else f"{key} (now {new})" for key in unknown]
-            raise ValueError(f"method.paper_hparams: no key of the configuration is {', '.join(named)}")
+            raise ValueError(f"about.method.paper_hparams: no key of the configuration is {', '.join(named)}")
         sources = [source for section in (*methods, self.about) for source in section.sources]
         if renamed := [f"{key} (now {new})" for key in sources if (new := renamed_key(key)) is not None]:
             raise ValueError(f"sources of the values of renamed keys: {', '.join(renamed)}")

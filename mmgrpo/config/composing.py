@@ -28,6 +28,9 @@ STRATEGY = "rollout.strategy"
 STRATEGY_KINDS = ("off_policy", "strategies", "sampling")
 """Kinds of methods that depend on their strategy, where they have one."""
 
+METHOD = "about.method"
+"""The key of the method's description."""
+
 Values = Mapping[str, Any]
 Merge = Callable[[Values, Values], dict[str, Any]]
 
@@ -57,10 +60,10 @@ def composed(layers: Sequence[Values], merge: Merge) -> dict[str, Any]:
     if len({_name(layers[number]) for number in methods}) < 2:
         return _with_sections(merged, [], layers[methods[-1]])
     uppermost, lower = layers[methods[-1]], methods[:-1]
-    _require_same_policy_kind([layers[number]["method"] for number in methods])
+    _require_same_policy_kind([method_of(layers[number]) for number in methods])
     for number in lower:
         others = _merged([*layers[:number], *layers[number + 1 :]], merge)
-        if not _adds_rewards(layers[number]) and _without_names(others) == _without_names(merged):
+        if not _adds_rewards(layers[number]) and _without_metadata(others) == _without_metadata(merged):
             raise ConfigError(
                 f"{_name(layers[number])} would have no effect under {_name(uppermost)}, which sets all that it sets; "
                 "put it after that, or include one of the two"
@@ -72,7 +75,7 @@ def composed(layers: Sequence[Values], merge: Merge) -> dict[str, Any]:
 def require_functions(below: Values, above: Values, where: str) -> None:
     """Checks that values merged on top of a method drop none of its functions.
 
-    A list may be cleared by ``[]`` or null, and ``method: null`` detaches the run from the method.
+    A list may be cleared by ``[]`` or null, and ``about.method: null`` detaches the run from the method.
 
     Args:
         below: the values with the method.
@@ -82,7 +85,8 @@ def require_functions(below: Values, above: Values, where: str) -> None:
     Raises:
         ConfigError: a list of ``above`` lacks functions that the same list of ``below`` has.
     """
-    if _name(below) is None or ("method" in above and not above["method"]) or _name(above) not in (None, _name(below)):
+    is_detached = has(above, METHOD) and not at(above, METHOD)
+    if _name(below) is None or is_detached or _name(above) not in (None, _name(below)):
         return
     for key in CHAINS:
         lower, upper = at(below, key, None), at(above, key, None)
@@ -92,7 +96,7 @@ def require_functions(below: Values, above: Values, where: str) -> None:
         if dropped := [str(_identity(lost)[0]) for lost in lower if _identity(lost) not in stated]:
             raise ConfigError(
                 f"{where}: {key} replaces the list of methods/{_name(below)} and drops {', '.join(dropped)}: state "
-                f"{'these' if len(dropped) > 1 else 'it'} in {key} too; [] to leave out the list; or method: "
+                f"{'these' if len(dropped) > 1 else 'it'} in {key} too; [] to leave out the list; or about.method: "
                 "null for a run that is not that method's"
             )
 
@@ -106,6 +110,11 @@ def _runs_first(layers: Sequence[Values]) -> list[Values]:
     return [*layers[:first], *runs, *others]
 
 
+def method_of(values: Values) -> Mapping[str, Any]:
+    """The description of the method of a file; empty if it has none."""
+    return at(values, METHOD, None) or {}
+
+
 def is_run(values: Values) -> bool:
     """Whether values name a policy or a source of prompts, as those of a run or a model do."""
     keys = ("policy.name", "prompts.source", "prompts.sources")
@@ -113,7 +122,7 @@ def is_run(values: Values) -> bool:
 
 
 def _adds_rewards(values: Values) -> bool:
-    rewards = at(values, "method.rewards", {})
+    rewards = at(values, f"{METHOD}.rewards", {})
     return isinstance(rewards, Mapping) and bool(rewards.get("substitutes") or rewards.get("added"))
 
 
@@ -123,14 +132,15 @@ def _with_sections(merged: dict[str, Any], lower: Sequence[Values], uppermost: V
     sections = {
         key: value for key, value in (("over", lower_sections), ("replaced", upper_section["replaced"])) if value
     }
-    return {**merged, "method": {**merged["method"], **sections}}
+    return {**merged, "about": {**merged["about"], "method": {**method_of(merged), **sections}}}
 
 
 def _sections(layer: Values, merged: Values) -> Iterator[dict[str, Any]]:
     """The method sections of a file, the uppermost last, with the keys that each sets and its replaced values."""
-    for method in (*layer["method"].get("over", ()), layer["method"]):
+    uppermost = method_of(layer)
+    for method in (*uppermost.get("over", ()), uppermost):
         sources = {key: source for key, source in method.get("sources", {}).items() if has(layer, key)}
-        keys = [key for key in sources if not key.startswith("method.")]
+        keys = [key for key in sources if not key.startswith(f"{METHOD}.")]
         replaced = {key: at(layer, key) for key in keys if _is_other(key, layer, merged)} | method.get("replaced", {})
         yield {
             **{key: source for key, source in method.items() if key not in ("over", "paper_hparams")},
@@ -155,7 +165,7 @@ def _require_same_strategy(method: Values, merged: Values, above: Sequence[Value
     """Raises ConfigError if a method depends on its strategy and a method above it uses another one."""
     method_strategy, strategy = (_identity(at(values, STRATEGY, None))[0] for values in (method, merged))
     by = [_name(values) for values in above if _identity(at(values, STRATEGY, None))[0] == strategy]
-    if method["method"].get("kind") in STRATEGY_KINDS and method_strategy not in (None, strategy) and by:
+    if method_of(method).get("kind") in STRATEGY_KINDS and method_strategy not in (None, strategy) and by:
         raise ConfigError(
             f"{_name(method)} needs its {STRATEGY} {method_strategy}, which {by[-1]} replaces by "
             f"{strategy}; put {_name(method)} after {by[-1]}, or include one of the two"
@@ -214,10 +224,9 @@ def _identity(function: Any) -> tuple[Any, Any]:
     return (function.get("name"), function.get("label")) if isinstance(function, Mapping) else (function, None)
 
 
-def _without_names(values: Values) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key != "method"}
+def _without_metadata(values: Values) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != "about"}
 
 
 def _name(values: Values) -> str | None:
-    method = values.get("method")
-    return method.get("name") if isinstance(method, Mapping) else None
+    return at(values, f"{METHOD}.name", None)

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import yaml
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.composing import composed, is_run, require_functions
+from mmgrpo.config.composing import METHOD, composed, is_run, method_of, require_functions
 from mmgrpo.config.parts import runs_of, tasks_of
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import at
@@ -67,7 +67,7 @@ def load_config(
     ``[]``. Rewards of methods are added to ``rewards``.
 
     ``use_paper_hparams: true`` in a file, or ``use_paper_hparams=true`` as an override, applies the values under
-    ``method.paper_hparams`` of each included method on top of that method's file.
+    ``about.method.paper_hparams`` of each included method on top of that method's file.
 
     Args:
         path: a file or a shipped name, with or without ``.yaml``.
@@ -89,11 +89,11 @@ def load_config(
             f"{published!r:.80}"
         )
     upper = [read_layers(find_config(name), published=published) for name in methods]
-    is_compared = any(at(values, "method.name", None) is not None for values in upper)
+    is_compared = any(at(values, f"{METHOD}.name", None) is not None for values in upper)
     merged = read_layers(find_config(path), published=published, with_methods=not is_compared)
     for values in upper:
         merged = merge(merged, values)
-    method_first = sorted(values_by_key.items(), key=lambda item: item[0] != "method")  # method: null affects the rest
+    method_first = sorted(values_by_key.items(), key=lambda item: item[0] != METHOD)  # null affects the rest
     for key, value in method_first:
         _require_task(merged, key)
         below = deepcopy(merged)
@@ -224,11 +224,11 @@ def read_layers(path: Path, *, published: bool | None = None, with_methods: bool
 
     Args:
         path: the file.
-        published: whether the values under ``method.paper_hparams`` apply; None: as the files state.
+        published: whether the values under ``about.method.paper_hparams`` apply; None: as the files state.
         with_methods: False leaves out the methods that it includes, except for published values that apply.
 
     Returns:
-        Its values; ``method.paper_hparams`` is that of the uppermost method.
+        Its values; ``about.method.paper_hparams`` is that of the uppermost method.
 
     Raises:
         ConfigError: a file is missing or malformed, published values are requested and there are none, or methods
@@ -253,13 +253,14 @@ def _without_methods(path: Path, published: bool | None) -> dict[str, Any]:
             f"{path} sets numbers of {', '.join(unnamed)} without the name, which an included method sets, so the file "
             "cannot be merged with other methods: add the name next to the numbers, or leave the numbers to the method"
         )
-    return {key: value for key, value in merged.items() if key != "method"}
+    about = at(merged, "about", None) or {}
+    return {**merged, "about": {key: value for key, value in about.items() if key != "method"}}
 
 
 def _require_method_alone(path: Path, values: Mapping[str, Any], *, is_included: bool) -> None:
     """Raises ConfigError for a file that contains the values of a method, as the ``config.yaml`` of a run does."""
     if not is_included or is_run(values):
-        name = at(values, "method.name")
+        name = at(values, f"{METHOD}.name")
         raise ConfigError(
             f"{path} holds the values of {name} itself, so another method merged on top of it would mix with it: pass "
             f"the original file, which includes methods/{name}, or move the method's values to a separate file and "
@@ -280,13 +281,13 @@ def _layers(
         raise ConfigError(f"{above[0]} includes files more than {MAX_INCLUDED} deep; write them together")
     if (path, published) not in cache:
         values = _read(path)
-        if METHODS in path.parents and isinstance(values.get("method"), dict):
-            values["method"] = {"kind": path.parent.name, **values["method"]}
+        if METHODS in path.parents and (method := method_of(values)):
+            values["about"]["method"] = {"kind": path.parent.name, **method}
         use_published = values.pop("use_paper_hparams", None)
         if use_published is not None and not isinstance(use_published, bool):
             raise ConfigError(f"{path}: use_paper_hparams must be true or false, got {use_published!r:.80}")
         inner = use_published if published is None else published  # the outermost file that sets it decides
-        if not with_methods and at(values, "method.name", None) is not None:
+        if not with_methods and at(values, f"{METHOD}.name", None) is not None:
             _require_method_alone(path, values, is_included=bool(above))
             return dict(_published(values)) if inner else {}
 
@@ -307,8 +308,8 @@ def _layers(
 
 
 def _published(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values under ``method.paper_hparams``."""
-    published = at(values, "method.paper_hparams", None)
+    """The values under ``about.method.paper_hparams``."""
+    published = at(values, f"{METHOD}.paper_hparams", None)
     return published if isinstance(published, Mapping) else {}
 
 
@@ -361,18 +362,18 @@ def _task(values: Any, path: Path, below: Callable[[Sequence[str]], dict[str, An
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """``above`` over ``below``: mappings merge key by key; two mappings of different ``name`` are different things, and
-    the upper one replaces the lower."""
+    the upper one replaces the lower. ``about`` is always merged: its name is that of the run."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        merged[key] = merge(old, value) if _mergeable(old, value) else value
+        merged[key] = merge(old, value) if _mergeable(key, old, value) else value
     return merged
 
 
-def _mergeable(old: Any, value: Any) -> TypeGuard[dict[str, Any]]:
+def _mergeable(key: str, old: Any, value: Any) -> TypeGuard[dict[str, Any]]:
     if not (isinstance(old, dict) and isinstance(value, dict)):
         return False
-    return "name" not in old or "name" not in value or old["name"] == value["name"]
+    return key == "about" or "name" not in old or "name" not in value or old["name"] == value["name"]
 
 
 def _parsed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:

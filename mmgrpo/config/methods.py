@@ -1,4 +1,4 @@
-"""The sections ``method`` and ``about``: method, paper, note and sources of a configuration."""
+"""The section ``about``, the metadata of a configuration: name, note, paper, sources and method."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class MethodRewardsConfig(Section):
 
 
 class MethodConfig(Section):
-    """A method: its description and the sources of its values."""
+    """The block ``about.method``: the description of a method and the sources of its values."""
 
     name: str
     title: str
@@ -115,8 +115,8 @@ class MethodConfig(Section):
 
 
 class AboutConfig(Section):
-    """The name of the run and a note for readers; for a published run over its own data also the paper and the sources
-    of the run's values, in addition to those of the method's file."""
+    """The metadata of a configuration: the name of the run, a note for readers and its method; for a published run over
+    its own data also the paper and the sources of the run's values, in addition to those of the method's file."""
 
     name: str = Field(default="run", description="of the run folder; load_config sets that of the file")
     note: str | None = Field(default=None, description="note for readers of the report")
@@ -129,3 +129,11 @@ class AboutConfig(Section):
     evidence: tuple[str, ...] = Field(
         default=(), description="checks and their references: a number, the authors' code, a run that trained"
     )
+    method: MethodConfig | None = Field(
+        default=None, description="the method, from the file that configs/methods has for it; null: none"
+    )
+
+    @property
+    def methods(self) -> tuple[MethodConfig, ...]:
+        """The methods of the run, the lowest first."""
+        return () if self.method is None else (*self.method.over, self.method)

@@ -64,7 +64,7 @@ def require_needs(
         ConfigError: the run lacks something; the message names it.
     """
     inputs = Inputs(config=config, rewards=rewards or config.rewards or None, prompts=prompts)
-    for method in () if config.method is None else (*config.method.over, config.method):
+    for method in config.about.methods:
         for need in method.needs:
             if (lack := CHECKS[need](inputs)) is not None:
                 raise ConfigError(f"methods/{method.name} needs {lack}")

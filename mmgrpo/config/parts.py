@@ -111,6 +111,7 @@ def _require_bare(config: RunConfig) -> None:
         for key, field in fields
         if key not in ALLOWED_WITH_TASKS and getattr(config, key) != field.get_default(call_default_factory=True)
     ]
+    misplaced += ["about.method"] * (config.about.method is not None)
     if misplaced:
         raise ConfigError(
             f"a run of several tasks cannot set {', '.join(misplaced)}: set that in each task, "

@@ -82,7 +82,7 @@ class MethodRow:
 
     Attributes:
         include: the name that a configuration includes.
-        method: the ``method:`` section of its file.
+        method: the block ``about.method`` of its file.
         composition: its parts, in one line.
         formulas: formulas of its advantage, its loss and its ratio.
         sources: (dotted configuration key, value, source of the value).
@@ -119,7 +119,7 @@ def method_index() -> list[MethodRow]:
         One row a file.
 
     Raises:
-        ConfigError: a file cannot be read, or has no ``method:`` section.
+        ConfigError: a file cannot be read, or has no block ``about.method``.
     """
     return [*_shipped_rows(), *map(_row, packaged())]
 
@@ -213,9 +213,9 @@ def _shipped_rows() -> list[MethodRow]:
 def _row(include: str) -> MethodRow:
     values = read_layers(find_config(include))
     config = validated(values | {"policy": None})  # a policy without its model is not valid
-    method = config.method
+    method = config.about.method
     if method is None:
-        raise ConfigError(f"{include} has no method: section with name and title")
+        raise ConfigError(f"{include} has no block about.method with name and title")
     _require_config_keys(method, values)
     return MethodRow(
         include=include,

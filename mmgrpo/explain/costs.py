@@ -51,7 +51,7 @@ def cost_rows(
 ) -> Iterator[tuple[str, str]]:
     """Rows on the forwards of a sample and a step, for a policy with a fixed number of decisions per sample."""
     config = algorithm.config
-    of_tokens = config.policy is None and config.method is not None and config.method.applies_to == "tokens"
+    of_tokens = config.policy is None and config.about.method is not None and config.about.method.applies_to == "tokens"
     if of_tokens or (config.policy is not None and (settings is None or "call" not in settings)):
         yield "forwards", "counted by the policy as it runs: count/forwards_per_sample in metrics.jsonl"
         return

@@ -27,12 +27,12 @@ def recipe_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def method_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Rows on the method: the keys that it sets, its differences from the published run, and the methods below it."""
-    if config.method is None:
+    if config.about.method is None:
         yield "method", "none named"
         return
     values = config.model_dump(mode="json")
-    yield from _rows("method", config.method, config.method.paper_hparams, values)
-    for lower in reversed(config.method.over):
+    yield from _rows("method", config.about.method, config.about.method.paper_hparams, values)
+    for lower in reversed(config.about.method.over):
         yield from _rows("merged below", lower, {}, values)
 
 

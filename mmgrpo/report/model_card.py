@@ -147,7 +147,7 @@ def _license_rows(license_fields: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _method(config: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
-    method = _mapping(config.get("method"))
+    method = _mapping(_mapping(config.get("about")).get("method"))
     named = [(key, method[key]) for key in ("name", "title", "paper") if isinstance(method.get(key), str)]
     lines = [_rows(named)] if named else ["The configuration names no published method; the computed formulas:"]
     explained = _text(about.get("explain"))

@@ -33,7 +33,7 @@ START = RunPosition(step=0, warmup_step=0)
 LOCATION_KEYS = ("about.name", "output")
 """Keys that set the run folder, which exists already."""
 
-UNRECORDED_KEYS = ("about", "method")
+UNRECORDED_KEYS = ("about",)
 """Keys without effect on the run; their changes are not recorded."""
 
 FIXED = {

@@ -296,7 +296,7 @@ def rewards_of_run(rewards: Sequence[NamedReward], config: RunConfig, prompts: S
 
 def joined_rewards(rewards: Sequence[NamedReward], config: RunConfig) -> RunRewards:
     """As ``rewards_of_run``, without a look at rows and needs."""
-    methods = () if config.method is None else (*config.method.over, config.method)
+    methods = config.about.methods
     live = {f"{LIVE}{reward.name}": reward for reward in rewards}
     stated = _with_labels_of(methods, [_config_of(key, reward) for key, reward in live.items()])
     if {reward.name for reward in rewards} == {reward.logged_name for reward in config.rewards}:

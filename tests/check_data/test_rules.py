@@ -35,30 +35,34 @@ BROKEN = (
     Broken("loads", RUN, "seed: 0", "sed: 0", "", "did you mean seed"),
     Broken("loads", TASK, "watchdog: {window: 4}", "watchdog: {windows: 4}", "", "did you mean window"),
     Broken("numbers", "models/flux.1-dev", r"3\.0e-4", "3e-4", r".*\blr", "'3e-4' is a text in YAML 1.1"),
-    Broken("evidence-files", "methods/arm", "test_group_rarity.py", "test_rare.py", "method.evidence", "test_rare.py"),
+    Broken("evidence-files", "methods/arm", "test_group_rarity.py", "test_rare.py", "about.method.evidence",
+           "test_rare.py"),
     Broken("round-trip", RUN, "temperature: 1.0", "temperature: .nan", "", "loads to another one"),
     Broken("explained", RUN, "{name: exact_match}", "{name: exact_match, colum: x}", "", "did you mean column"),
-    Broken("method-sources", METHOD, r"    advantage\.scale: .*\n", "", "advantage.scale", "has no source"),
-    Broken("method-sources", METHOD, r"    advantage\.scale:", "    advantage.eps: 1\n    advantage.scale:",
-           "method.sources.advantage.eps", "does not set"),
+    Broken("method-sources", METHOD, r"      advantage\.scale: .*\n", "", "advantage.scale", "has no source"),
+    Broken("method-sources", METHOD, r"      advantage\.scale:", "      advantage.eps: 1\n      advantage.scale:",
+           "about.method.sources.advantage.eps", "does not set"),
     Broken("method-sources", METHOD, r"\nadvantage:", "\nrewards: [{name: exact_match}]\nadvantage:", "rewards",
-           "state them in method.rewards"),
-    Broken("method-name", METHOD, "name: gfpo", "name: gfpo-2", "method.name", "is 'gfpo-2'; the file is methods/gfpo"),
-    Broken("method-kind", METHOD, "kind: selection", "kind: choice", "method.kind", "is 'choice'; put the file in"),
-    Broken("method-kind", METHOD, "applies_to: tokens", "applies_to: denoising", "method.applies_to", "'denoising'"),
+           "state them in about.method.rewards"),
+    Broken("method-name", METHOD, "name: gfpo", "name: gfpo-2", "about.method.name",
+           "is 'gfpo-2'; the file is methods/gfpo"),
+    Broken("method-kind", METHOD, "kind: selection", "kind: choice", "about.method.kind",
+           "is 'choice'; put the file in"),
+    Broken("method-kind", METHOD, "applies_to: tokens", "applies_to: denoising",
+           "about.method.applies_to", "'denoising'"),
     Broken("method-scale", METHOD, r"\nadvantage:", "\nsteps: 5\nadvantage:", "steps",
-           "move it to method.paper_hparams"),
+           "move it to about.method.paper_hparams"),
     Broken("method-scale", "methods/expo", r"\n  group_size: 9", "", "rollout.group_size",
            "the method does not set it"),
     Broken("method-objective", METHOD, "name: clipped, low", "name: cliped, low", "", "did you mean clipped"),
     Broken("method-objective", METHOD, r"\nobjective:\n(  .*\n)+", "\n", "", "has no key 'objective'"),
-    Broken("loads", METHOD, "method:", "method: [", "", "is not valid YAML"),
+    Broken("loads", METHOD, "about:", "about: [", "", "is not valid YAML"),
     Broken("method-with-models", "methods/mix-grpo", r"  window: .*\n", "", "rollout.window", "is not set"),
     Broken("method-with-models", METHOD, "by: length", "by: lenght", "", "lenght"),
     Broken("method-in-runs", METHOD, r"\nadvantage:", "\nsteps: '5'\nadvantage:", "steps", "the method states '5'"),
     Broken("method-rewards", "methods/arm", "of: verifiers",
            "of: verifiers\n        gate: {reward: other, at_least: 1}", "", "other"),
-    Broken("paper-hparams", METHOD, "paper_hparams:", "paper_hparams:\n    update: {epoch: 2}", "", "update.epoch"),
+    Broken("paper-hparams", METHOD, "paper_hparams:", "paper_hparams:\n      update: {epoch: 2}", "", "update.epoch"),
     Broken("recipe-values", RECIPE, "steps: 600", "steps: 600\nadvantage: {clamp: 2.0}", "advantage.clamp",
            "differs from methods/flow-grpo and has no source"),
     Broken("recipe-values", RECIPE, ", tasks/ocr", "", "include", "0 tasks"),
@@ -92,7 +96,7 @@ def copied(name: str, folder: Path, old: str = "", new: str = "") -> DataFiles:
     source = find_config(name)
     text = source.read_text()
     if name.startswith("methods/"):
-        text = text.replace("\nmethod:\n", f"\nmethod:\n  kind: {source.parent.name}\n")
+        text = text.replace("\n  method:\n", f"\n  method:\n    kind: {source.parent.name}\n")
     changed = re.sub(old, new, text, count=1) if old else text
     assert (changed != text) == bool(old)
     path = folder / f"{name}.yaml"
@@ -208,6 +212,6 @@ def test_command_prints_each_fault_with_its_file_key_and_rule(
     data = copied(METHOD, tmp_path, "name: gfpo", "name: gfpo-2")
     assert main(["--rule", "method-name", "--rule", "method-kind"], data=data) == 1
     assert capsys.readouterr().out.splitlines() == [
-        f"{tmp_path}/methods/gfpo.yaml: method.name: is 'gfpo-2'; the file is methods/gfpo [method-name]",
+        f"{tmp_path}/methods/gfpo.yaml: about.method.name: is 'gfpo-2'; the file is methods/gfpo [method-name]",
         "1 faults; 2 rules, 2 checks",
     ]

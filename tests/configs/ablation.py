@@ -64,7 +64,7 @@ SHARED = (
 """Keys whose values many methods have: each value is taken away from the first of them that has it, and from methods
 that have no mechanism but these."""
 
-REWARDS = "method.rewards"
+REWARDS = "about.method.rewards"
 """The rewards that a method adds to those of the run, or computes of its verifiers."""
 
 NO_MECHANISMS = ("update.epochs", "update.minibatches", "update.optimizer.lr", "advantage.eps", "objective.views")
@@ -166,8 +166,8 @@ def _first_with() -> Mapping[tuple[str, str, str], str]:
 def _shared_value(name: str, key: str) -> tuple[str, str, str]:
     values = _layers(name)
     parts = [repr(at(values, each, None)) for each in (key, *TOGETHER.get(key, ()))]
-    is_text = values["method"]["applies_to"] in ("both", "tokens")
-    return ("text" if is_text else values["method"]["applies_to"], key, " ".join(parts))
+    is_text = values["about"]["method"]["applies_to"] in ("both", "tokens")
+    return ("text" if is_text else values["about"]["method"]["applies_to"], key, " ".join(parts))
 
 
 def _keys(values: Mapping[str, Any]) -> Iterator[str]:
@@ -184,7 +184,7 @@ def _keys(values: Mapping[str, Any]) -> Iterator[str]:
             elif key not in NO_MECHANISMS and not (key in followers and _leader(key, values)):
                 yield key
     yield from (f"schedules:{key}" for key in values.get("schedules", {}))
-    if any(values["method"].get("rewards", {}).get(part) for part in ("added", "substitutes")):
+    if any(values["about"]["method"].get("rewards", {}).get(part) for part in ("added", "substitutes")):
         yield REWARDS
 
 
@@ -198,7 +198,7 @@ def without(config: RunConfig, key: str) -> RunConfig:
     """The configuration with the default of a key, or without an item of a list."""
     values = config.model_dump()
     if key == REWARDS:
-        values["method"]["rewards"] = {}
+        values["about"]["method"]["rewards"] = {}
         values["rewards"] = [reward for reward in values["rewards"] if reward["from_method"] is None]
         return RunConfig.model_validate(values)
     section, colon, moved = key.partition(":")

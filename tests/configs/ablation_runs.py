@@ -92,14 +92,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "pass-k-training": {**test_smoke_language.SMALL["pass-k-training"], "update.epochs": 2},
     "r1-sharevl": {"rollout.group_size": 4},
     "aapo": {"advantage.estimators": [{"name": "column_margin", "column": "difficulty"}]},
-    "arm": {"method.rewards.added": [{"name": "rarity", "of": "verifiers", "marks": ["X", "V", "W"]}]},
+    "arm": {"about.method.rewards.added": [{"name": "rarity", "of": "verifiers", "marks": ["X", "V", "W"]}]},
     "geometryzero": {
-        "method.rewards.added": [
+        "about.method.rewards.added": [
             {"name": "where_useful", "of": "verifiers", "marks": ["X"], "margin": 0.1, "weight": 0.5}
         ]
     },
-    "empo": {"method.rewards.substitutes": [{"name": "semantic_clusters", "extract": "line"}]},
-    "ttrv": {"method.rewards.substitutes": [{"name": "majority_vote", "mode": "share", "extract": "line"}]},
+    "empo": {"about.method.rewards.substitutes": [{"name": "semantic_clusters", "extract": "line"}]},
+    "ttrv": {"about.method.rewards.substitutes": [{"name": "majority_vote", "mode": "share", "extract": "line"}]},
     "curriculum-grpo": {
         "schedules": {
             "rewards.length_peak.max_length": {"name": "exponential", "start": 16, "factor": 0.5, "every": 1, "low": 2}
@@ -262,7 +262,7 @@ INERT: dict[str, dict[str, str]] = {
     },
     "branch-grpo": {"rollout.window": ALL_STEPS},
     "chunk-grpo": {"rollout.window": ALL_STEPS, "policy.sampler": PIPELINE_SAMPLER},
-    "clpo": {"method.rewards": "it leaves rewritten prompts without a reward, which are not trained on"},
+    "clpo": {"about.method.rewards": "it leaves rewritten prompts without a reward, which are not trained on"},
     "dapo": {"advantage.zero_variance_groups": REFILLED},
     "diffu-grpo": {"objective.aggregate": ONE_LENGTH},
     "flow-dppo": {"policy.sampler": PIPELINE_SAMPLER},

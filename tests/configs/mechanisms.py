@@ -118,7 +118,7 @@ def nightly(of: str, names: Iterable[str]) -> list[Any]:
 def settings(name: str) -> set[str]:
     """What a method's file sets: each key, with a choice that is no name of a function; of functions the keys alone."""
     values = read_layers(find_config(name))
-    sections = {section: value for section, value in values.items() if section != "method"}
+    sections = {section: value for section, value in values.items() if section != "about"}
     return {result for section, value in sections.items() for result in _set(section, value)}
 
 
@@ -130,7 +130,7 @@ def functions(name: str) -> set[tuple[str, str]]:
 
 def applies_to(name: str) -> str:
     """The policies that a method is for."""
-    return read_layers(find_config(name))["method"]["applies_to"]
+    return read_layers(find_config(name))["about"]["method"]["applies_to"]
 
 
 def untrained(kind: str, trained: list[str]) -> set[tuple[str, str]]:

@@ -119,7 +119,9 @@ def test_list_of_a_run_does_not_drop_functions_of_a_method(tmp_path: Path) -> No
         laid(tmp_path, "methods/rl-zvp", str(fragment))
     own["advantage"]["estimators"] = [{"name": "length"}, {"name": name, "weight": 0.5}]
     assert [one.name for one in laid(tmp_path, "methods/rl-zvp", own=own).advantage.estimators] == ["length", name]
-    alone = laid(tmp_path, "methods/rl-zvp", own={"method": None, "advantage": {"estimators": [{"name": "length"}]}})
+    alone = laid(
+        tmp_path, "methods/rl-zvp", own={"about": {"method": None}, "advantage": {"estimators": [{"name": "length"}]}}
+    )
     assert [one.name for one in alone.advantage.estimators] == ["length"]
 
 
@@ -131,12 +133,12 @@ def test_numbers_belong_to_the_scale_of_their_file(tmp_path: Path) -> None:
 
 def test_replaced_keys_are_listed(tmp_path: Path) -> None:
     config = laid(tmp_path, "methods/dapo", "methods/gspo")
-    assert config.method is not None
-    (dapo,) = config.method.over
-    assert (config.method.name, dapo.name) == ("gspo", "dapo")
+    assert config.about.method is not None
+    (dapo,) = config.about.method.over
+    assert (config.about.method.name, dapo.name) == ("gspo", "dapo")
     assert dapo.replaced["objective.surrogate"] == {"name": "clipped", "low": 0.2, "high": 0.28}
     assert "rollout.strategy" not in dapo.replaced
-    assert config.method.replaced == {}
+    assert config.about.method.replaced == {}
     of_dapo = list(method_rows(config))
     of_dapo = of_dapo[of_dapo.index(("merged below", "DAPO (2503.14476)")) :]
     replaced = dict(of_dapo)
@@ -144,13 +146,13 @@ def test_replaced_keys_are_listed(tmp_path: Path) -> None:
     assert "objective.surrogate = clipped (low 0.2, high 0.28)" in replaced["replaced"]
     assert replaced["it sets"].startswith("rollout.strategy = refill (rounds 10), ")
     assert [text for label, text in of_dapo if label == "deviation"] == list(dapo.deviations)
-    assert load_config(tmp_path / "run.yaml", {"seed": 1}).method == config.method
+    assert load_config(tmp_path / "run.yaml", {"seed": 1}).about.method == config.about.method
     fragment = tmp_path / "fragment.yaml"
     fragment.write_text("objective: {surrogate: {name: clipped, low: 0.1, high: 0.1}}")
-    below = laid(tmp_path, "methods/gspo", str(fragment)).method
+    below = laid(tmp_path, "methods/gspo", str(fragment)).about.method
     assert below is not None
     assert "objective.surrogate" in below.replaced
-    null = laid(tmp_path, "methods/drpo", "methods/dr-grpo").method
+    null = laid(tmp_path, "methods/drpo", "methods/dr-grpo").about.method
     assert null is not None
     assert null.over[0].replaced["objective.surrogate"] is None
 
@@ -165,7 +167,7 @@ def test_a_method_of_each_policy_is_no_run(tmp_path: Path) -> None:
 def test_the_strategy_of_a_method_is_not_replaced_by_another(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"with_answer, which dapo replaces by refill; put luffy after dapo"):
         laid(tmp_path, "methods/luffy", "methods/dapo")
-    below = laid(tmp_path, "methods/dapo", "methods/luffy", "methods/gspo").method
+    below = laid(tmp_path, "methods/dapo", "methods/luffy", "methods/gspo").about.method
     assert below is not None
     assert [(one.name, one.replaced.get("rollout.strategy")) for one in below.over] == [
         ("dapo", {"name": "refill", "rounds": 10}),
@@ -186,7 +188,7 @@ def test_filter_that_keeps_every_member_raises(tmp_path: Path) -> None:
 
 
 def test_custom_method_needs_no_paper(tmp_path: Path) -> None:
-    config = laid(tmp_path, "methods/gspo", own={"method": {"name": "mine", "title": "Mine"}})
+    config = laid(tmp_path, "methods/gspo", own={"about": {"method": {"name": "mine", "title": "Mine"}}})
     assert next(method_rows(config)) == ("method", "Mine (not published)")
 
 

@@ -88,7 +88,7 @@ def by_member(samples: Sequence[Sample]) -> list[float]:
 
 def test_view_of_images_without_images_is_an_error(tmp_path: Path) -> None:
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
-    bare = {**small, "method.needs": []}  # as in a file of one's own, whose method states no needs
+    bare = {**small, "about.method.needs": []}  # as in a file of one's own, whose method states no needs
     with pytest.raises(ConfigError) as raised:
         Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/papo", bare))
     assert str(raised.value) == (

@@ -55,4 +55,4 @@ def test_they_are_for_masked_policies_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="flow-grpo is for denoising policies, and the policy masked is for masked"):
         load_config(path)
     path.write_text(yaml.safe_dump({"include": ["methods/luffy", "methods/maskgrpo"]}))
-    assert read_layers(path)["method"]["name"] == "maskgrpo"
+    assert read_layers(path)["about"]["method"]["name"] == "maskgrpo"

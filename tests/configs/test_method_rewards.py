@@ -143,7 +143,7 @@ def test_a_reward_of_the_run_replaces_the_methods_of_its_label(tmp_path: Path) -
     gate = {"reward": "exact_match", "at_least": 1.0, "otherwise": "zero"}
     assert listed(config) == [MINE, judge | {"from_method": "p-grpo", "gate": gate}]
     marks = {"name": "rarity", "marks": ["<A>", "<B>"], "schedule": {"name": "constant"}}
-    arm = load_config("methods/arm").method
+    arm = load_config("methods/arm").about.method
     assert arm is not None
     (own,) = arm.rewards.added
     config = run_of(tmp_path, "methods/arm", rewards=[{**marks, "weight": 0.5}, MINE])
@@ -304,7 +304,7 @@ def test_a_run_of_live_functions_and_a_method_is_not_plain_grpo(name: str, tmp_p
     """The same samples in the first step, and other weights after it."""
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.optimizer.lr": 1e-3}
     weights, logged = [], []
-    for label, changes in ((name, {}), ("plain", {"method": None})):
+    for label, changes in ((name, {}), ("plain", {"about.method": None})):
         config = load_config(f"methods/{name}", {**small, **changes, "output": str(tmp_path), "about.name": label})
         policy = llama("llama", max_new_tokens=5)
         folder = Trainer(policy, [NamedReward("parity", parity)], prompts_of("llama"), config).train()

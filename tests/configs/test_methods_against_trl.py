@@ -16,11 +16,11 @@ from tests.maths.trl_oracle import our_outcome, totals_as_trl, trl_outcome
 pytest.importorskip("trl")
 
 FILES = {name: read_layers(find_config(name)) for name in shipped("methods")}
-SAME = {name: values for name, values in FILES.items() if values["method"].get("trl")}
+SAME = {name: values for name, values in FILES.items() if values["about"]["method"].get("trl")}
 
 
 def test_every_loss_of_trl_has_a_file() -> None:
-    options: list[dict[str, Any]] = [values["method"]["trl"] for values in SAME.values()]
+    options: list[dict[str, Any]] = [values["about"]["method"]["trl"] for values in SAME.values()]
     assert {option.get("loss_type", option.get("trainer")) for option in options} == {
         "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo", "gmpo", "rloo",
     }  # fmt: skip
@@ -29,7 +29,7 @@ def test_every_loss_of_trl_has_a_file() -> None:
 
 @pytest.mark.parametrize("name", SAME)
 def test_objective_is_that_of_trl(name: str) -> None:
-    random, options = Random(7), SAME[name]["method"]["trl"]
+    random, options = Random(7), SAME[name]["about"]["method"]["trl"]
     objective = objective_of(ObjectiveConfig.model_validate(SAME[name]["objective"]))
     moved = 0
     for _ in range(30):

@@ -15,7 +15,7 @@ from mmgrpo.check_data import DataFiles
 from mmgrpo.check_data.method_rules import with_paper_hparams
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import dump_config, load_config, validated
-from mmgrpo.config.sections import at
+from mmgrpo.config.sections import at, updated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.runs.resuming import config_changes
@@ -23,16 +23,18 @@ from mmgrpo.runs.resuming import config_changes
 Write = Callable[[str, dict[str, Any]], Path]
 
 METHOD = {
-    "method": {
-        "name": "ours",
-        "title": "Ours",
-        "paper": "2601.00001",
-        "published_on": "a large model",
-        "paper_hparams": {
-            "steps": 7,
-            "rollout": {"prompts_per_step": 48, "window": {"size": 6}},
-            "update": {"optimizer": {"lr": 0.5}, "minibatches": 3},
-        },
+    "about": {
+        "method": {
+            "name": "ours",
+            "title": "Ours",
+            "paper": "2601.00001",
+            "published_on": "a large model",
+            "paper_hparams": {
+                "steps": 7,
+                "rollout": {"prompts_per_step": 48, "window": {"size": 6}},
+                "update": {"optimizer": {"lr": 0.5}, "minibatches": 3},
+            },
+        }
     },
     "objective": {"kl": {"beta": 0.0}},
     "rollout": {"window": {"name": "random_subset", "size": 0.5}},
@@ -118,8 +120,8 @@ def test_a_method_leaves_the_scale_to_the_run(write: Write) -> None:
     assert scale(config) == (100, 8, 0.25, 1, 0.125)  # the model's lr and decay, else the defaults
     assert config.rollout.window is not None
     assert config.rollout.window.numbers == {"size": 0.5}
-    assert config.method is not None
-    assert config.method.paper_hparams == METHOD["method"]["paper_hparams"]
+    assert config.about.method is not None
+    assert config.about.method.paper_hparams == METHOD["about"]["method"]["paper_hparams"]
 
 
 def test_a_file_puts_it_in_force_between_the_model_and_itself(write: Write) -> None:
@@ -150,15 +152,17 @@ def test_including_a_run_overrides_its_paper_hparams(write: Write) -> None:
 
 def test_paper_hparams_of_another_method_apply_with_it(write: Write) -> None:
     published = {"update": {"optimizer": {"lr": 0.0625}}}
-    write("theirs", {"method": {**METHOD["method"], "name": "theirs", "paper_hparams": published}})
+    write("theirs", {"about": {"method": {**METHOD["about"]["method"], "name": "theirs", "paper_hparams": published}}})
     config = load_config(write("run", {"include": ["ours", "theirs"]}))
-    assert config.method is not None
-    assert config.method.paper_hparams == published
-    assert config.method.over[0].paper_hparams == {}
-    task = write("task", {"include": ["ours"], "method": {"sources": {"rewards": "own"}}})  # names no other method
-    method = load_config(task).method
+    assert config.about.method is not None
+    assert config.about.method.paper_hparams == published
+    assert config.about.method.over[0].paper_hparams == {}
+    task = write(
+        "task", {"include": ["ours"], "about": {"method": {"sources": {"rewards": "own"}}}}
+    )  # names no other method
+    method = load_config(task).about.method
     assert method is not None
-    assert method.paper_hparams == METHOD["method"]["paper_hparams"]
+    assert method.paper_hparams == METHOD["about"]["method"]["paper_hparams"]
 
 
 def test_the_resolved_file_reads_back_to_the_same(write: Write, tmp_path: Path) -> None:
@@ -170,7 +174,7 @@ def test_the_resolved_file_reads_back_to_the_same(write: Write, tmp_path: Path) 
 
 def test_paper_hparams_are_no_change_of_a_resumed_run(write: Write) -> None:
     before = load_config(write("run", {"include": ["model", "ours"]}))
-    assert list(config_changes(before, before.model_copy(update={"method": None}))) == []
+    assert list(config_changes(before, updated(before, "about.method", None))) == []
 
 
 @pytest.mark.parametrize("values", [{"include": ["model"], "use_paper_hparams": True}, {"use_paper_hparams": True}])
@@ -193,7 +197,7 @@ def test_requesting_missing_paper_hparams_raises(values: dict[str, Any], write: 
 )
 def test_published_values_are_those_of_keys_that_exist(paper_hparams: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        validated({"method": {"name": "ours", "title": "Ours", "paper_hparams": paper_hparams}})
+        validated({"about": {"method": {"name": "ours", "title": "Ours", "paper_hparams": paper_hparams}}})
 
 
 def test_a_live_configuration_has_no_paper_hparams(write: Write) -> None:
@@ -207,10 +211,10 @@ def test_a_live_configuration_has_no_paper_hparams(write: Write) -> None:
 def test_every_method_is_explained() -> None:
     data, environment = DataFiles(), "python:tests.training.test_credit_of_turns:Corridor"
     for name in data.names("methods"):
-        needs_turns = "environment_reward" in data.merged(name)["method"].get("needs", ())
+        needs_turns = "environment_reward" in data.merged(name)["about"]["method"].get("needs", ())
         config = with_paper_hparams(data, name, **({"rollout": {"environment": environment}} if needs_turns else {}))
-        assert config.method is not None
-        assert f" method {config.method.title} " in rows(config), name
+        assert config.about.method is not None
+        assert f" method {config.about.method.title} " in rows(config), name
 
 
 def rows(config: RunConfig) -> str:

@@ -136,7 +136,7 @@ def test_reward_of_an_evaluation_does_not_count(key: str) -> None:
 def test_sources_of_earlier_keys_name_the_new_ones() -> None:
     method = {"name": "own", "title": "Own", "sources": {"update.lr": "table 1"}}
     with pytest.raises(ConfigError, match=r"update\.lr \(now update\.optimizer\.lr\)"):
-        validated({"method": method})
+        validated({"about": {"method": method}})
 
 
 def test_an_earlier_key_inside_another_section_names_the_new_one() -> None:

@@ -132,8 +132,8 @@ RIGHT_AND_WRONG = (
 
 SMALL: dict[str, dict[str, Any]] = {
     "aapo": {"advantage.estimators": [{"name": "column_margin", "column": "difficulty"}]},
-    "process-supervision": {"method.needs": []},
-    "dr-irl": {"method.needs": [], "advantage.estimators": [{"name": "column_weight", "column": "static_value"}]},
+    "process-supervision": {"about.method.needs": []},
+    "dr-irl": {"about.method.needs": [], "advantage.estimators": [{"name": "column_weight", "column": "static_value"}]},
     "pass-k-training": {"rollout.group_size": 4, "advantage.scale.k": 2},
     "prorl": {"update.reference.reset_every": 1},
     "chunk-grpo": {"policy.segments": [2, 2]},

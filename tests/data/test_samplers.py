@@ -314,7 +314,7 @@ def test_missing_number_columns_raise_before_the_run() -> None:
     """Of every row, by the estimator that reads them."""
     config = RunConfig.model_validate(
         {
-            "method": {"name": "mine", "title": "Mine"},
+            "about": {"method": {"name": "mine", "title": "Mine"}},
             "advantage": {"scale": "raw", "estimators": [{"name": "column_baseline", "column": "worth"}]},
         }
     )

@@ -22,7 +22,7 @@ ELSEWHERE = {
 def test_every_method_has_a_number() -> None:
     """Those with an option of TRL are compared with TRL in ``configs/test_methods_against_trl.py``."""
     names = {name.removeprefix("methods/") for name in shipped("methods")}
-    in_trl = {name for name in names if read_layers(find_config(f"methods/{name}"))["method"].get("trl")}
+    in_trl = {name for name in names if read_layers(find_config(f"methods/{name}"))["about"]["method"].get("trl")}
     with_file = {
         path.stem
         for path in CONFIGS.glob("methods/*/*.yaml")

@@ -172,7 +172,7 @@ def test_ppo_without_a_critic_is_a_configuration_error(tmp_path: Path) -> None:
 
 def test_value_estimator_without_a_critic_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokens have no value value"):
-        trainer_of(config_of(tmp_path, **{"method": None, "advantage.critic": None})).train()
+        trainer_of(config_of(tmp_path, **{"about.method": None, "advantage.critic": None})).train()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_unsupported_critics_raise_before_the_first_sample(
 
 
 def test_a_checkpoint_without_a_critic_is_of_another_run(tmp_path: Path) -> None:
-    bare: dict[str, Any] = {"method": None, "advantage.critic": None, "advantage.estimators": []}
+    bare: dict[str, Any] = {"about.method": None, "advantage.critic": None, "advantage.estimators": []}
     folder = trainer_of(config_of(tmp_path, **bare)).train()
     config = config_of(tmp_path, **{key: value for key, value in bare.items() if key != "advantage.critic"})
     with pytest.raises((CheckpointError, ConfigError), match="critic"):

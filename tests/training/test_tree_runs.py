@@ -73,7 +73,7 @@ def batch_of(config: RunConfig, policy: DenoisingPolicy) -> Advantages:
 
 
 def test_nodes_of_a_sampled_tree_are_credited_by_depth(tmp_path: Path) -> None:
-    config = config_of(tmp_path, **{"advantage.estimators": [{"name": "by_depth"}], "method": None})
+    config = config_of(tmp_path, **{"advantage.estimators": [{"name": "by_depth"}], "about.method": None})
     batch = batch_of(config, policy_of(config))
     # evenly: splits at 0 and 2. Nodes after decisions 0 and 1: means 1/2 and 0, so (0.25, -0.25) / 0.353553. After
     # decision 2 the leaves 1, 0, 0, 0: mean 0.25, sample std 0.5. The last step is not drawn.

@@ -148,7 +148,7 @@ def test_wrong_samples_with_a_right_peer_are_distilled_and_others_compared(tmp_p
 @pytest.mark.parametrize("method", ["gtr-turbo", "prl", "cgpo"])
 def test_the_reference_penalizes_decisions_that_are_likelier_now(method: str, tmp_path: Path) -> None:
     """The average so far, of single tokens; the first weights, of all tokens to come, and of the whole answer."""
-    changes = {"method.rewards": {}} if method == "cgpo" else {}  # whose rewards are those of a model of the hub
+    changes = {"about.method.rewards": {}} if method == "cgpo" else {}  # whose rewards are those of a model of the hub
     lines = trained(policy_of("llama", max_new_tokens=5), method, prompts_of("llama"), tmp_path, **changes)
     assert len(lines) == 2
 
@@ -217,7 +217,7 @@ def test_explain_lists_views_and_their_evaluations() -> None:
     grad = {
         "objective.terms": [{**TERM, "view": "masked", "grad": True}],
         "objective.views.masked.weights": "now",
-        "method": None,
+        "about.method": None,
     }
     (text,) = dict(view_rows(Algorithm.of(load_config("methods/papo", {"policy": None, **grad})))).values()
     assert text.endswith("; a pass with each pass of the policy, and one with gradient")

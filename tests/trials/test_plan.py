@@ -22,8 +22,8 @@ def test_a_method_is_merged_on_top_of_the_task(tmp_path: Path) -> None:
     result = planned(tmp_path, "grpo", "dapo", overrides=("steps=3",))
     dapo = result.trials[2].config
     assert [trial.name for trial in result.trials] == ["grpo-0", "grpo-1", "dapo-0", "dapo-1"]
-    assert dapo.method is not None
-    assert (dapo.method.name, dapo.steps, dapo.rollout.group_size) == ("dapo", 3, 8)
+    assert dapo.about.method is not None
+    assert (dapo.about.method.name, dapo.steps, dapo.rollout.group_size) == ("dapo", 3, 8)
     assert dapo.objective.surrogate is not None
     assert dapo.objective.surrogate.numbers == {"low": 0.2, "high": 0.28}
 
@@ -83,8 +83,8 @@ def test_a_method_of_the_task_is_left_out(tmp_path: Path) -> None:
     )
     assert grpo.objective.surrogate is not None
     assert grpo.objective.surrogate.numbers == {"low": 0.2, "high": 0.2}
-    assert grpo.method is not None
-    assert (grpo.method.name, grpo.method.over) == (
+    assert grpo.about.method is not None
+    assert (grpo.about.method.name, grpo.about.method.over) == (
         "grpo",
         (),
     )
