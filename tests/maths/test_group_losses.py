@@ -173,6 +173,9 @@ def test_equivalent_answers_score_alike_above_the_others():
     torch.testing.assert_close(grad_BT[:, 0], torch.tensor([-pull - 0.01, -pull + 0.01, pull, pull]).double())
     value, _ = loss_and_gradient(TERMS["equivalents"](variance=0.0), decisions_of([[0.0]] * 3, [1, 1, 1]))
     assert value == 0.0
+    # a reward of ``right`` is not above it
+    value, _ = loss_and_gradient(TERMS["equivalents"](right=1.0), decisions_of([[0.0]] * 3, [1, 1, 0]))
+    assert value == 0.0
 
 
 def test_the_hinge_opens_beyond_its_limit():
@@ -185,6 +188,10 @@ def test_the_hinge_opens_beyond_its_limit():
     value, grad_BT = loss_and_gradient(group_losses.kl_hinge(delta=0.01, beta=10.0), decisions)
     assert value == 0
     assert not grad_BT.any()
+    # two groups, the second at 0: the mean over groups is half
+    decisions = decisions_of([[0.1, 0.1], [0.1, 0.1], [0.0, 0.0]], [1, 0, 1], [0, 0, 1], num_groups=2)
+    value, _ = loss_and_gradient(group_losses.kl_hinge(delta=0.001, beta=10.0), decisions)
+    assert value == pytest.approx(10 * (kl - 0.001) * kl / 2)
 
 
 @pytest.mark.parametrize(

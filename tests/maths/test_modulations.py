@@ -150,6 +150,12 @@ def test_a_divergence_for_the_highest_covariances_alone():
     factor_BT = kl_covariance(share=0.75).of(decisions, job).divergence_BT
     assert factor_BT is not None
     assert factor_BT.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    # advantages 4, 0, 0, 0 about their mean of 1: covariances 3, 1, -0.5, 0.5
+    decisions = decisions_of(advantage=[[4.0, 0.0], [0.0, 0.0]], logprob=[[-1.0, -3.0], [-1.5, -2.5]])
+    job = {value: detached(decisions, value).flatten() for value in (LOGPROB, ADVANTAGE)}
+    factor_BT = kl_covariance(share=0.5).of(decisions, job).divergence_BT
+    assert factor_BT is not None
+    assert factor_BT.tolist() == [[1.0, 1.0], [0.0, 0.0]]
     with pytest.raises(ConfigError, match="above 0"):
         kl_covariance(share=20.0)
 

@@ -202,3 +202,8 @@ def test_the_divergence_from_the_reference_that_overflows_times_a_factor_of_zero
     loss = divergence_term(value, beta=2.0).loss(decisions).value
     assert loss.item() == pytest.approx(math.exp(-0.7) - 1 + 0.7, rel=1e-6)
     assert torch.autograd.grad(loss, logprob_BT)[0].tolist() == [[0.0, pytest.approx(1 - math.exp(-0.7))]]
+
+
+def test_a_weight_that_is_not_finite_raises():
+    with pytest.raises(ConfigError, match="weight of surprise must be finite, got nan"):
+        weighted(replace(negative_logprob(), name="surprise"), math.nan)

@@ -31,6 +31,7 @@ def assert_uniform(counts: Counter, outcomes: list) -> None:
 
 def test_all_and_fixed():
     assert all_window(4) == (0, 1, 2, 3)
+    assert all_window(1) == (0,)
     assert fixed_window(10, start=3, size=2) == (3, 4)
     assert fixed_window(10, start=8, size=2) == (8, 9)
 

@@ -114,6 +114,7 @@ class TestReplay:
         assert steps("variance", 2) == [1, 0]
         assert steps("variance", 3) == [1, 4, 0]
         assert steps("variance", 4) == [1, 4, 3, 0]
+        assert steps("variance", 0) == []
         assert steps("full", 1) == [4, 3, 2, 1, 0]
         assert [one.step for one in replayed(memory, "a", 9, "recency", at_least=0.6)] == [4, 2, 1]
         assert replayed(memory, "a", 9, "recency", least=4, at_least=0.6) == []

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from mmgrpo.algorithm import objective_of
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.objectives import Decisions
+from mmgrpo.methods.environments.epo import relative_returns
 from tests.configs.method_steps import Step, assert_credit, config_of
 
 
@@ -35,3 +37,10 @@ def test_loss_is_a_mean_over_turns_of_means_over_tokens() -> None:
         segment_BT=torch.tensor([[0, 1, 1, 1]]),
     )
     assert float(objective(objective.modulated(decisions, {})).value) == pytest.approx(1.5)
+
+
+def test_a_discount_is_within_0_and_1() -> None:
+    relative_returns(discount=0.0)
+    relative_returns(discount=1.0)
+    with pytest.raises(ConfigError, match=r"discount must be in \[0, 1\], got 1.5"):
+        relative_returns(discount=1.5)

@@ -58,6 +58,9 @@ def test_few_positives_and_all_prompts() -> None:
         [0, 0, 1, 1, 1, 1, 1, 1],
         [0, 1, 0, 1, 0, 0, 0, 0],
     ]
+    # a prompt's rows are compared with its own rows: the right ones of a group that is all right beat nobody
+    third = answered(strategy.ask([first], FOUR), [1, 1, 0, 1, 0, None, 0, 0])
+    assert strategy.keep([first, third], FOUR)[1].int().tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
     cold = with_tempered(share=1.0, most=4, temperature=0.8)
     assert [int(keep_B.sum()) for keep_B in cold.keep([first, second], FOUR)] == [6, 2]
     with pytest.raises(ConfigError, match="with_tempered needs"):
