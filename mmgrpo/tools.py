@@ -22,6 +22,7 @@ from PIL import Image
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, Turn
 from mmgrpo.errors import ConfigError
+from mmgrpo.system.json_requests import NoReplyError
 from mmgrpo.system.targets import import_python_target
 from mmgrpo.tool_calls import (
     AssistantMessage,
@@ -172,6 +173,11 @@ class ToolEnvironment(Environment, SupportsCalls):
         """Names of the functions."""
         return list(self._tools)
 
+    @property
+    def tools(self) -> list[Tool]:
+        """The functions."""
+        return list(self._tools.values())
+
     def reset(self, prompt: Prompt) -> Turn:
         """The functions, if ``describe`` is set; a row with a column ``tools`` selects those that it may call."""
         self._callable = self._schemas
@@ -229,6 +235,8 @@ class ToolEnvironment(Environment, SupportsCalls):
         for attempt in range(self._retries + 1):
             try:
                 return self._function(call)(**call.arguments)
+            except NoReplyError:  # of a server, not of the call
+                raise
             except BaseException as error:  # also SystemExit of a tool: the model reads it
                 outcome = error
             if attempt == self._retries or not _is_transient(outcome):

@@ -177,6 +177,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "text_game": "mmgrpo.environments.text_games:TextGameEnvironment",
     "miniwob": "mmgrpo.environments.miniwob_pages:MiniwobEnvironment",
     "simulated": "mmgrpo.environments.simulated:SimulatedEnvironment",
+    "combined": "mmgrpo.environments.combined:CombinedEnvironment",
 }
 
 HOOKS: Mapping[str, str] = {

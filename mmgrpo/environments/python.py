@@ -9,7 +9,7 @@ from typing import final
 
 from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.environments.sandboxing import require_sandbox
-from mmgrpo.environments.text_calls import CallFormat, TextCalls, tools_of
+from mmgrpo.environments.text_calls import CallFormat, SupportsTools, TextCalls, Tools, tools_of
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.sandbox import PYTHON, Program, SandboxLimits, Session, SessionEnding
 from mmgrpo.tool_calls import AssistantMessage
@@ -30,7 +30,7 @@ REASONS: Mapping[SessionEnding, str] = {
 
 
 @final
-class PythonEnvironment(Environment, SupportsCalls):
+class PythonEnvironment(Environment, SupportsCalls, SupportsTools):
     """Runs the Python code of a turn; later calls of a conversation share the names of earlier ones.
 
     The code runs in the sandbox of ``docs/how-to/sandbox.md``, which starts with the first call. The result is the
@@ -80,6 +80,11 @@ class PythonEnvironment(Environment, SupportsCalls):
         self._note = ""
         tools = tools_of(self.python, "To run Python code", CallFormat.of(call, FORMATS), describe=describe)
         self._calls = TextCalls(tools, answer_tag=answer_tag, describe=describe)
+
+    @property
+    def tools(self) -> Tools:
+        """The tool."""
+        return self._calls.tools
 
     def reset(self, prompt: Prompt) -> Turn:
         """The description of the calls."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any, Protocol, final
 
 from mmgrpo.data.json_texts import row_of
 from mmgrpo.environment import Environment, SupportsCalls, Turn
-from mmgrpo.environments.text_calls import CallFormat, TextCalls, TextTool
+from mmgrpo.environments.text_calls import CallFormat, SupportsTools, TextCalls, Tools, TextTool
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.extras import required
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, post_json, require_server
 from mmgrpo.tool_calls import AssistantMessage, bounded
-from mmgrpo.tools import ToolEnvironment
+from mmgrpo.tools import Tool, ToolEnvironment
 from mmgrpo.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -189,7 +190,7 @@ class Retriever:
 
 
 @final
-class SearchEnvironment(Environment, SupportsCalls):
+class SearchEnvironment(Environment, SupportsCalls, SupportsTools):
     """Answers queries with the best documents of a knowledge base.
 
     A knowledge base is a ``corpus``, a file with a document a line, or the ``url`` of a server; ``bases`` names
@@ -245,16 +246,13 @@ class SearchEnvironment(Environment, SupportsCalls):
         limits = RequestLimits(timeout_s=timeout_s, retries=retries)
         self._bases = {name: _base_of(name, base, limits) for name, base in (bases or {"": single}).items()}
         self._topk, self._max_chars = topk, max_chars
-        self._names = ""
-        self._failure: NoReplyError | None = None
         self._calls = TextCalls(self._tools_for(call, describe), answer_tag=answer_tag, describe=describe)
 
-    def _tools_for(self, call: str | Mapping[str, str], describe: bool) -> ToolEnvironment | list[TextTool]:
+    def _tools_for(self, call: str | Mapping[str, str], describe: bool) -> Tools:
         several = "" not in self._bases
         call_format = CallFormat.of(call, FORMATS_OF_SEVERAL if several else FORMATS)
         if call_format is None:
-            self._names = f"Knowledge bases: {', '.join(self._bases)}." if several and describe else ""
-            return ToolEnvironment([self.search_in if several else self.search], describe)
+            return ToolEnvironment([self._search_in_named() if several else self.search], describe)
         if several and "{base}" not in call_format.opening:
             raise ConfigError(f"with several bases call.opening needs {{base}}, got {call_format.opening!r}")
         texts = [
@@ -263,6 +261,7 @@ class SearchEnvironment(Environment, SupportsCalls):
         ]
         return [
             TextTool(
+                name=f"search_{name}" if name else "search",
                 function=lambda query, name=name: self._documents_for(query, name),
                 about=f"To search {name or 'for documents'}",
                 format=CallFormat(**text),
@@ -270,10 +269,14 @@ class SearchEnvironment(Environment, SupportsCalls):
             for name, text in zip(self._bases, texts, strict=True)
         ]
 
+    @property
+    def tools(self) -> Tools:
+        """A tool, or one for each knowledge base."""
+        return self._calls.tools
+
     def reset(self, prompt: Prompt) -> Turn:
         """The description of the calls."""
-        opening = self._calls.reset(prompt)
-        return replace(opening, text="\n".join(filter(None, (opening.text, self._names))))
+        return self._calls.reset(prompt)
 
     def step(self, text: str) -> Turn:
         """The documents for the queries in a text, as ``respond``."""
@@ -281,10 +284,7 @@ class SearchEnvironment(Environment, SupportsCalls):
 
     def respond(self, message: AssistantMessage) -> Turn:
         """The documents for the queries of a turn."""
-        turn = self._calls.respond(message)
-        if self._failure is not None:  # of a server, not of the call
-            raise self._failure
-        return turn
+        return self._calls.respond(message)
 
     def interrupted(self, error: TimeoutError) -> Turn | None:
         """None: the time of a request is limited by ``timeout_s``, so the conversation ends."""
@@ -311,16 +311,17 @@ class SearchEnvironment(Environment, SupportsCalls):
         Returns:
             The documents, best first.
         """
-        if base not in self._bases:
-            raise ValueError(f"there is no knowledge base {base!r:.100}: they are {', '.join(self._bases)}")
         return self._documents_for(query, base)
 
+    def _search_in_named(self) -> Tool:
+        """``search_in`` with the names of the knowledge bases in its schema."""
+        tool = Tool.of(self.search_in)
+        schema = deepcopy(dict(tool.schema))
+        schema["parameters"]["properties"]["base"]["enum"] = list(self._bases)
+        return replace(tool, schema=schema)
+
     def _documents_for(self, query: str, base: str) -> str:
-        try:
-            documents = self._bases[base].search(query[:MAX_QUERY_CHARS], self._topk)
-        except NoReplyError as error:
-            self._failure = error
-            raise
+        documents = self._bases[base].search(query[:MAX_QUERY_CHARS], self._topk)
         lines = [
             f"Doc {number}(Title: {document.title}) {document.text}" for number, document in enumerate(documents, 1)
         ]

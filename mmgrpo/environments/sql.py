@@ -10,7 +10,7 @@ from typing import Any, Literal, final, get_args
 from mmgrpo.data.prompt_templates import fill_template
 from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.environments.sandboxing import require_sandbox
-from mmgrpo.environments.text_calls import CallFormat, TextCalls, tools_of
+from mmgrpo.environments.text_calls import CallFormat, SupportsTools, TextCalls, Tools, tools_of
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.extras import required
 from mmgrpo.system.sandbox import PYTHON, START_S, Program, SandboxLimits, Session
@@ -28,7 +28,7 @@ FORMATS: Mapping[str, CallFormat] = {
 
 
 @final
-class SqlEnvironment(Environment, SupportsCalls):
+class SqlEnvironment(Environment, SupportsCalls, SupportsTools):
     """Answers SQL queries with the rows that they return; the database cannot be changed.
 
     The database is a file, whose path may contain columns of the row, or one in memory that the script in a column of
@@ -87,6 +87,11 @@ class SqlEnvironment(Environment, SupportsCalls):
         self._session: Session | None = None
         tools = tools_of(self.query, "To query the database", CallFormat.of(call, FORMATS), describe=describe)
         self._calls = TextCalls(tools, answer_tag=answer_tag, describe=describe)
+
+    @property
+    def tools(self) -> Tools:
+        """The tool."""
+        return self._calls.tools
 
     def reset(self, prompt: Prompt) -> Turn:
         """Opens the database of the row; the description of the calls.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError
-from mmgrpo.tool_calls import AssistantMessage
+from mmgrpo.system.json_requests import NoReplyError
+from mmgrpo.tool_calls import AssistantMessage, ToolResult
 from mmgrpo.tools import MAX_ERROR, ToolEnvironment
 from mmgrpo.types import Prompt
 
@@ -89,14 +92,52 @@ class TextTool:
     """A tool with one text argument.
 
     Attributes:
+        name: its name.
         function: the tool, annotated and with a docstring, as ``ToolEnvironment`` needs.
         about: its purpose, for the description: "To run Python".
         format: format of its calls.
     """
 
+    name: str
     function: Callable[[str], str]
     about: str
     format: CallFormat
+
+    def result(self, argument: str) -> ToolResult:
+        """The result of a call, as text in the tool's format; an error is text that the model reads.
+
+        Args:
+            argument: the argument.
+
+        Returns:
+            The result.
+
+        Raises:
+            NoReplyError: a server gave no usable reply.
+            ConfigError: a setting is wrong.
+        """
+        started_s, failed = time.monotonic(), False
+        try:
+            text = self.function(argument)
+        except (ConfigError, NoReplyError):
+            raise
+        except Exception as error:  # the model reads the error and may correct its call
+            text, failed = f"{type(error).__name__}: {error}"[:MAX_ERROR], True
+        text = self.format.result.replace("{result}", text)
+        return ToolResult(self.name, text, failed=failed, seconds=time.monotonic() - started_s)
+
+
+Tools = Sequence[TextTool] | ToolEnvironment
+"""Tools of an environment: with calls in text formats, or in that of ``ToolEnvironment``."""
+
+
+class SupportsTools(ABC):
+    """An environment whose tools ``CombinedEnvironment`` can combine with others."""
+
+    @property
+    @abstractmethod
+    def tools(self) -> Tools:
+        """The tools."""
 
 
 @final
@@ -107,7 +148,7 @@ class TextCalls:
     describes both.
     """
 
-    def __init__(self, tools: Sequence[TextTool] | ToolEnvironment, *, answer_tag: str | None, describe: bool) -> None:
+    def __init__(self, tools: Tools, *, answer_tag: str | None, describe: bool) -> None:
         """Selects the tools.
 
         Args:
@@ -115,7 +156,7 @@ class TextCalls:
             answer_tag: tag of the final answer; None: any turn without a call is final.
             describe: whether ``reset`` describes the calls and the answer.
         """
-        self._tools = tools
+        self.tools = tools
         self._answer: CallFormat | None = None
         if answer_tag:
             self._answer = CallFormat(opening=f"<{answer_tag}>", closing=f"</{answer_tag}>", result="{result}")
@@ -130,7 +171,7 @@ class TextCalls:
         Returns:
             The turn.
         """
-        opening = self._tools.reset(prompt) if isinstance(self._tools, ToolEnvironment) else Turn()
+        opening = self.tools.reset(prompt) if isinstance(self.tools, ToolEnvironment) else Turn()
         return replace(opening, text=self._description() if self._describe else "")
 
     def respond(self, message: AssistantMessage) -> Turn:
@@ -144,35 +185,34 @@ class TextCalls:
         """
         if self._answer and next(self._answer.arguments(message.text), None) is not None:
             return Turn(done=True)
-        if isinstance(self._tools, ToolEnvironment):
-            turn = self._tools.respond(message)
+        if isinstance(self.tools, ToolEnvironment):
+            turn = self.tools.respond(message)
             return self._without_calls() if turn.done else turn
         calls = sorted(
             (position, number, argument)
-            for number, tool in enumerate(self._tools)
+            for number, tool in enumerate(self.tools)
             for position, argument in tool.format.arguments(message.text)
         )
         if not calls:
             return self._without_calls()
-        results = [_result(self._tools[number], argument) for _, number, argument in calls[:MAX_CALLS]]
+        results = [self.tools[number].result(argument) for _, number, argument in calls[:MAX_CALLS]]
+        texts = [result.text for result in results]
         if len(calls) > MAX_CALLS:
-            results.append(f"[{len(calls) - MAX_CALLS} further calls are not answered: a turn may have {MAX_CALLS}]")
-        return Turn(text="\n".join(results))
+            texts.append(f"[{len(calls) - MAX_CALLS} further calls are not answered: a turn may have {MAX_CALLS}]")
+        return Turn(text="\n".join(texts), results=results)
 
     def _without_calls(self) -> Turn:
         return Turn(text=f"This turn is invalid. {self._description()}") if self._answer else Turn(done=True)
 
     def _description(self) -> str:
         """The calls, unless a ``ToolEnvironment`` describes them, and the final answer."""
-        tools = () if isinstance(self._tools, ToolEnvironment) else self._tools
+        tools = () if isinstance(self.tools, ToolEnvironment) else self.tools
         parts = [f"{tool.about}, write {tool.format.example}" for tool in tools]
         parts += [f"To give the final answer, write {self._answer.example}"] if self._answer else []
         return "".join(f"{part}.\n" for part in parts).strip()
 
 
-def tools_of(
-    function: Callable[[str], str], about: str, call_format: CallFormat | None, *, describe: bool
-) -> Sequence[TextTool] | ToolEnvironment:
+def tools_of(function: Callable[[str], str], about: str, call_format: CallFormat | None, *, describe: bool) -> Tools:
     """The tools of an environment with one function.
 
     Args:
@@ -186,14 +226,4 @@ def tools_of(
     """
     if call_format is None:
         return ToolEnvironment([function], describe)
-    return [TextTool(function=function, about=about, format=call_format)]
-
-
-def _result(tool: TextTool, argument: str) -> str:
-    try:
-        result = tool.function(argument)
-    except ConfigError:
-        raise
-    except Exception as error:  # the model reads the error and may correct its call
-        result = f"{type(error).__name__}: {error}"[:MAX_ERROR]
-    return tool.format.result.replace("{result}", result)
+    return [TextTool(name=function.__name__, function=function, about=about, format=call_format)]

@@ -10,6 +10,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -21,7 +22,7 @@ from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.videos import frames_of_video
 from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.samples import TURNS
+from mmgrpo.samples import TURNS, ToolResult
 from mmgrpo.serving.wire_media import (
     DTYPES,
     Array,
@@ -74,6 +75,19 @@ class WirePrompt(BaseModel):
     audios: list[WireAudio] = Field(default_factory=list)
 
 
+class WireToolResult(BaseModel):
+    """A ``ToolResult``."""
+
+    model_config = _STRICT
+
+    name: str
+    text: str
+    num_images: int = 0
+    failed: bool = False
+    seconds: float = 0.0
+    arguments: dict[str, Finite] = Field(default_factory=dict)
+
+
 class WireTurn(BaseModel):
     """A ``Turn`` of an environment."""
 
@@ -87,6 +101,7 @@ class WireTurn(BaseModel):
     reward: float | None = None
     done: bool = False
     key: str | None = None
+    results: list[WireToolResult] = Field(default_factory=list)
 
 
 class WireSample(BaseModel):
@@ -290,6 +305,7 @@ def _packed_turn(turn: Turn, tensors: dict[str, Array] | None) -> dict[str, Any]
         "reward": turn.reward,
         "done": turn.done,
         "key": turn.key,
+        "results": [asdict(result) for result in turn.results],
     }
 
 
@@ -346,6 +362,7 @@ class _Reader(NamedTuple):
             reward=turn.reward,
             done=turn.done,
             key=turn.key,
+            results=[ToolResult(**result.model_dump()) for result in turn.results],
         )
 
     def sample(self, sample: WireSample, prompt: Prompt) -> Sample:

@@ -140,13 +140,17 @@ def replay_turns(
         for row in rows:
             turn, initial = inherited[row][number], starts[row].initial
             assert initial is not None
-            calls = encoder.calls(starts[row].prompt, initial.token_T[: turn.end], turn.start)
-            text = encoder.text(initial.token_T[turn.start : turn.end].tolist())
-            pool.submit(row, AssistantMessage(text, calls))
+            message_start = turn.start if number else 0
+            pool.submit(row, _message(encoder, starts[row].prompt, initial.token_T[: turn.end], message_start))
         for row in rows:
             reply, recorded = pool.reply(row), inherited[row][number].reply
             if pool.environments[row].error is None and not _is_same(reply, recorded):
                 _fail_replay(pool, row, "step")
+
+
+def _message(encoder: PromptEncoder, prompt: EncodedPrompt, token_T: torch.Tensor, start: int) -> AssistantMessage:
+    """The last turn of a row, as its environment reads it; the first one includes a forced beginning of the answer."""
+    return AssistantMessage(encoder.text(token_T[start:].tolist()), encoder.calls(prompt, token_T, start))
 
 
 def _is_same(reply: Turn, recorded: Turn | None) -> bool:
@@ -212,10 +216,9 @@ class _Conversations:
     def submit(self, row: int, written: ConversationRow) -> None:
         """Sends a finished turn of the policy to the row's environment."""
         if written.completion.finished:
-            token_T, start = written.completion.token_T, self.starts[row]
-            text = self.encoder.text(token_T[start:].tolist())
-            calls = self.encoder.calls(written.prompt, token_T, start)
-            self.pool.submit(row, AssistantMessage(text, calls))
+            message_start = self.starts[row] if self.turns[row] else 0
+            message = _message(self.encoder, written.prompt, written.completion.token_T, message_start)
+            self.pool.submit(row, message)
 
     def is_answered(self, chunk: _Chunk) -> bool:
         """Whether every environment of a chunk has answered."""

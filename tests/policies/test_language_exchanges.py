@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import pytest
@@ -112,6 +112,28 @@ def test_a_silent_environment_equals_single_turns(name: str, plan: dict[str, Any
     for sample in silent.samples:
         assert list(sample.turn_ends) == [len(sample.tokens or ())]
         assert list(sample.turn_rewards) == [2.0 if sample.finished else None]
+
+
+def test_environment_reads_a_forced_beginning_of_the_first_turn() -> None:
+    policy = terse("llama")
+    made: list[Asking] = []
+
+    def make() -> Environment:
+        made.append(Asking(turns=2))
+        return made[-1]
+
+    prompts = [replace(prompt, prefix="three") for prompt in prompts_of("llama")]
+    rollout = policy.rollout(prompts, group_size=2, seed=SEED, plan=Plan(environment=make))
+    answered = [
+        (sample, environment)
+        for sample, environment in zip(rollout.samples, made, strict=True)
+        if len(environment.heard) == 2
+    ]
+    assert answered
+    for sample, environment in answered:
+        first, second = environment.heard
+        assert first == f"three{sample.turn_texts[0]}"
+        assert second == sample.turn_texts[1]
 
 
 @pytest.mark.parametrize("settings", [{}, {"share_prefix": False}, {"top_k": 6}], ids=["shared", "whole", "top_k"])

@@ -19,6 +19,7 @@ from safetensors.numpy import save
 from mmgrpo.environment import Turn
 from mmgrpo.errors import DataError
 from mmgrpo.serving.wire import JSON, MIN_PIXELS, SAFETENSORS, Form, pack_samples, unpack_request
+from mmgrpo.tool_calls import ToolResult
 from mmgrpo.types import Prompt, Sample
 
 FORMS = get_args(Form)
@@ -70,7 +71,11 @@ def test_everything_arrives(form: Form):
         Sample(Prompt("other"), 4, 0, video=[noise("L", seed=i) for i in range(3)], frame_rate=12.5),
         Sample(Prompt("other"), 5, 0, array=torch.linspace(0, 1, 30).reshape(2, 3, 5)),
     ]
-    replies = [Turn(text="look", images=[noise("RGB", seed=4)], reward=0.5, role="tool", key="k"), None]
+    results = [ToolResult("zoom", "look", num_images=1, seconds=0.25, arguments={"box": [0, 1]})]
+    replies = [
+        Turn(text="look", images=[noise("RGB", seed=4)], reward=0.5, role="tool", key="k", results=results),
+        None,
+    ]
     samples[0] = replace(samples[0], turn_replies=replies)
     name, unpacked = unpack_request(*pack_samples(samples, reward="r", form=form))
     assert name == "r"
@@ -95,6 +100,8 @@ def test_everything_arrives(form: Form):
     assert reply is not None
     assert missing is None
     assert (reply.text, reply.role, reply.reward, reply.key, reply.done) == ("look", "tool", 0.5, "k", False)
+    assert reply.results == results
+    assert reply.results[0].seconds == 0.25
     assert same(reply.images[0], noise("RGB", seed=4))
     assert unpacked[0].prompt is unpacked[1].prompt
     read = unpacked[0].prompt

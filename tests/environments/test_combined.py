@@ -1,0 +1,90 @@
+"""Several environments as one: calls go to their part, in the order of the turn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmgrpo.environments.combined import CombinedEnvironment
+from mmgrpo.errors import ConfigError
+from mmgrpo.system.json_requests import NoReplyError
+from mmgrpo.types import Prompt
+from tests.environments.test_search import CITIES, RetrievalServer, written
+from tests.rewards.sandboxed import needs_sandbox
+
+pytestmark = needs_sandbox
+pytest.importorskip("bm25s")
+
+
+def combined(corpus: Path, call: str, **settings: Any) -> CombinedEnvironment:
+    parts = [{"name": "search", "corpus": str(corpus), "topk": 1, "call": call}, {"name": "python", "call": call}]
+    return CombinedEnvironment(parts, **settings)
+
+
+@pytest.fixture
+def cities(tmp_path: Path) -> Path:
+    return written(tmp_path / "cities.jsonl", CITIES)
+
+
+def test_calls_of_both_parts_are_answered_in_order(cities: Path) -> None:
+    environment = combined(cities, "tag", answer_tag="answer")
+    try:
+        opening = environment.reset(Prompt("?")).text
+        reply = environment.step("<code>print(6 * 7)</code> and <search>Tiber</search>")
+        invalid = environment.step("I am done")
+        final = environment.step("<answer>42</answer>")
+    finally:
+        environment.close()
+    assert opening == (
+        "To search for documents, write <search>...</search>.\nTo run Python code, write <code>...</code>.\n"
+        "To give the final answer, write <answer>...</answer>."
+    )
+    assert reply.text.split("\n\n")[0].strip() == "<interpreter>\n42\n</interpreter>"
+    assert "The capital of Italy" in reply.text.split("\n\n")[1]
+    assert [(result.name, result.failed) for result in reply.results] == [("python", False), ("search", False)]
+    assert (invalid.done, final.done) == (False, True)
+    assert invalid.text.endswith(opening)
+
+
+def test_functions_of_both_parts_are_described_and_called(cities: Path) -> None:
+    environment = combined(cities, "tool_call")
+    call = json.dumps({"name": "python", "arguments": {"code": "print(6 * 7)"}})
+    try:
+        tools = environment.reset(Prompt("?")).tools
+        reply = environment.step(f"<tool_call>{call}</tool_call>")
+    finally:
+        environment.close()
+    assert [tool["function"]["name"] for tool in tools] == ["search", "python"]
+    assert reply.text == "42"
+
+
+def test_a_server_without_a_reply_ends_the_conversation(cities: Path) -> None:
+    server = RetrievalServer(cities, [404])
+    parts = [{"name": "search", "url": server.url}, {"name": "python", "call": "tag"}]
+    environment = CombinedEnvironment(parts)
+    try:
+        with pytest.raises(NoReplyError, match="HTTP 404"):
+            environment.step("<search>fjord</search>")
+    finally:
+        environment.close()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([{"name": "python"}], "two or more parts"),
+        ([{"name": "python"}, {"name": "miniwob"}], "cannot combine the environment miniwob: parts are .*python"),
+        ([{"name": "python", "answer_tag": "answer"}, {"name": "python"}], "set it for combined"),
+        ([{"name": "python"}, {"name": "python"}], "begin with '```python"),
+        ([{"name": "python"}, {"name": "python", "call": "tool_call"}], "set call: tool_call for all parts"),
+        ([{"call": "tag"}, {"name": "python"}], "needs the name of an environment"),
+    ],
+)
+def test_parts_that_cannot_be_combined_are_errors(parts: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CombinedEnvironment(parts)
