@@ -13,7 +13,7 @@ from typing import Any, Protocol, final
 
 from mmgrpo.data.json_texts import row_of
 from mmgrpo.environment import Environment, SupportsCalls, Turn
-from mmgrpo.environments.text_calls import CallFormat, SupportsTools, TextCalls, Tools, TextTool
+from mmgrpo.environments.text_calls import CallFormat, SupportsTools, TextCalls, TextTool, Tools
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.extras import required
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, post_json, require_server
