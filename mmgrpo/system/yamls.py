@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
 
 MAX_CHARACTERS = 2**18
 MIN_CACHED_CHARACTERS = 300
@@ -28,11 +29,12 @@ class YamlError(ValueError):
     """A text that is invalid YAML or exceeds a limit; the message is one line."""
 
 
-class _Loader(yaml.SafeLoader):
-    """Counts the values that it creates."""
+class _Loader(Composer, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Counts the values that it creates; libyaml reads the text, where PyYAML is built with it."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
+        super().__init__()
+        super(Composer, self).__init__(text)
         self._depth = 0
         self._weight: dict[int, int] = {}  # values of each complete node, by its id
 
