@@ -123,7 +123,7 @@ class AdvantageChain:
             config=config,
             combine=combine,
             combine_for_report=weighted_sum if is_plain else combine,
-            scale=bound("advantage.scale", SCALES, config.scaling),
+            scale=bound("advantage.scale", SCALES, config.scale),
             scales_rewards=scales_rewards,
             estimators=estimators_of(config),
             filters=filters_of(config),

@@ -63,7 +63,7 @@ def test_divergence_is_taken_off_the_reward_before_the_baseline() -> None:
         # -2.25, 0.75 | -2, 2, each group less its mean
         ({"scale": "none", "combine": {"name": "normalized_sum", "eps": 0.0}}, [-1.5, 1.5, -2.0, 2.0]),
         # and over the spread of all, sqrt((2.25 + 2.25 + 4 + 4) / 4) = 1.7677670
-        ({"scale": "gdpo", "eps": 0.0}, [-0.8485281, 0.8485281, -1.1313708, 1.1313708]),
+        ({"scale": {"name": "gdpo", "eps": 0.0}}, [-0.8485281, 0.8485281, -1.1313708, 1.1313708]),
         # the least of one reward is that reward: 2 - 0.25, 6 - 1.25 | 2, 6, each group less its mean
         ({"scale": "none", "combine": "min"}, [-1.5, 1.5, -2.0, 2.0]),
     ],
@@ -76,7 +76,7 @@ def test_a_divergence_keeps_its_size_relative_to_normalized_rewards(values: Any,
 
 @pytest.mark.parametrize("scale", ["group", "batch", "gdpo"])
 def test_equal_groups_have_no_advantage_without_eps_either(scale: str) -> None:
-    config = AdvantageConfig.model_validate({"scale": scale, "eps": 0.0, "correction": 0})
+    config = AdvantageConfig.model_validate({"scale": {"name": scale, "eps": 0.0, "correction": 0}})
     advantage_B = credit_of(scores_of([1.0, 1.0, 1.0, 1.0]), 2, config).advantage_B
     assert advantage_B.tolist() == [0.0, 0.0, 0.0, 0.0]
     mixed_B = credit_of(scores_of([1.0, 1.0, 0.0, 1.0]), 2, config).advantage_B
@@ -102,16 +102,11 @@ def test_dead_groups_are_those_with_zero_advantages_not_equal_rewards(scale: Any
     assert credit.keep_B.tolist() == [not dead, not dead, True, True]
 
 
-def test_numbers_of_a_scale_are_set_in_it_or_next_to_it() -> None:
-    scores = scores_of([1.0, 2.0, 0.0, 3.0])
-    within = AdvantageConfig.model_validate({"scale": {"name": "group", "eps": 0.5, "correction": 0}})
-    beside = AdvantageConfig.model_validate({"scale": "group", "eps": 0.5, "correction": 0})
+def test_numbers_of_a_scale_are_set_in_it() -> None:
+    config = AdvantageConfig.model_validate({"scale": {"name": "group", "eps": 0.5, "correction": 0}})
     # 2, 4, 0, 6 less 3, over sqrt(20 / 4) + 0.5 = 2.7360680
     expected = torch.tensor([-0.3654880, 0.3654880, -1.0964640, 1.0964640])
-    torch.testing.assert_close(credit_of(scores, 4, within).advantage_B, expected)
-    torch.testing.assert_close(credit_of(scores, 4, beside).advantage_B, expected)
-    with pytest.raises(ValueError, match=r"eps is set both in advantage and in advantage\.scale"):
-        AdvantageConfig.model_validate({"scale": {"name": "group", "eps": 0.5}, "eps": 0.5})
+    torch.testing.assert_close(credit_of(scores_of([1.0, 2.0, 0.0, 3.0]), 4, config).advantage_B, expected)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +116,7 @@ def test_numbers_of_a_scale_are_set_in_it_or_next_to_it() -> None:
         ({"scale": {"name": "verdict", "rigth": 1.0}}, "advantage.scale: verdict takes no 'rigth'; did you mean right"),
         ({"scale": "pass_at_k"}, "advantage.scale: pass_at_k needs k"),
         ({"scale": {"name": "pass_at_k", "k": 2.5}}, "k of pass_at_k must be int"),
-        ({"scale": "raw", "eps": 0.1}, "advantage.scale: raw takes no 'eps'; it takes no numbers"),
+        ({"scale": {"name": "raw", "eps": 0.1}}, "advantage.scale: raw takes no 'eps'; it takes no numbers"),
     ],
 )
 def test_scales_and_their_numbers_are_checked(values: Any, message: str) -> None:
@@ -133,7 +128,9 @@ def test_scales_and_their_numbers_are_checked(values: Any, message: str) -> None
 
 def test_rewards_near_the_end_of_float32_neither_overflow_nor_vanish() -> None:
     scores = scores_of([1.5e38, -1.5e38, 1.5e38, 0.0])  # of weight 2
-    credit = credit_of(scores, 4, AdvantageConfig.model_validate({"eps": 0.0, "correction": 0}))
+    credit = credit_of(
+        scores, 4, AdvantageConfig.model_validate({"scale": {"name": "group", "eps": 0.0, "correction": 0}})
+    )
     # in units of 1.5e38 the mean is 1/4; 3/4, -5/4, 3/4, -1/4 over sqrt((9 + 25 + 9 + 1) / 64) = 0.8291562
     torch.testing.assert_close(credit.advantage_B, torch.tensor([0.9045340, -1.5075567, 0.9045340, -0.3015113]))
     assert reward_metrics(scores, credit.total_B[credit.scored_B])["reward/mean"] == pytest.approx(0.75e38, rel=1e-6)

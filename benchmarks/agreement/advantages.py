@@ -231,7 +231,7 @@ CASES: Sequence[Case] = (
         "tempo",
         _verl("compute_tempo_outcome_advantage", repo="fatebreaker/tempo"),
         _tempo,
-        over={"advantage.eps": 1e-6, "advantage.estimators": [PREFIXES]},
+        over={"advantage.scale": {"name": "group", "eps": 1e-6}, "advantage.estimators": [PREFIXES]},
         step=_right,
         note=f"eps 1e-6, float32, {RIGHT_OR_WRONG}",
     ),

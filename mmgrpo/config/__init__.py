@@ -158,22 +158,12 @@ class AdvantageConfig(Section):
 
     scale: Named = Field(
         default_factory=lambda: Named(name="group"),
-        description="rewards of a group into advantages; gdpo normalizes each reward in its group before the weighted "
-        "sum, the others combine first",
+        description="rewards of a group into advantages, {name: group, eps: 1.0e-6, correction: 0}; gdpo normalizes "
+        "each reward in its group before the weighted sum, the others combine first",
     )
     combine: Named = Field(
         default_factory=lambda: Named(name="sum"),
         description="how several rewards become one; gdpo combines them itself",
-    )
-    eps: float | None = Field(
-        default=None,
-        ge=0,
-        description="added to the standard deviation that scale divides by; null: the default of scale",
-    )
-    correction: Literal[0, 1] | None = Field(
-        default=None,
-        description="of the standard deviation that scale divides by; 1: sample; 0: population; null: the default of "
-        "scale",
     )
     clamp: float | None = Field(default=None, gt=0, description="advantages are clamped to plus and minus this")
     zero_variance_groups: Literal["keep", "drop"] = Field(
@@ -205,23 +195,11 @@ class AdvantageConfig(Section):
 
     @model_validator(mode="after")
     def _used(self) -> AdvantageConfig:
-        spread = [name for name in ("eps", "correction") if getattr(self, name) is not None]
-        if spread and self.scale.name in ("none", "leave_one_out"):
-            raise ValueError(f"scale: {self.scale.name} divides by no standard deviation; leave out eps and correction")
-        if twice := [name for name in spread if name in self.scale.numbers]:
-            raise ValueError(f"{' and '.join(twice)} is set both in advantage and in advantage.scale: set it once")
         if self.scale.name in COMBINING and self.combine.name != "sum":
             raise ValueError(
                 f"scale: {self.scale.name} combines the rewards in its own way; leave out combine: {self.combine.name}"
             )
         return self
-
-    @property
-    def scaling(self) -> Named:
-        """The scale with all its numbers, eps and correction among them where they were set."""
-        spread = {"eps": self.eps, "correction": self.correction}
-        stated = {name: value for name, value in spread.items() if value is not None}
-        return self.scale.model_copy(update=stated) if stated else self.scale
 
 
 class EvaluationConfig(Section):

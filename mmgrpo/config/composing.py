@@ -20,9 +20,6 @@ CHAINS = (
 )
 """Keys with lists of functions that run in sequence; the lists of two methods are concatenated."""
 
-SCALE_NUMBERS = ("eps", "correction")
-"""Settings of ``advantage.scale`` that are written next to it; another scale drops them."""
-
 STRATEGY = "rollout.strategy"
 
 STRATEGY_KINDS = ("off_policy", "strategies", "sampling")
@@ -178,21 +175,12 @@ def _merged(layers: Sequence[Values], merge: Merge) -> dict[str, Any]:
         if not _name(values):
             require_functions(merged, values, "include")
         is_further = _name(values) and _name(merged) not in (None, _name(values))
-        below = _without_replaced_scale(merged, values) if is_further else merged
         chains = _chains(merged, values) if is_further else {}
-        merged = merge(below, values)
+        merged = merge(merged, values)
         for key, chain in chains.items():
             head, _, last = key.rpartition(".")
             merged |= {head: {**merged[head], last: chain}} if head else {last: chain}
     return merged
-
-
-def _without_replaced_scale(below: Values, above: Values) -> Values:
-    """The lower values, without the settings of their scale if the upper values have another scale."""
-    scale, other = (at(values, "advantage.scale", None) for values in (below, above))
-    if scale is None or other is None or _identity(scale)[0] == _identity(other)[0]:
-        return below
-    return {**below, "advantage": {key: value for key, value in below["advantage"].items() if key not in SCALE_NUMBERS}}
 
 
 def _require_same_policy_kind(methods: Sequence[Values]) -> None:

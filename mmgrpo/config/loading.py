@@ -362,10 +362,13 @@ def _task(values: Any, path: Path, below: Callable[[Sequence[str]], dict[str, An
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """``above`` over ``below``: mappings merge key by key; two mappings of different ``name`` are different things, and
-    the upper one replaces the lower. ``about`` is always merged: its name is that of the run."""
+    the upper one replaces the lower; a bare name is a mapping of its name alone. ``about`` is always merged: its name
+    is that of the run."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, str) and old.get("name") == value:
+            continue
         merged[key] = merge(old, value) if _mergeable(key, old, value) else value
     return merged
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 RENAMED: Mapping[str, str] = {
+    "advantage.correction": "advantage.scale.correction",
     "advantage.divergence": "advantage.kl.divergence",
+    "advantage.eps": "advantage.scale.eps",
     "advantage.equal_groups": "advantage.zero_variance_groups",
     "advantage.filtered": "advantage.filtered_samples",
     "advantage.foreign": "advantage.off_policy_baseline",

@@ -250,8 +250,8 @@ def _terms(reward: RewardConfig) -> Iterator[str]:
 
 
 def _advantage_line(config: AdvantageConfig) -> str:
-    scaling, function = config.scaling, named_in("advantage.scale", SCALES, config.scale.name)
-    line = f"{scaling.name}: {formula_of(function)}{_numbers(with_defaults(function, scaling.numbers))}"
+    function = named_in("advantage.scale", SCALES, config.scale.name)
+    line = f"{config.scale.name}: {formula_of(function)}{_numbers(with_defaults(function, config.scale.numbers))}"
     if config.clamp is not None:
         line += f". {_summary(clamp_advantage)}, limit = {config.clamp:g}"
     if config.off_policy_baseline == "separate":

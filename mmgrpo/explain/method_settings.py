@@ -98,6 +98,8 @@ def _mechanism(method: MethodConfig, published: Values, values: Values) -> Itera
     for key in method.sources:
         if key.partition(".")[0] not in SECTIONS or key in method.replaced or not has(values, key):
             continue
+        if any(key.startswith(f"{block}.") for block in method.sources):
+            continue  # a setting of a function, which is listed with it
         value = at(values, key)
         if not has(published, key) or _only_numbers_of(at(published, key), value):
             yield key, value

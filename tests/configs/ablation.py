@@ -46,7 +46,6 @@ BLOCKS = ("advantage.kl", "objective.kl", "update.optimizer")
 """Sections within sections: each key is a mechanism."""
 
 TOGETHER = {
-    "advantage.scale": ("advantage.correction",),
     "objective.kl.beta": ("objective.kl.divergence",),
     "advantage.kl.beta": ("advantage.kl.divergence",),
     "rollout.strategy": ("rollout.prompt_templates", "rollout.group_size"),
@@ -67,7 +66,7 @@ that have no mechanism but these."""
 REWARDS = "about.method.rewards"
 """The rewards that a method adds to those of the run, or computes of its verifiers."""
 
-NO_MECHANISMS = ("update.epochs", "update.minibatches", "update.optimizer.lr", "advantage.eps", "objective.views")
+NO_MECHANISMS = ("update.epochs", "update.minibatches", "update.optimizer.lr", "objective.views")
 """Keys that say how much is trained, a number that keeps a division finite, and forward passes that others read."""
 
 ROUNDING = 1e-5
@@ -224,6 +223,8 @@ def without(config: RunConfig, key: str) -> RunConfig:
     for each in (key, *TOGETHER.get(key, ())):
         _remove(values, each)
         _drop_moves(values, f"{each}.")
+    if key == "advantage.scale" and "eps" in config.advantage.scale.numbers:
+        _put(values, key, {"name": "group", "eps": config.advantage.scale.numbers["eps"]})  # which is no mechanism
     return RunConfig.model_validate(values)
 
 
@@ -334,10 +335,9 @@ def is_same(config: RunConfig, other: RunConfig) -> bool:
 
 
 def _with_defaults(advantage: AdvantageConfig) -> AdvantageConfig:
-    """The section with every number of its scale: ``eps`` and ``correction`` too where the function's defaults hold."""
-    numbers = with_defaults(SCALES[advantage.scale.name], advantage.scaling.numbers)
-    scale = Named(name=advantage.scale.name, **numbers)
-    return advantage.model_copy(update={"scale": scale, "optimizer": {"eps": None}, "correction": None})
+    """The section with every number of its scale, where the function's defaults hold too."""
+    numbers = with_defaults(SCALES[advantage.scale.name], advantage.scale.numbers)
+    return advantage.model_copy(update={"scale": Named(name=advantage.scale.name, **numbers)})
 
 
 def _settings(config: RunConfig) -> Any:

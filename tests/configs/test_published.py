@@ -83,6 +83,8 @@ def resolved(name: str) -> str:
     """What a shipped run does of what methods set, but for the model's name: the values of ``KEYS``."""
     values = load_config(name).model_dump(mode="json")
     values["policy"].pop("model")
+    numbers = values["advantage"]["scale"]  # of which two were next to the name when the hashes were taken
+    values["advantage"] |= {key: numbers.pop(key, None) for key in ("eps", "correction")}
     return json.dumps([at(values, key) for key in KEYS], sort_keys=True)
 
 
@@ -245,10 +247,10 @@ def test_explanation_lists_the_keys_of_the_method_with_their_values(write: Write
     expected = """
         method DanceGRPO (2505.07818), for denoising policies it sets policy.sampler = dance_sde, policy.strength =
         0.5, policy.density = gaussian, policy.reduction = mean, rollout.same_initial_noise = true, rollout.window =
-        random_subset (size 0.6), advantage.scale = group, advantage.eps = 1e-08, advantage.correction = 1,
-        advantage.clamp = 5, objective.surrogate = clipped (low 0.0001, high 0.0001), objective.aggregate =
-        sequence_mean, objective.kl.beta = 0 plain GRPO has rollout.same_initial_noise = false, rollout.window not set,
-        advantage.eps not set, advantage.correction not set, advantage.clamp not set, objective.surrogate = clipped (low
-        0.2, high 0.2), objective.kl.beta = 0.04
+        random_subset (size 0.6), advantage.scale = group (eps 1e-08, correction 1), advantage.clamp = 5,
+        objective.surrogate = clipped (low 0.0001, high 0.0001), objective.aggregate = sequence_mean,
+        objective.kl.beta = 0 plain GRPO has rollout.same_initial_noise = false, rollout.window not set,
+        advantage.scale = group, advantage.clamp not set, objective.surrogate = clipped (low 0.2, high 0.2),
+        objective.kl.beta = 0.04
         """
     assert " ".join(expected.split()) in rows(load_config(path))
