@@ -83,6 +83,8 @@ REWARDS: Mapping[str, str] = {
     "tracking": "mmgrpo.rewards.grounding.tracks:Tracking",
     "trajectory": "mmgrpo.rewards.grounding.trajectories:Trajectory",
     "format": "mmgrpo.rewards.text.structure:Format",
+    "turn_format": "mmgrpo.rewards.text.turn_format:TurnFormat",
+    "citations": "mmgrpo.rewards.text.citations:Citations",
     "json_schema": "mmgrpo.rewards.text.structure:JsonSchema",
     "overlong": "mmgrpo.rewards.text.lengths:Overlong",
     "repetition": "mmgrpo.rewards.text.lengths:Repetition",

@@ -56,7 +56,7 @@ class Format:
         if _tags(tags) is None:
             raise ConfigError(f"Format.tags must be different names such as [think, answer], got {tags!r}")
         self._tags = tuple(tags)
-        self._pattern = None if pattern is None else _compiled(pattern)
+        self._pattern = None if pattern is None else compiled_pattern("Format.pattern", pattern)
         self._opened = opened
         self._max_chars = max_chars
         self.column = column
@@ -155,11 +155,12 @@ def _tags(names: Any) -> tuple[str, ...] | None:
     return tags if is_valid else None
 
 
-def _compiled(pattern: str) -> Any:
+def compiled_pattern(where: str, pattern: str) -> Any:
+    """A regular expression whose ``.`` matches line ends; ConfigError names the setting ``where``."""
     try:
         return regex.compile(pattern, regex.DOTALL)
     except regex.error as error:
-        raise ConfigError(f"Format.pattern is no regular expression: {error}; got {pattern!r:.80}") from error
+        raise ConfigError(f"{where} is no regular expression: {error}; got {pattern!r:.80}") from error
 
 
 def _check_keys(keys: Any, where: str) -> None:

@@ -1,0 +1,84 @@
+"""The form of the turns of a conversation, and the sources that an answer cites."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from mmgrpo.rewards.text.citations import Citations
+from mmgrpo.rewards.text.turn_format import TurnFormat
+
+from mmgrpo.errors import ConfigError
+from tests.rewards.written import explained, score_of, scores_of, wrote
+
+TURNS = TurnFormat(every="<think>.*", earlier=".*</search>", last=".*</answer>", later="<think>so.*")
+
+
+def conversation(*turns: str) -> Any:
+    """A sample whose environment answers with a text that has no tags."""
+    return replace(wrote("results ".join(turns)), turn_texts=list(turns))
+
+
+def test_each_turn_matches_the_patterns_of_its_place() -> None:
+    rows = [
+        conversation("<think>a</think><search>b</search>", "<think>so</think><answer>c</answer>"),
+        conversation("<think>a</think><answer>c</answer>"),
+        conversation("<think>a</think><search>b</search>", "<think>no</think><answer>c</answer>"),  # later
+        conversation("<think>a</think><answer>b</answer>", "<think>so</think><answer>c</answer>"),  # earlier
+        conversation("<think>a</think><search>b</search>", "<think>so</think><search>c</search>"),  # last
+        conversation("<search>b</search>", "<think>so</think><answer>c</answer>"),  # every
+    ]
+    assert scores_of(TURNS, rows) == [1, 1, 0, 0, 0, 0]
+    assert explained(TURNS, rows[3])["reason"] == "turn 1 does not match 'earlier'"
+
+
+def test_a_sample_without_turns_is_its_first_and_last_turn() -> None:
+    assert score_of(TurnFormat(first="a.*", last=".*b"), " a\nb ") == 1
+    assert score_of(TurnFormat(later="c"), "a") == 1
+    assert score_of(TurnFormat(last="b"), "a") == 0
+    assert score_of(TurnFormat(last="b", max_chars=3), "bbbb") == 0
+    assert score_of(TurnFormat(last="b"), None) is None
+
+
+def test_patterns_are_needed_and_checked() -> None:
+    with pytest.raises(ConfigError, match="one or more of every, first"):
+        TurnFormat()
+    with pytest.raises(ConfigError, match="TurnFormat.last is no regular expression"):
+        TurnFormat(last="(")
+
+
+@pytest.mark.parametrize(
+    ("answer", "jaccard", "cover"),
+    [
+        ("[[Oslo_1]] and [[ Rome_2 ]]", 1, 1),
+        ("[[Oslo_1]], [[Oslo_1]]", 1 / 2, 1 / 2),
+        ("[[Oslo_1]] [[Rome_2]] [[Rome_3]]", 2 / 3, 1),
+        ("[[Rome_3]] [[ ]] [Oslo_1]", 0, 0),
+        ("none", 0, 0),
+    ],
+)
+def test_cited_sources_are_compared_as_sets(answer: str, jaccard: float, cover: float) -> None:
+    text, reference = f"[[Rome_2]] <answer>{answer}</answer>", ["Oslo_1", "Rome_2"]
+    assert score_of(Citations(extract="tag"), text, reference) == pytest.approx(jaccard)
+    assert score_of(Citations(extract="tag", measure="cover"), text, reference) == cover
+
+
+def test_half_of_the_sources_is_rounded_up_and_an_empty_reference_is_covered() -> None:
+    three = ["a", "b", "c"]
+    assert score_of(Citations(measure="cover"), "[[a]]", three) == 0
+    assert score_of(Citations(measure="cover"), "[[a]] [[b]]", three) == 0.5
+    assert scores_of(Citations(measure="cover", column="evidence"), [wrote("[[x]]", evidence=[])]) == [1]
+    assert scores_of(Citations(column="evidence"), [wrote("[[x]]", evidence=[]), wrote("[[x]]", evidence=None)]) == [
+        0,
+        None,
+    ]
+    assert Citations().reference_error("a") is not None
+
+
+def test_other_marks_and_composed_characters() -> None:
+    assert score_of(Citations(opening="(", closing=")"), "(caf\u0065\u0301)", ["caf\u00e9"]) == 1
+    with pytest.raises(ConfigError, match="Citations needs texts"):
+        Citations(opening="")
+    with pytest.raises(ConfigError, match=r"Citations\.measure"):
+        Citations(measure="most")  # pyright: ignore[reportArgumentType]
