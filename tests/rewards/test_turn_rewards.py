@@ -44,7 +44,7 @@ def test_a_sample_without_turns_is_its_first_and_last_turn() -> None:
 def test_patterns_are_needed_and_checked() -> None:
     with pytest.raises(ConfigError, match="one or more of every, first"):
         TurnFormat()
-    with pytest.raises(ConfigError, match="TurnFormat.last is no regular expression"):
+    with pytest.raises(ConfigError, match=r"TurnFormat\.last is no regular expression"):
         TurnFormat(last="(")
 
 

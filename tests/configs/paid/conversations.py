@@ -36,7 +36,7 @@ PAID: dict[str, list[Answer]] = {
         ({"estimate": 200}, solved("209"), 9, 2.0),
         ({"estimate": 200}, solved("211"), 9, 1.0),
     ],
-    "veri-r1": [  # 2 for a right label, times 1 or 0.5 by the evidence, the evidence's Jaccard index, and 1 for the form
+    "veri-r1": [  # 2 for a right label, times 1 or 0.5 by the evidence; the evidence's Jaccard index; 1 for the form
         (CLAIM, decided("SUPPORT", "Oslo_0", "Oslo_3", "Rome_1"), 9, 2 + 1 + 1),
         (CLAIM, decided("SUPPORT", "Oslo_0", "Oslo_3"), 9, 1 + 2 / 3 + 1),
         (CLAIM, decided("SUPPORT", "Oslo_0", "Paris_1"), 9, 0 + 1 / 4 + 1),
