@@ -6,18 +6,18 @@ integer can have a million digits: such texts raise a one-line error. The parser
 
 from __future__ import annotations
 
+import pickle
 import re
-from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
 import yaml
-from yaml.composer import Composer
 
 MAX_CHARACTERS = 2**18
 MIN_CACHED_CHARACTERS = 300
 """Shorter texts, such as overrides, are parsed again: they would evict files from the cache."""
 MAX_DEPTH = 50
+TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 MAX_VALUES = 100_000
 """Maximal number of values and keys, counted with every repetition by anchors."""
 MAX_INTEGER = 2**63
@@ -29,31 +29,12 @@ class YamlError(ValueError):
     """A text that is invalid YAML or exceeds a limit; the message is one line."""
 
 
-class _Loader(Composer, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Counts the values that it creates; libyaml reads the text, where PyYAML is built with it."""
+_Library: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The parser in C, six times as fast, if PyYAML was built with it."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        super(Composer, self).__init__(text)
-        self._depth = 0
-        self._weight: dict[int, int] = {}  # values of each complete node, by its id
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            node = super().compose_node(parent, index)
-            if id(node) not in self._weight:
-                raise YamlError("an anchor contains itself")
-            return node
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise YamlError(f"it is nested more than {MAX_DEPTH} deep")
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        weight = 1 + sum(self._weight[id(child)] for child in _children(node))
-        if weight > MAX_VALUES:
-            raise YamlError(f"it expands to more than {MAX_VALUES} values")
-        self._weight[id(node)] = weight
-        return node
+class _Loader(_Library):
+    """Without integers of more than 64 bits."""
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         value = super().construct_yaml_int(node)
@@ -66,10 +47,32 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+01234567
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
-def _children(node: yaml.Node | None) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [child for pair in node.value for child in pair]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+def _require_bounded(text: str) -> None:
+    """Raises YamlError for a text that is nested too deep or expands to too many values, before any is created."""
+    num_values = [0]  # of each open list or mapping, innermost last
+    names: list[str | None] = []  # of their anchors
+    num_values_by_anchor: dict[str, int] = {}
+    for event in yaml.parse(text, _Library):
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in names:
+                raise YamlError("an anchor contains itself")
+            num_values[-1] += num_values_by_anchor.get(event.anchor, 0)  # an unknown one: an error of the library
+        elif isinstance(event, yaml.CollectionStartEvent):
+            num_values.append(1)
+            names.append(event.anchor)
+            if len(names) > MAX_DEPTH:
+                raise YamlError(TOO_DEEP)
+        elif isinstance(event, yaml.ScalarEvent):
+            num_values[-1] += 1
+            if event.anchor:
+                num_values_by_anchor[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, num_inner = names.pop(), num_values.pop()
+            num_values[-1] += num_inner
+            if anchor:
+                num_values_by_anchor[anchor] = num_inner
+        if num_values[-1] > MAX_VALUES:
+            raise YamlError(f"it expands to more than {MAX_VALUES} values")
 
 
 def parse_yaml(text: str) -> Any:
@@ -79,22 +82,26 @@ def parse_yaml(text: str) -> Any:
     """
     if len(text) > MAX_CHARACTERS:
         raise YamlError(f"it has more than {MAX_CHARACTERS} characters")
-    return _parsed(text) if len(text) < MIN_CACHED_CHARACTERS else deepcopy(_cached(text))
+    return _parsed(text) if len(text) < MIN_CACHED_CHARACTERS else pickle.loads(_cached(text))
 
 
 @lru_cache(maxsize=512)  # many runs include the same file, and parsing is slow
-def _cached(text: str) -> Any:
-    return _parsed(text)
+def _cached(text: str) -> bytes:
+    """The parsed values, pickled: the quickest copy."""
+    return pickle.dumps(_parsed(text))
 
 
 def _parsed(text: str) -> Any:
     try:
+        _require_bounded(text)
         return yaml.load(text, _Loader)
     except YamlError:
         raise
     # the library also passes on errors of the values that it creates: dates, numbers, keys
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise YamlError(" ".join(str(error).split())[:500] or type(error).__name__) from error
+        message = " ".join(str(error).split())[:500] or type(error).__name__
+        # within brackets the library reads ahead, up to its own limit
+        raise YamlError(TOO_DEEP if "maximum nesting depth" in message else message) from error
 
 
 def parse_yaml_1_1(text: str) -> Any:
@@ -105,6 +112,6 @@ def parse_yaml_1_1(text: str) -> Any:
     Raises: YamlError if the text is invalid.
     """
     try:
-        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return yaml.load(text, _Library)
     except yaml.YAMLError as error:
         raise YamlError(" ".join(str(error).split())) from error
