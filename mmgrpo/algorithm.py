@@ -21,6 +21,7 @@ from mmgrpo.config import (
     Named,
     ObjectiveConfig,
     OffPolicyConfig,
+    OptimizerConfig,
     RewardConfig,
     RolloutConfig,
     RunConfig,
@@ -47,7 +48,7 @@ from mmgrpo.maths.modulations import MODULATIONS, Modulation
 from mmgrpo.maths.objectives import Objective, OffPolicySurrogate
 from mmgrpo.maths.prompt_weights import ANSWER_WEIGHTS
 from mmgrpo.maths.ratios import BOUNDS
-from mmgrpo.maths.schedules import SCHEDULES
+from mmgrpo.maths.schedules import LEARNING_RATES, SCHEDULES
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.selections import SELECTIONS, Selection
 from mmgrpo.maths.sources import SOURCES
@@ -207,6 +208,7 @@ class Algorithm:
         """
         course, moved, config = course_of(config), Moved(config, {}), resolved(config)
         section, task = config.prompts, config.rollout.task
+        _require_learning_rates(config)
         return cls(
             config=config,
             objective=objective_of(config.objective),
@@ -484,6 +486,25 @@ def reward_schedule(config: RewardConfig) -> Callable[[int], float]:
     schedule = bound(f"rewards ({config.logged_name}).schedule", SCHEDULES, config.schedule)
     schedule(0)  # raises for numbers that do not go together
     return schedule
+
+
+def learning_rate(config: OptimizerConfig, key: str = "update.optimizer") -> Callable[..., float]:
+    """Optimizer update and ``num_updates`` -> factor on the learning rate. Raises ConfigError as ``objective_of``."""
+    schedule = bound(f"{key}.schedule", LEARNING_RATES, config.schedule, supplied=("num_updates",))
+    schedule(0, num_updates=1)  # raises for numbers that do not go together
+    return schedule
+
+
+def _require_learning_rates(config: RunConfig) -> None:
+    """Raises ConfigError for the schedule of a learning rate that cannot be bound."""
+    sections = {
+        "update": config.update,
+        "update.warmup": config.update.warmup,
+        "advantage.critic": config.advantage.critic,
+    }
+    for key, section in sections.items():
+        if section is not None:
+            learning_rate(section.optimizer, f"{key}.optimizer")
 
 
 def prompt_sampler(named: Named, key: str = "prompts.sampler") -> PromptSampler:

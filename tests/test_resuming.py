@@ -201,9 +201,15 @@ def test_rewards_are_tried_before_the_warm_up_and_a_failed_start_leaves_no_folde
 
 
 def test_current_rates_and_betas_are_applied(tmp_path: Path) -> None:
-    first = run(tmp_path, steps=2, update={"optimizer": {"lr": 1e-3, "schedule": "linear", "lr_floor": 0.5}})
+    linear = {"name": "linear", "floor": 0.5}
+    first = run(tmp_path, steps=2, update={"optimizer": {"lr": 1e-3, "schedule": linear}})
     update = {
-        "optimizer": {"lr": 4e-3, "betas": (0.5, 0.6), "weight_decay": 0.1, "schedule": "linear", "lr_floor": 0.5}
+        "optimizer": {
+            "lr": 4e-3,
+            "betas": (0.5, 0.6),
+            "weight_decay": 0.1,
+            "schedule": linear,
+        }
     }
     trainer = run(tmp_path, resume=first.folder.path, steps=4, update=update)
     group = trainer.optimizer.optimizer.param_groups[0]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
-from mmgrpo.config.sections import Section
+from mmgrpo.config.sections import Named, Section
 
 
 class OptimizerConfig(Section):
@@ -16,11 +14,11 @@ class OptimizerConfig(Section):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(default=0.0, ge=0)
     eps: float = Field(default=1e-8, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="schedule of the learning rate, after the ramp"
+    schedule: Named = Field(
+        default_factory=lambda: Named(name="constant"),
+        description="schedule of the learning rate by updates, {name: cosine, warmup_steps: 10, floor: 0.1}: a ramp "
+        "over warmup_steps, then constant, or linear or cosine down to the fraction floor of lr",
     )
-    lr_warmup_steps: int = Field(default=0, ge=0, description="updates of the linear ramp")
-    lr_floor: float = Field(default=0.0, ge=0, le=1, description="linear and cosine end at this fraction of lr")
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="null: not clipped")
 
     def over(self, defaults: OptimizerConfig) -> OptimizerConfig:

@@ -1,4 +1,4 @@
-"""Schedules: step or optimizer update -> number, one type for the configuration, reward weights and the learning rate.
+"""Schedules: step or optimizer update -> number, for keys of the configuration, reward weights and the learning rate.
 
 ``start`` and ``end`` are values, ``begin`` the first step of the change and ``steps`` its length.
 """
@@ -14,6 +14,9 @@ from mmgrpo.maths.registry import Registry
 
 SCHEDULES: Registry[Callable[..., Any]] = Registry()
 """Schedules by the name that ``schedules`` and ``rewards[].schedule`` use; called with the step, from 0."""
+
+LEARNING_RATES: Registry[Callable[..., float]] = Registry()
+"""Schedules of a learning rate by the name that ``update.optimizer.schedule`` uses; called with the update, from 0."""
 
 
 @SCHEDULES.register
@@ -60,22 +63,52 @@ def step_value(step: int, *, values: Sequence[Any], at: Sequence[int]) -> Any:
     return values[sum(change <= step for change in at)]
 
 
-def learning_rate_factor(update: int, *, schedule: str, num_updates: int, num_warmup: int, floor: float) -> float:
-    """Factor on the learning rate: a linear ramp over ``num_warmup`` updates, then a schedule from 1 to ``floor``.
+@LEARNING_RATES.register("constant")
+def constant_rate(update: int, *, num_updates: int, warmup_steps: int = 0) -> float:
+    """A ramp from 0 to 1 over ``warmup_steps`` updates, then 1.
 
-    Args:
-        update: optimizer update, counted from 0.
-        schedule: constant, linear or cosine.
-        num_updates: the update at which the schedule reaches ``floor``.
-        num_warmup: updates of the ramp.
-        floor: last factor of linear and cosine.
+    factor = min((update + 1) / warmup_steps, 1)
 
-    Returns:
-        The factor, in [0, 1].   Source of cosine: SGDR, arXiv:1608.03983, eq. 5, without restarts.
+    Units: optimizer updates, counted from 0 -> factor on the learning rate, of ``num_updates`` in a run.
+    Raises: ConfigError for ``warmup_steps`` below 0.
     """
-    numbers = {"start": 1.0, "end": floor, "steps": max(num_updates - num_warmup, 1), "begin": num_warmup}
-    ramp = min((update + 1) / num_warmup, 1.0) if num_warmup else 1.0
-    return min(ramp, SCHEDULES[schedule](update, **({} if schedule == "constant" else numbers)))
+    return _ramp(update, warmup_steps)
+
+
+@LEARNING_RATES.register("linear")
+def linear_rate(update: int, *, num_updates: int, warmup_steps: int = 0, floor: float = 0.0) -> float:
+    """The ramp of ``constant``, then a line from 1 to ``floor`` at the last update.
+
+    factor = min(ramp, 1 + (floor - 1) x), x = min(max(update - warmup_steps, 0) / (num_updates - warmup_steps), 1)
+
+    Units: as ``constant``.   Raises: ConfigError for ``warmup_steps`` below 0, or ``floor`` outside [0, 1].
+    """
+    return _falling(linear, update, num_updates, warmup_steps, floor)
+
+
+@LEARNING_RATES.register("cosine")
+def cosine_rate(update: int, *, num_updates: int, warmup_steps: int = 0, floor: float = 0.0) -> float:
+    """The ramp of ``constant``, then half a cosine from 1 to ``floor`` at the last update.
+
+    factor = min(ramp, floor + (1 - floor) (1 + cos(pi x)) / 2), x as of ``linear``
+
+    Units: as ``constant``.   Raises: ConfigError as ``linear``.
+    Source: SGDR, arXiv:1608.03983, eq. 5, without restarts.
+    """
+    return _falling(cosine, update, num_updates, warmup_steps, floor)
+
+
+def _ramp(update: int, warmup_steps: int) -> float:
+    if warmup_steps < 0:
+        raise ConfigError(f"warmup_steps of a learning rate must be at least 0, got {warmup_steps}")
+    return min((update + 1) / warmup_steps, 1.0) if warmup_steps else 1.0
+
+
+def _falling(schedule: Callable[..., float], update: int, num_updates: int, warmup_steps: int, floor: float) -> float:
+    if not 0 <= floor <= 1:
+        raise ConfigError(f"floor of a learning rate is a fraction of it, from 0 to 1, got {floor}")
+    steps = max(num_updates - warmup_steps, 1)
+    return min(_ramp(update, warmup_steps), schedule(update, start=1.0, end=floor, steps=steps, begin=warmup_steps))
 
 
 def _share(step: int, steps: int) -> float:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from mmgrpo.algorithm import Algorithm, reward_schedule
+from mmgrpo.algorithm import Algorithm, learning_rate, reward_schedule
 from mmgrpo.config import EvaluationRewardConfig, Named, OptimizerConfig, RewardConfig, RunConfig, ViewConfig
 from mmgrpo.config.registry import policy_class, resolve, suggestion
 from mmgrpo.config.validating import explain_validation
@@ -28,7 +28,6 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import local_shards
 from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.schedules import learning_rate_factor
 from mmgrpo.policy import Critic, Policy, SupportsCritic, SupportsNamedWeights
 from mmgrpo.runs.checkpoint import FOLDER, is_checkpoint
 from mmgrpo.runs.resuming import policy_weights_folder
@@ -206,7 +205,7 @@ def build_optimizer(
         The optimizer.
 
     Raises:
-        ConfigError: nothing is trained.
+        ConfigError: nothing is trained, or the schedule is unknown or takes other numbers.
     """
     if not parameters:
         raise ConfigError("the policy has no trainable parameters; check policy.lora.targets and policy.denoisers")
@@ -220,13 +219,7 @@ def build_optimizer(
         weight_decay=settings.weight_decay,
         fused=fused,
     )
-    factor = partial(
-        learning_rate_factor,
-        schedule=settings.schedule,
-        num_updates=num_updates,
-        num_warmup=settings.lr_warmup_steps,
-        floor=settings.lr_floor,
-    )
+    factor = partial(learning_rate(settings), num_updates=num_updates)
     return GuardedOptimizer(
         parameters,
         adamw,

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from mmgrpo.algorithm import Algorithm
+from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.controllers import adaptive_kl, dual_ascent
-from mmgrpo.maths.schedules import cosine, learning_rate_factor, linear, step_value
+from mmgrpo.maths.schedules import LEARNING_RATES, cosine, linear, step_value
 from mmgrpo.methods.advantages.curriculum_grpo import exponential_value
 from mmgrpo.methods.off_policy.g2rpo_a import against_trend
 
@@ -65,10 +67,29 @@ def test_against_trend() -> None:
 
 def test_learning_rates_ramp_up_and_fall() -> None:
     """Two updates of warm-up, then from 1 to 0.1 over eight: half way at the sixth it is 0.55."""
-    numbers = {"num_updates": 10, "num_warmup": 2, "floor": 0.1}
-    factors = [learning_rate_factor(update, schedule="linear", **numbers) for update in (0, 1, 2, 6, 10, 50)]
-    assert factors == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1, 0.1])
-    assert [learning_rate_factor(update, schedule="constant", **numbers) for update in (0, 1, 9)] == [0.5, 1.0, 1.0]
+    numbers = {"num_updates": 10, "warmup_steps": 2}
+    for name in ("linear", "cosine"):
+        factors = [LEARNING_RATES[name](update, floor=0.1, **numbers) for update in (0, 1, 2, 6, 10, 50)]
+        assert factors == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1, 0.1])
+    # a quarter of the way, at the fourth update, a cosine has fallen by (1 - cos(pi / 4)) / 2 of 0.9
+    assert LEARNING_RATES["cosine"](4, floor=0.1, **numbers) == pytest.approx(1 - 0.9 * 0.1464466)
+    assert [LEARNING_RATES["constant"](update, **numbers) for update in (0, 1, 9)] == [0.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ({"name": "cosin"}, "optimizer.schedule: unknown name 'cosin'; did you mean cosine"),
+        ({"name": "constant", "floor": 0.5}, "optimizer.schedule: constant takes no 'floor'"),
+        ({"name": "linear", "floor": 2.0}, "floor of a learning rate is a fraction of it, from 0 to 1, got 2.0"),
+        ({"name": "linear", "warmup_steps": -1}, "warmup_steps of a learning rate must be at least 0, got -1"),
+    ],
+)
+def test_learning_rate_schedules_are_checked_with_the_algorithm(schedule: dict[str, Any], message: str) -> None:
+    optimizer = {"optimizer": {"schedule": schedule}}
+    for section in (optimizer, {"warmup": {"examples": "rows", "steps": 1, **optimizer}}):
+        with pytest.raises(ConfigError, match=message):
+            Algorithm.of(validated({"update": section}))
 
 
 @pytest.mark.parametrize("numbers", [{"factor": 0.0}, {"factor": 0.5, "every": 0}])

@@ -74,7 +74,7 @@ def test_with_an_objective_of_0_it_is_a_step_of_the_warm_up(train: Any, examples
     warmed = train(
         tmp_path / "a",
         steps=0,
-        update={"warmup": {**auxiliary, "steps": 1, "optimizer": {**alike, "lr_warmup_steps": 0}, "log_every": 1}},
+        update={"warmup": {**auxiliary, "steps": 1, "optimizer": {**alike, "schedule": "constant"}, "log_every": 1}},
     )
     with_auxiliary = train(tmp_path / "b", objective={"auxiliary": [auxiliary]}, update={"optimizer": alike})
     (line,) = lines(with_auxiliary)
