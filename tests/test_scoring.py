@@ -320,5 +320,5 @@ class TestTrlFormsOfSignature:
             raise AssertionError("is never called")
 
         assert as_reward(logs)(samples_of("a")) == [1]
-        with pytest.raises(ConfigError, match="scheduled requires trainer_state, which only TRL's"):
+        with pytest.raises(ConfigError, match="scheduled requires trainer_state, which only mmgrpo"):
             NamedReward("scheduled", scheduled)

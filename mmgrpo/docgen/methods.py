@@ -18,6 +18,7 @@ from mmgrpo.config.sections import at, has
 from mmgrpo.docgen.composition import composition, formulas
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.explain.method_settings import formatted_value
+from mmgrpo.trl.arguments import ARGUMENTS
 
 PREAMBLE = """# Methods
 
@@ -26,34 +27,16 @@ NAME` one of them. Include a method by `include: methods/NAME`; [Methods](../../
 and how to write one. [From TRL](trl.md) maps the options of TRL to these methods.
 """
 
-TRL_OPTIONS = (
-    ("`epsilon`, `epsilon_high`", "`objective.surrogate: {name: clipped, low: , high: }`; for cispo, high = cap - 1"),
-    ("`delta`", "`objective.surrogate: {name: two_sided_clipped, low: , high: , delta: }`"),
-    ("`importance_sampling_level`", "`objective.ratio_level`: token and sequence, of the same names"),
-    ("`loss_type`", "the table above; `objective.aggregate` alone for the mean that it takes"),
-    ("`scale_rewards`", "`advantage.scale`: group, batch, none"),
-    ("`multi_objective_aggregation: normalize_then_sum`", "`advantage: {scale: gdpo, correction: 1}`"),
-    ("`beta`", "`objective.kl.beta` with `objective.kl.divergence: k3`"),
-    ("`use_bias_correction_kl`", "`objective.kl.ratio_level`: the value of `objective.ratio_level` in TRL's sense"),
+TRL_CONFIG = """\
+`mmgrpo.trl.GRPOConfig` has the arguments and defaults of TRL's. Each sets keys of mmgrpo, or takes its default only:
+another value is an error with the replacement below. `overrides={"rollout.environment_timeout_s": 300}` sets any other
+key. The trainer logs the differences that remain, for example of `weight_decay`."""
+
+OTHER_TRAINERS = (
     ("`beta` of RLOO", "`advantage.kl.beta` with `advantage.kl.divergence: k1`"),
-    (
-        "`top_entropy_quantile`",
-        "`objective.selections: [{name: top_entropy, share: }]`, over the complete update; "
-        "under `methods/gmpo`, `ratio_top_entropy`",
-    ),
-    ("`off_policy_mask_threshold`", "`objective.selections: [{name: near_policy, limit: }]`"),
-    ("`mask_truncated_completions`", "`objective.truncated: zero`"),
-    (
-        "`entropy_coef`",
-        "`objective.entropy_bonus`. Its mean is that of `objective.aggregate`, over all trained tokens; TRL's is over "
-        "the tokens of a micro-batch with every `loss_type`, and under `top_entropy_quantile` over the selected ones. "
-        "They agree with `aggregate: token_mean` and no selection",
-    ),
-    ("`num_generations`", "`rollout.group_size`"),
-    ("`num_iterations`, `steps_per_generation`", "`update.epochs`, `update.minibatches`"),
-    ("`vllm_importance_sampling_*`", "not needed: the policy that is trained is the one that samples"),
+    ("`top_entropy_quantile` of GMPO", "`objective.selections: [{name: ratio_top_entropy, share: }]`"),
 )
-"""The keys of mmgrpo for TRL's options."""
+"""The keys of mmgrpo for options of TRL's other trainers."""
 
 
 KINDS: Mapping[MethodKind, str] = {
@@ -247,8 +230,13 @@ def _from_trl(rows: Iterable[MethodRow]) -> str:
         if row.method.trl:
             options = ", ".join(f"{key}={value!r}" for key, value in row.method.trl.items())
             lines += [f"| `{options}` | [`{row.include}`]({row.page}#{row.method.name}) |"]
-    lines += ["", "Single options:", "", "| TRL | mmgrpo |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| {theirs} | {ours} |" for theirs, ours in TRL_OPTIONS)]) + "\n"
+    lines += ["", "## GRPOConfig", "", TRL_CONFIG, "", "| TRL | mmgrpo |", "| --- | --- |"]
+    lines += [f"| {theirs} | {ours} |" for theirs, ours in OTHER_TRAINERS]
+    for name, argument in ARGUMENTS.items():
+        if argument.metadata:
+            key, instead = argument.metadata.get("key"), argument.metadata.get("instead", "")
+            lines.append(f"| `{name}` | {f'`{key}`' if key else _cell(instead)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _section(row: MethodRow, *, with_anchor: bool = False) -> Iterator[str]:

@@ -32,12 +32,25 @@ def weighted_sum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Ten
     part of that group's sum.
 
     Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G).   Units: those of the weighted rewards.
-    Raises: ShapeError unless the shapes fit.   Deviation: TRL adds nothing for a missing reward, which is a zero.
+    Raises: ShapeError unless the shapes fit.   Deviation: TRL adds nothing for a missing reward (``nansum``).
     """
     valid_RPG = _checked(reward_RPG, weight_R, valid_RPG)
     valid_reward_RPG = reward_RPG.where(valid_RPG, 0.0)
     mean_RP1 = valid_reward_RPG.sum(-1, keepdim=True) / valid_RPG.sum(-1, keepdim=True).clamp(min=1)
     return _weighted_sum(reward_RPG.where(valid_RPG, mean_RP1), weight_R)
+
+
+@COMBINATIONS.register
+def nansum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
+    """The sum of the rewards that apply to a sample, by their weights; a missing reward counts as 0.
+
+    total = sum_r w_r r, over those that apply.
+
+    Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G); 0 where none applies.   Units: those of the weighted rewards.
+    Raises: ShapeError unless the shapes fit.   Source: TRL 1.16, GRPOTrainer, ``sum_then_normalize``.
+    """
+    valid_RPG = _checked(reward_RPG, weight_R, valid_RPG)
+    return _weighted_sum(reward_RPG.where(valid_RPG, 0.0), weight_R)
 
 
 @COMBINATIONS.register

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _MARKS = ("completions", "completion_ids", "environments")
 _STANDARD_KEYWORDS = ("prompts", *_MARKS, "image", "images", "videos", "audios")
 _LOGGING = ("log_extra", "log_metric")
-_ABSENT = ("trainer_state",)
+_STATE = "trainer_state"
 
 
 def as_reward(function: Callable[..., Any]) -> Reward:
@@ -42,7 +42,7 @@ def as_reward(function: Callable[..., Any]) -> Reward:
     None; any other missing entry is None in its list.
 
     Source: TRL 1.16 ``GRPOTrainer``, custom reward functions. Deviation: the values that ``log_extra`` and
-    ``log_metric`` record is discarded, and there is no ``trainer_state``.
+    ``log_metric`` record are discarded, and there is no ``trainer_state``; ``mmgrpo.trl.GRPOTrainer`` has it.
 
     Raises ConfigError for a function that requires ``trainer_state``.
     """
@@ -56,51 +56,38 @@ def as_reward(function: Callable[..., Any]) -> Reward:
     only_keywords = all(p.kind in (Parameter.VAR_KEYWORD, Parameter.KEYWORD_ONLY) for p in parameters.values())
     if not (set(_MARKS) & parameters.keys() or (anything and only_keywords)):
         return function
-    named = [p for p in parameters.values() if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
-    required = [p.name for p in named if p.default is Parameter.empty and p.name not in _STANDARD_KEYWORDS]
-    absent = [name for name in required if name in _ABSENT]
-    if absent:
-        raise ConfigError(
-            f"{_name(function)} requires {', '.join(absent)}, which only TRL's trainer has; give it a default"
-        )
-    return TrlReward(
-        function,
-        named=frozenset(p.name for p in named),
-        anything=anything,
-        required=tuple(name for name in required if name not in _LOGGING),
-        dropped=tuple(name for name in required if name in _LOGGING),
-    )
+    return TrlReward(function)
 
 
 @final
 class TrlReward:
-    """A reward function with TRL's signature, as a ``Reward``; created by ``as_reward``."""
+    """A reward function with TRL's signature, as a ``Reward``; see ``as_reward``."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        *,
-        named: frozenset[str],
-        anything: bool,
-        required: Sequence[str],
-        dropped: Sequence[str],
-    ) -> None:
-        """Wrap a function.
+    def __init__(self, function: Callable[..., Any], trainer_state: Callable[[], Any] | None = None) -> None:
+        """Wraps a function.
 
         Args:
             function: the function with TRL's signature.
-            named: its named keywords.
-            anything: whether it takes any other keyword.
-            required: columns that a sample must have.
-            dropped: logging callbacks that it requires; their input is discarded.
+            trainer_state: returns the argument ``trainer_state``; None: there is none.
+
+        Raises:
+            ConfigError: it requires a ``trainer_state``, and there is none.
         """
+        parameters = parameters_of(function)
+        named = [p for p in parameters.values() if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
+        required = [p.name for p in named if p.default is Parameter.empty and p.name not in _STANDARD_KEYWORDS]
+        if trainer_state is None and _STATE in required:
+            raise ConfigError(
+                f"{_name(function)} requires {_STATE}, which only mmgrpo.trl.GRPOTrainer has; give it a default"
+            )
         self._function = function
-        self._named = named
-        self._anything = anything
-        self._required = required
-        self._needs_objects = "environments" in named
-        self.needs_columns = tuple(required)
-        self._dropped = dropped
+        self._trainer_state = trainer_state
+        self._named = frozenset(p.name for p in named)
+        self._anything = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
+        self._required = tuple(name for name in required if name not in (*_LOGGING, _STATE))
+        self._needs_objects = "environments" in self._named
+        self.needs_columns = self._required
+        self._dropped = tuple(name for name in required if name in _LOGGING)  # their input is discarded
 
     def __call__(self, samples: Sequence[Sample]) -> Sequence[float | None]:
         if self._needs_objects and any(sample.environment and _object_of(sample) is None for sample in samples):
@@ -139,9 +126,11 @@ class TrlReward:
                 ) from error
             raise
 
-    def _arguments(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    def _arguments(self, samples: Sequence[Sample]) -> dict[str, Any]:
         columns = {name for sample in samples for name in sample.prompt.columns}.difference(_STANDARD_KEYWORDS)
-        arguments = {name: [sample.prompt.columns.get(name) for sample in samples] for name in sorted(columns)}
+        arguments: dict[str, Any] = {
+            name: [sample.prompt.columns.get(name) for sample in samples] for name in sorted(columns)
+        }
         looks = "prompts" in self._named
         arguments |= {
             "prompts": _of_each_prompt(samples, lambda prompt: _prompt_argument(prompt, placed=looks)),
@@ -155,7 +144,9 @@ class TrlReward:
             arguments["environments"] = objects
         if "image" in self._named:
             arguments["image"] = _of_each_prompt(samples, lambda prompt: next(iter(LazyImages(prompt.images)), None))
-        return {name: list_ for name, list_ in arguments.items() if self._anything or name in self._named}
+        if self._trainer_state is not None:
+            arguments[_STATE] = self._trainer_state()
+        return {name: value for name, value in arguments.items() if self._anything or name in self._named}
 
 
 def _is_chat(sample: Sample) -> bool:

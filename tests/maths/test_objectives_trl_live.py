@@ -11,21 +11,16 @@ import torch
 
 from mmgrpo.algorithm import objective_of
 from mmgrpo.config import ObjectiveConfig
+from mmgrpo.trl import GRPOConfig
+from mmgrpo.trl.run_values import objective_values
 from tests.maths.trl_oracle import Batch, our_outcome, totals_as_trl, trl_outcome
 
 pytest.importorskip("trl")
 
 NUM_COMBINATIONS = 400
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo", "gmpo", "rloo")
-AGGREGATES: dict[str, Any] = {
-    "bnpo": "token_mean",
-    "dapo": "token_mean",
-    "cispo": "token_mean",
-    "vespo": "token_mean",
-    "dr_grpo": {"name": "constant_length", "length": 8},
-    "luspo": "sample_sum",
-}
-LEVELS = {"token": "token", "sequence": "sequence"}
+TOKEN_MEANS = ("bnpo", "dapo", "cispo", "vespo")
+LEVELS = ("token", "sequence")
 
 
 def draw_options(random: Random) -> dict[str, Any]:
@@ -40,7 +35,7 @@ def draw_options(random: Random) -> dict[str, Any]:
         options["trainer"] = loss_type
     else:
         options["loss_type"] = loss_type
-        options["importance_sampling_level"] = random.choice(list(LEVELS))
+        options["importance_sampling_level"] = random.choice(LEVELS)
         options["use_bias_correction_kl"] = random.random() < 0.5
         if random.random() < 0.4:
             options["off_policy_mask_threshold"] = random.choice([-0.2, 0.0, 0.1, 0.3])
@@ -61,51 +56,27 @@ def draw_options(random: Random) -> dict[str, Any]:
         options["steps_per_generation"] = random.choice([2, 8])
     # TRL's bonus is a mean over the decisions that the entropy mask keeps, whatever the loss; ours is over all of them
     plain = "top_entropy_quantile" not in options and "gradient_accumulation_steps" not in options
-    if AGGREGATES.get(loss_type) == "token_mean" and plain and random.random() < 0.5:
+    if loss_type in TOKEN_MEANS and plain and random.random() < 0.5:
         options["entropy_coef"] = random.choice([0.01, -0.1])
     return options
 
 
 def ours(options: dict[str, Any]) -> ObjectiveConfig:
-    """The same as a configuration of ours."""
-    loss_type = options.get("trainer") or options["loss_type"]
-    low, high = options["epsilon"], options.get("epsilon_high", options["epsilon"])
-    level = LEVELS[options.get("importance_sampling_level", "token")]
-    clipped = {"name": "clipped", "low": low, "high": high}
-    if "delta" in options:
-        clipped = {"name": "two_sided_clipped", "low": low, "high": high, "delta": options["delta"]}
-    surrogate: Any = {
-        "cispo": {"name": "cispo", "low": None, "high": high - 1},
-        "sapo": {
-            "name": "sapo",
-            "positive_temperature": options.get("sapo_temperature_pos"),
-            "negative_temperature": options.get("sapo_temperature_neg"),
-        },
-        "vespo": {
-            "name": "vespo",
-            "positive_power": options.get("vespo_k_pos"),
-            "positive_decay": options.get("vespo_lambda_pos"),
-            "negative_power": options.get("vespo_k_neg"),
-            "negative_decay": options.get("vespo_lambda_neg"),
-        },
-        "gmpo": "unclipped",
-    }.get(loss_type, clipped)
-    beta, corrected = options.get("beta", 0.0), options.get("use_bias_correction_kl", False)
-    selections: list[Any] = []
-    if "top_entropy_quantile" in options:
-        name = "ratio_top_entropy" if loss_type == "gmpo" else "top_entropy"
-        selections.append({"name": name, "share": options["top_entropy_quantile"]})
-    if "off_policy_mask_threshold" in options:
-        selections.append({"name": "near_policy", "limit": options["off_policy_mask_threshold"]})
+    """The same as a configuration of ours: as ``mmgrpo.trl`` makes it, or by hand for TRL's other trainers."""
+    if "trainer" not in options:
+        values = objective_values(GRPOConfig(max_completion_length=8, **options))
+        section = {key.removeprefix("objective."): value for key, value in values.items()}
+        return ObjectiveConfig.model_validate({**section, "entropy_bonus": options.get("entropy_coef", 0.0)})
+    low, high, beta = options["epsilon"], options.get("epsilon_high", options["epsilon"]), options.get("beta", 0.0)
+    is_gmpo, share = options["trainer"] == "gmpo", options.get("top_entropy_quantile")
     return ObjectiveConfig.model_validate(
         {
-            "surrogate": surrogate,
-            "aggregate": AGGREGATES.get(loss_type, "sequence_mean"),
-            "ratio_level": {"vespo": "trajectory", "rloo": "trajectory", "gmpo": "sequence"}.get(loss_type, level),
-            "bound": {"name": "pessimistic", "low": low, "high": high} if loss_type == "gmpo" else None,
-            "selections": selections,
-            "kl": {"divergence": "k3", "beta": beta, "ratio_level": level if corrected else None} if beta else {},
-            "entropy_bonus": options.get("entropy_coef", 0.0),
+            "surrogate": "unclipped" if is_gmpo else {"name": "clipped", "low": low, "high": high},
+            "aggregate": "sequence_mean",
+            "ratio_level": "sequence" if is_gmpo else "trajectory",
+            "bound": {"name": "pessimistic", "low": low, "high": high} if is_gmpo else None,
+            "selections": [] if share is None else [{"name": "ratio_top_entropy", "share": share}],
+            "kl": {"divergence": "k3", "beta": beta} if beta else {},
         }
     )
 

@@ -1,0 +1,346 @@
+"""TRL's ``GRPOTrainer`` over a ``Trainer`` of mmgrpo."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel, TrainerState
+from transformers.trainer_utils import TrainOutput
+
+from mmgrpo.config import RewardConfig, RunConfig
+from mmgrpo.config.loading import validated
+from mmgrpo.config.registry import REWARDS
+from mmgrpo.config.validating import set_value
+from mmgrpo.distributed.accelerator import make_accelerator
+from mmgrpo.errors import ConfigError
+from mmgrpo.runs.adapter_files import copy_adapters, has_adapters
+from mmgrpo.runs.checkpoint import list_checkpoints
+from mmgrpo.scoring import NamedReward
+from mmgrpo.scoring.trl_form import TrlReward
+from mmgrpo.training.build import build_rewards, exchange_plan
+from mmgrpo.training.evaluation import HeldOut, evaluate
+from mmgrpo.training.trainer import Trainer
+from mmgrpo.trl.arguments import GRPOConfig
+from mmgrpo.trl.loaded_policy import lora_settings, model_config, policy_of_model
+from mmgrpo.trl.log_history import log_history
+from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, run_values
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+logger = logging.getLogger(__name__)
+
+UNSUPPORTED = {
+    "reward_processing_classes": "leave it out: a reward model is loaded with its own tokenizer",
+    "callbacks": "leave it out: the run folder has all metrics, and report_to names trackers",
+    "quantization_config": "load the quantized model yourself, and pass it as model with peft_config",
+    "rollout_func": "an environment_factory, or overrides={'rollout.strategy': NAME} (docs/how-to/extending.md)",
+}
+"""Arguments of TRL's constructor that must be None, and their replacements."""
+
+
+class GRPOTrainer:
+    """TRL's ``GRPOTrainer``: its arguments, reward functions, tools and environments, trained by mmgrpo.
+
+    Attributes:
+        args: the arguments.
+        trainer: the trainer of mmgrpo.
+    """
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        reward_funcs: Callable[..., Any] | str | Sequence[Callable[..., Any] | str] | None = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | None = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: Any = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        rollout_func: Any = None,
+        environment_factory: Callable[[], Any] | Mapping[str, Callable[[], Any]] | None = None,
+    ) -> None:
+        """Checks all arguments and prepares the run.
+
+        Args:
+            model: path, hub id, or a loaded model.
+            reward_funcs: functions in TRL's form, names of registered rewards, or paths of reward models.
+            args: the arguments; None: the defaults.
+            train_dataset: the prompts; None: the environment writes them.
+            eval_dataset: the held-out prompts.
+            processing_class: tokenizer or processor; None: that of the model.
+            reward_processing_classes: not supported.
+            callbacks: not supported.
+            optimizers: not supported.
+            quantization_config: not supported.
+            peft_config: a ``LoraConfig``; None: all weights are trained.
+            tools: functions that the policy may call.
+            rollout_func: not supported.
+            environment_factory: makes an object for each sample, whose public methods are tools; a mapping has one for
+                each value of the column ``environment``.
+
+        Raises:
+            ConfigError: an argument is not supported; the message names the replacement.
+        """
+        refused = {
+            "reward_processing_classes": reward_processing_classes,
+            "callbacks": callbacks,
+            "quantization_config": quantization_config,
+            "rollout_func": rollout_func,
+        }
+        _require_unset(refused, optimizers)
+        self.args = args or GRPOConfig()
+        _require_dataset("train_dataset", train_dataset)
+        _require_dataset("eval_dataset", eval_dataset)
+        data = TrainingData(
+            num_prompts=None if train_dataset is None else len(train_dataset),
+            is_conversational=train_dataset is None or not isinstance(train_dataset[0].get("prompt"), str),
+            has_tools=bool(tools) or environment_factory is not None,
+        )
+        _require_no_balancing_loss(model_config(model), self.args)
+        values = {**run_values(self.args, data), **_policy_values(model, peft_config)}
+        self._config, self._settings = _config_of(values, model)
+        self._evaluation = None
+        if eval_dataset is not None:
+            source = _stored(eval_dataset, Path(self._config.output))
+            self._evaluation = evaluation_values(self.args, data, source)
+            if str(self.args.eval_strategy) != "no":
+                self._config = _with_evaluation(self._config, self._evaluation)
+        for note in differences(self.args, data):
+            logger.warning("unlike TRL: %s", note)
+        self._accelerator = make_accelerator(self._config)
+        self._model, self._processing_class = model, processing_class
+        self._arguments = {
+            "rewards": _rewards(reward_funcs, self.args, lambda: self.state) or None,
+            "prompts": train_dataset,
+            "tools": tools,
+            "environment_factory": environment_factory,
+        }
+        self.trainer = self._new_trainer(self._new_policy())
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The trained model."""
+        return self._policy.model
+
+    @property
+    def processing_class(self) -> Any:
+        """The tokenizer or processor."""
+        return self._policy.processor
+
+    @property
+    def accelerator(self) -> Any:
+        """Accelerate's view of the processes."""
+        return self._accelerator
+
+    @property
+    def state(self) -> TrainerState:
+        """The state of the run, with counts of optimizer updates, as in TRL."""
+        updates = self.trainer.config.update.num_updates
+        step, total = self.trainer.step, self.trainer.config.steps
+        prompts = self._arguments["prompts"]
+        per_epoch = 0 if prompts is None else len(prompts) / self.trainer.config.rollout.prompts_per_step
+        return TrainerState(
+            global_step=step * updates,
+            max_steps=total * updates,
+            epoch=step / per_epoch if per_epoch else 0.0,
+            num_train_epochs=int(total / per_epoch) if per_epoch else 0,
+            log_history=self._log_history(),
+            is_world_process_zero=self.trainer.job.is_main,
+        )
+
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None) -> TrainOutput:
+        """Trains to the end, or to the next complete step after Ctrl-C or SIGTERM.
+
+        Args:
+            resume_from_checkpoint: a run folder or a checkpoint; True: the newest run in ``output_dir``.
+
+        Returns:
+            Number of updates, mean loss, and the means of the metrics of the last step.
+
+        Raises:
+            ConfigError: there is no run to resume from.
+        """
+        if resume_from_checkpoint:
+            path = _newest_run(Path(self._config.output)) if resume_from_checkpoint is True else resume_from_checkpoint
+            self.trainer = self._new_trainer(self.trainer.policy, resume=path)
+        self.trainer.train()
+        lines = self._log_history(every=1)
+        losses = [line["loss"] for line in lines if "loss" in line]
+        mean = sum(losses) / len(losses) if losses else 0.0
+        return TrainOutput(self.state.global_step, mean, {**(lines[-1] if lines else {}), "train_loss": mean})
+
+    def evaluate(self, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Samples answers to the prompts of ``eval_dataset`` and scores them.
+
+        Args:
+            metric_key_prefix: begins the names of the metrics.
+
+        Returns:
+            The means of the combined reward and of each reward, on the main process.
+
+        Raises:
+            ConfigError: there is no ``eval_dataset``.
+        """
+        if self._evaluation is None:
+            raise ConfigError("evaluate() needs eval_dataset")
+        config, trainer = _with_evaluation(self.trainer.config, self._evaluation), self.trainer
+        held_out = HeldOut.of(config, trainer.rewards, trainer.policy)
+        assert config.held_out is not None
+        with trainer.job.gathered_for_rollout(config.runtime):
+            prompts, scorer, plan = held_out.prompts, held_out.scorer, exchange_plan(config)
+            result = evaluate(trainer.policy, prompts, scorer, config.held_out, trainer.job, plan=plan)
+        if result is None:
+            return {}
+        scores, valid_BR = result.scores, result.scores.valid_BR
+        total_B = (scores.value_BR * scores.weight_R * valid_BR).sum(1)[valid_BR.any(1)]
+        means = {
+            f"{metric_key_prefix}_rewards/{name.removeprefix('eval/')}": value
+            for name, value in result.metrics().items()
+            if name.startswith("eval/")
+        }
+        return {f"{metric_key_prefix}_reward": float(total_B.mean()), **means}
+
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Writes the model, or its adapters in the format of peft, and the tokenizer or processor.
+
+        Args:
+            output_dir: the folder; None: ``args.output_dir``.
+        """
+        target = Path(output_dir or self._config.output)
+        partial = target / ".model.part"
+        if not (self.trainer.job.is_main or self.trainer.job.is_sharded):
+            return
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        self.trainer.policy.save(partial)
+        if self.trainer.job.is_main:
+            if has_adapters(partial):
+                named = self._config.policy
+                copy_adapters(partial, target, base=None if named is None else named.numbers["model"], revision=None)
+            else:
+                shutil.copytree(partial / "model", target, dirs_exist_ok=True)
+            shutil.rmtree(partial)
+
+    @property
+    def _policy(self) -> Any:
+        return self.trainer.policy
+
+    def _new_policy(self) -> Any:
+        if isinstance(self._model, str) and self._processing_class is None:
+            return None  # the trainer loads that of the configuration
+        device = self._config.runtime.device or self._accelerator.device
+        return policy_of_model(self._model, self._processing_class, self._settings, device=device)
+
+    def _new_trainer(self, policy: Any, resume: str | Path | None = None) -> Trainer:
+        return Trainer(policy, config=self._config, accelerator=self._accelerator, resume=resume, **self._arguments)
+
+    def _log_history(self, every: int | None = None) -> list[dict[str, float]]:
+        if not self.trainer.step:
+            return []
+        every = every or (int(self.args.logging_steps) if str(self.args.logging_strategy) == "steps" else 0)
+        folder = self.trainer.folder
+        updates = self.trainer.config.update.num_updates
+        return log_history(folder.lines("metrics.jsonl"), folder.lines("evaluation.jsonl"), updates, every)
+
+
+def _require_unset(arguments: Mapping[str, Any], optimizers: tuple[Any, Any]) -> None:
+    if named := [name for name, value in arguments.items() if value]:
+        raise ConfigError("; ".join(f"{name} is not supported; instead: {UNSUPPORTED[name]}" for name in named))
+    if any(part is not None for part in optimizers):
+        raise ConfigError("optimizers are not supported; the optimizer is AdamW with the numbers of args")
+
+
+def _require_dataset(name: str, dataset: Any) -> None:
+    if dataset is not None and not (hasattr(dataset, "column_names") and hasattr(dataset, "__len__")):
+        raise ConfigError(
+            f"{name} must be a datasets.Dataset, got {type(dataset).__name__}; make one of it: "
+            "Dataset.from_list(list(rows))"
+        )
+    if isinstance(dataset, Mapping):
+        raise ConfigError(f"{name} must be one dataset, got {', '.join(dataset)}; pass one split")
+
+
+def _require_no_balancing_loss(config: Any, args: GRPOConfig) -> None:
+    coefficient = getattr(config, "router_aux_loss_coef", 0.0)
+    if hasattr(config, "output_router_logits") and coefficient and args.router_aux_loss_coef is None:
+        raise ConfigError(
+            f"TRL adds the load-balancing loss of {config.model_type} with the coefficient {coefficient}; mmgrpo has "
+            "no such loss: set router_aux_loss_coef=0.0"
+        )
+
+
+def _policy_values(model: str | PreTrainedModel, peft_config: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {"policy.name": "language"}
+    if isinstance(model, str):
+        values["policy.model"] = model
+    if hasattr(model, "peft_config"):
+        raise ConfigError("model has adapters already: pass the base model, and peft_config for new adapters")
+    if peft_config is not None:
+        values["policy.lora"] = lora_settings(peft_config, model_config(model).model_type)
+    return values
+
+
+def _config_of(values: Mapping[str, Any], model: str | PreTrainedModel) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration, with the section ``policy`` for a model that has a name, and that section."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        set_value(nested, key.split("."), value)
+    settings = dict(nested["policy"])
+    if not isinstance(model, str):
+        del nested["policy"]
+    return validated(nested), {name: value for name, value in settings.items() if name != "name"}
+
+
+def _with_evaluation(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    return validated({**config.model_dump(exclude_unset=True), "evaluation": dict(values)})
+
+
+def _stored(dataset: Dataset, output: Path) -> str:
+    """The folder of a dataset on disk; the same dataset has the same folder, which several processes may write."""
+    folder = output / f"eval_dataset-{dataset._fingerprint}"
+    if not folder.is_dir():
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+        dataset.save_to_disk(str(partial))
+        try:
+            partial.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(partial)
+    return str(folder.absolute())
+
+
+def _newest_run(output: Path) -> Path:
+    runs = [folder for folder in output.glob("*") if folder.is_dir() and list_checkpoints(folder)]
+    if not runs:
+        raise ConfigError(f"resume_from_checkpoint=True: {output} has no run with a checkpoint")
+    return max(runs, key=lambda folder: folder.stat().st_mtime)
+
+
+def _rewards(reward_funcs: Any, args: GRPOConfig, state: Callable[[], TrainerState]) -> list[NamedReward]:
+    """The rewards with their weights. Raises ConfigError for another number of weights, or a loaded reward model."""
+    functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs] if reward_funcs else []
+    weights = [1.0] * len(functions) if args.reward_weights is None else args.reward_weights
+    if len(weights) != len(functions):
+        raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(functions)} reward functions")
+    return [_reward(function, weight, state) for function, weight in zip(functions, weights, strict=True)]
+
+
+def _reward(function: Any, weight: float, state: Callable[[], TrainerState]) -> NamedReward:
+    if isinstance(function, str):
+        values = {"name": function} if function in REWARDS else {"name": "reward_model", "model": function}
+        label = function.rstrip("/").rpartition("/")[2]
+        return build_rewards([RewardConfig.model_validate({**values, "label": label, "weight": weight})])[0]
+    if isinstance(function, torch.nn.Module):
+        raise ConfigError("a reward model is passed by its path or hub id, or as a function that calls it")
+    name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", None)
+    return NamedReward(name or type(function).__name__, TrlReward(function, state), weight=weight)

@@ -1,0 +1,353 @@
+"""``mmgrpo.trl`` in place of ``trl``: the same arguments, the same update, the same methods."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification, MixtralConfig
+
+from mmgrpo.config.validating import set_value
+from mmgrpo.errors import ConfigError
+from mmgrpo.trl import GRPOConfig, GRPOTrainer
+from mmgrpo.trl.arguments import ARGUMENTS
+from mmgrpo.trl.run_values import TrainingData, differences, run_values
+from tests.tiny.causal_models import text
+from tests.tiny.language_models import make, save
+
+TEXTS = ["what number is this", "how many red squares do you see"]
+ROWS = Dataset.from_dict({"prompt": TEXTS, "target": [3, 5]})
+CHATS = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in TEXTS], "target": [3, 5]})
+DATA = TrainingData(num_prompts=64, is_conversational=True, has_tools=False)
+TINY: dict[str, Any] = {
+    "use_cpu": True, "bf16": False, "max_completion_length": 12, "num_generations": 4, "max_steps": 2,
+    "learning_rate": 1e-2, "shuffle_dataset": False, "save_strategy": "no", "gradient_checkpointing": False,
+    "temperature": 2.0, "logging_steps": 1, "adam_epsilon": 1e-4,
+}  # fmt: skip
+
+
+def default_of(argument: Any) -> Any:
+    return argument.default if argument.default is not MISSING else argument.default_factory()
+
+
+def values_of(data: TrainingData = DATA, **arguments: Any) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in run_values(GRPOConfig(**arguments), data).items():
+        set_value(nested, key.split("."), value)
+    return nested
+
+
+def test_arguments_and_defaults_are_those_of_trl() -> None:
+    theirs = {argument.name: default_of(argument) for argument in fields(trl.GRPOConfig)}
+    assert {name: default_of(argument) for name, argument in ARGUMENTS.items() if name != "overrides"} == theirs
+
+
+def test_every_argument_has_a_key_or_a_replacement() -> None:
+    without = [name for name, argument in ARGUMENTS.items() if not argument.metadata.keys() & {"key", "instead"}]
+    assert without == ["overrides"]
+
+
+def test_a_value_without_a_key_is_an_error_with_its_replacement() -> None:
+    with pytest.raises(ConfigError, match=r"use_vllm=True is not supported; instead: leave it out: transformers"):
+        GRPOConfig(use_vllm=True)
+    with pytest.raises(ConfigError, match=r"push_to_hub=True .* save_model.*; hub_model_id='me/model'"):
+        GRPOConfig(push_to_hub=True, hub_model_id="me/model")
+    assert GRPOConfig(optim="adamw_torch", eval_delay=0.0, pad_to_multiple_of=None).optim == "adamw_torch"
+
+
+def test_batch_sizes_are_those_of_trl() -> None:
+    cases: list[dict[str, Any]] = [
+        {},
+        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
+        {"generation_batch_size": 32},
+        {"steps_per_generation": 4, "num_generations": 16},
+    ]
+    for arguments in cases:
+        ours, theirs = GRPOConfig(**arguments), trl.GRPOConfig(**arguments, use_cpu=True, bf16=False)
+        names = ("generation_batch_size", "steps_per_generation", "output_dir", "scale_rewards")
+        assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names]
+    with pytest.raises(ConfigError, match="must be a multiple of num_generations=8"):
+        GRPOConfig(per_device_train_batch_size=4)
+
+
+def test_numbers_of_steps() -> None:
+    """64 prompts, 32 rows of 8 groups a generation: 2 groups of 4 rows an update, so 4 updates for each of 2 passes."""
+    arguments: dict[str, Any] = {"num_generations": 4, "generation_batch_size": 32, "gradient_accumulation_steps": 1}
+    values = values_of(**arguments, num_iterations=2, num_train_epochs=1.5, warmup_steps=0.1, save_steps=100)
+    assert values["rollout"] == {"group_size": 4, "prompts_per_step": 8, "saved_groups": 2}
+    assert (values["update"]["epochs"], values["update"]["minibatches"]) == (2, 4)
+    assert values["steps"] == 12  # 1.5 passes over 8 generations
+    assert values["update"]["optimizer"]["lr_warmup_steps"] == 10  # of 96 updates
+    assert values["checkpoint"]["every"] == 13  # at the first complete step after 100 updates
+    with pytest.raises(ConfigError, match="max_steps=20 must be a multiple of 8"):
+        values_of(**arguments, num_iterations=2, max_steps=20)
+    with pytest.raises(ConfigError, match="4 updates per generation need as many groups"):
+        values_of(DATA, **arguments | {"num_generations": 16})
+    with pytest.raises(ConfigError, match="steps_per_generation=1 must be a multiple of gradient_accumulation_steps=2"):
+        values_of(generation_batch_size=8, gradient_accumulation_steps=2)
+
+
+def test_values_of_trl_are_those_of_the_run() -> None:
+    values = values_of(
+        temperature=0.7, top_k=20, top_p=0.9, epsilon_high=0.28, beta=0.1, scale_rewards=False, sync_ref_model=True,
+        ref_model_sync_steps=4, lr_scheduler_type="constant", max_grad_norm=0.0, report_to=["wandb", "tensorboard"],
+        model_init_kwargs={"dtype": "bfloat16", "attn_implementation": "eager"}, run_name="first", ddp_timeout=60,
+        overrides={"rollout.environment_timeout_s": 5.0, "policy.compile": True},
+    )  # fmt: skip
+    policy = {key: values["policy"][key] for key in ("temperature", "top_k", "top_p", "dtype", "attention", "compile")}
+    assert list(policy.values()) == [0.7, 20, 0.9, "bfloat16", "eager", True]
+    assert values["objective"]["surrogate"] == {"name": "clipped", "low": 0.2, "high": 0.28}
+    assert values["objective"]["kl"] == {"divergence": "k3", "beta": 0.1, "ratio_level": "token"}
+    assert values["advantage"] == {"scale": "none", "combine": "nansum"}
+    assert values["update"]["reference"] == {"ema": {"decay": 0.4, "every": 4}}
+    assert values["update"]["optimizer"]["max_grad_norm"] is None
+    assert (values["runtime"]["trackers"], values["runtime"]["collective_timeout_s"]) == (["wandb", "tensorboard"], 60)
+    assert (values["about"]["name"], values["rollout"]["environment_timeout_s"]) == ("first", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"loss_type": "cispo"}, "takes epsilon_high as the largest ratio"),
+        ({"loss_type": "ppo"}, r"must be grpo, .*sapo or vespo"),
+        ({"loss_type": "sapo", "delta": 2.0}, "delta bounds the losses"),
+        ({"lr_scheduler_type": "polynomial"}, "is not supported; use constant"),
+        ({"max_completion_length": None}, "max_completion_length must be set"),
+        ({"sync_ref_model": True}, "needs beta above 0"),
+        ({"model_init_kwargs": {"dtype": "float16"}}, "use float32 or bfloat16"),
+        ({"scale_rewards": "std"}, "must be 'group', 'batch' or 'none'"),
+        ({"report_to": "swanlab"}, "supported are tensorboard"),
+        ({"generation_batch_size": 1024}, "the dataset has fewer rows than the 128 prompts"),
+    ],
+)
+def test_combinations_that_mmgrpo_does_not_have(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        values_of(**arguments)
+
+
+def test_differences_are_named() -> None:
+    assert differences(GRPOConfig(), DATA) == []
+    notes = differences(GRPOConfig(warmup_steps=3, weight_decay=0.1, top_p=0.9), DATA)
+    assert [note.partition(":")[0] for note in notes] == ["top_p, top_k and min_p", "warmup_steps", "weight_decay"]
+
+
+class Recording:
+    """A reward that records the tokens of every generation."""
+
+    __name__ = "length"
+
+    def __init__(self, missing: int | None = None) -> None:
+        self.generations: list[list[list[int]]] = []
+        self.missing = missing
+
+    def __call__(self, prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **columns: Any):
+        self.generations.append([list(ids) for ids in completion_ids])
+        return [
+            None if row == self.missing else float(sum(ids) % 7 + target)
+            for row, (ids, target) in enumerate(zip(completion_ids, columns["target"], strict=True))
+        ]
+
+
+def parity(completion_ids: list[list[int]], target: list[int], **columns: Any) -> list[float]:
+    return [float(len(ids) % 2) * number for ids, number in zip(completion_ids, target, strict=True)]
+
+
+def replayed(generations: list[list[list[int]]]) -> type[trl.GRPOTrainer]:
+    """TRL's trainer, whose generations are recorded ones."""
+    remaining = iter(generations)
+
+    class Replaying(trl.GRPOTrainer):
+        def _generate_single_turn(self, *arguments: Any, **more: Any) -> Any:
+            return next(remaining), None
+
+    return Replaying
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "chat": {"rows": CHATS},
+    "kl": {"loss_type": "grpo", "beta": 0.5, "epsilon_high": 0.28},
+    "iterations": {"loss_type": "dr_grpo", "num_iterations": 3, "max_steps": 6, "epsilon": 0.01, "delta": 1.5},
+    "sequence": {"loss_type": "grpo", "importance_sampling_level": "sequence", "num_iterations": 2, "max_steps": 4},
+    "truncated": {"mask_truncated_completions": True, "scale_rewards": "batch"},
+    "truncated_mean": {"mask_truncated_completions": True, "loss_type": "grpo", "scale_rewards": False},
+    "missing": {"missing": 2, "reward_weights": [1.0, 0.5]},
+    "normalized": {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": [0.3, 2.0]},
+    "accumulated": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "lr_scheduler_type": "cosine"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_updates_are_those_of_trl(case: str, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {**TINY, "output_dir": str(tmp_path), **CASES[case]}
+    rows, missing = arguments.pop("rows", ROWS), arguments.pop("missing", None)
+    source, reward = folder_of(tmp_path), Recording(missing)
+    ours = GRPOTrainer(source, [reward, parity], GRPOConfig(**arguments), rows)
+    ours.train()
+    recorded = [generation for generation in reward.generations if len(generation) == 8]
+    with warnings.catch_warnings(action="ignore"):
+        theirs = replayed(recorded)(
+            model=source,
+            reward_funcs=[Recording(missing), parity],  # pyright: ignore[reportArgumentType]
+            args=trl.GRPOConfig(**arguments),
+            train_dataset=rows,
+        )
+        theirs.train()
+    before = make("llama")[0].state_dict()
+    expected: dict[str, torch.Tensor] = theirs.model.state_dict()  # pyright: ignore[reportOptionalMemberAccess]
+    assert distance(expected, before) > 1e-3
+    assert distance(expected, ours.model.state_dict()) < 1e-4
+    our_log = [line for line in ours.state.log_history if "loss" in line]
+    their_log = [line for line in theirs.state.log_history if "loss" in line]
+    for name in ("step", "reward", "rewards/length/mean", "completions/mean_length", "grad_norm", "loss"):
+        pairs = zip(our_log, their_log, strict=True)
+        common = [(line[name], other[name]) for line, other in pairs if name in other]  # TRL: of generations alone
+        assert all(value == pytest.approx(their_value, rel=1e-3, abs=1e-5) for value, their_value in common), name
+
+
+def distance(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    return max(float((weights[name] - others[name]).abs().max()) for name in weights)
+
+
+def folder_of(tmp_path: Path) -> str:
+    save("llama", tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def length(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+def short(output: Path, **arguments: Any) -> GRPOConfig:
+    return GRPOConfig(str(output), **{**TINY, **arguments})
+
+
+def test_rewards_receive_the_state_of_the_trainer(tmp_path: Path) -> None:
+    states: list[Any] = []
+
+    def scheduled(completions: list[str], trainer_state: Any, **columns: Any) -> list[float]:
+        states.append((trainer_state.global_step, trainer_state.max_steps, len(trainer_state.log_history)))
+        return [1.0] * len(completions)
+
+    trainer = GRPOTrainer(folder_of(tmp_path), scheduled, short(tmp_path / "out"), ROWS)
+    output = trainer.train()
+    assert states[-2:] == [(0, 2, 0), (1, 2, 1)]
+    assert (output.global_step, output.metrics["rewards/scheduled/mean"]) == (2, 1.0)
+    assert trainer.state.epoch == 2.0  # both rows in each step
+
+
+def test_a_function_of_prompts_alone_is_called_as_trl_does(tmp_path: Path) -> None:
+    prompts_of_call: list[Any] = []
+
+    def of_prompts(prompts: list[str], **columns: Any) -> list[float]:
+        prompts_of_call.extend(prompts)
+        return [1.0] * len(prompts)
+
+    GRPOTrainer(folder_of(tmp_path), of_prompts, short(tmp_path / "out", max_steps=1), ROWS).train()
+    assert set(prompts_of_call) == set(TEXTS)
+
+
+def test_models_are_saved_and_evaluated(tmp_path: Path) -> None:
+    config = short(tmp_path / "out", eval_strategy="steps", eval_steps=1, num_generations_eval=2)
+    trainer = GRPOTrainer(folder_of(tmp_path), length, config, ROWS, eval_dataset=ROWS.select([0]))
+    trainer.train()
+    trainer.save_model()
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert all(torch.equal(value, trainer.model.state_dict()[name]) for name, value in saved.state_dict().items())
+    result = trainer.evaluate()
+    assert result["eval_reward"] == result["eval_rewards/length/mean"] > 0
+    evaluations = [line for line in trainer.state.log_history if "eval_rewards/length/mean" in line]
+    assert [line["step"] for line in evaluations] == [0, 1, 2]
+    assert evaluations[-1]["eval_rewards/length/mean"] == pytest.approx(result["eval_reward"])
+
+
+def test_loaded_models_and_tokenizers_are_trained(tmp_path: Path) -> None:
+    model, tokenizer = make("llama")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer = GRPOTrainer(model, length, short(tmp_path / "out"), ROWS, processing_class=tokenizer)
+    trainer.train()
+    assert trainer.model is model
+    assert distance(model.state_dict(), before) > 1e-3
+    named = GRPOTrainer(folder_of(tmp_path), length, short(tmp_path / "out"), ROWS, processing_class=tokenizer)
+    assert named.processing_class is tokenizer
+    named.train()
+    assert distance(named.model.state_dict(), model.state_dict()) == 0
+
+
+def test_reward_models_are_loaded_by_their_path(tmp_path: Path) -> None:
+    tokenizer: Any = make("llama")[1]
+    torch.manual_seed(0)
+    config = LlamaConfig(**text(tokenizer), num_labels=1)  # pyright: ignore[reportCallIssue]
+    for part in (LlamaForSequenceClassification(config), tokenizer):
+        part.save_pretrained(tmp_path / "judge")
+    trainer = GRPOTrainer(folder_of(tmp_path), str(tmp_path / "judge"), short(tmp_path / "out"), CHATS)
+    trainer.train()
+    assert "rewards/judge/mean" in trainer.state.log_history[-1]
+
+
+def test_a_load_balancing_loss_is_not_left_out_silently(tmp_path: Path) -> None:
+    MixtralConfig().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"the load-balancing loss of mixtral .*: set router_aux_loss_coef=0\.0"):
+        GRPOTrainer(str(tmp_path), length, short(tmp_path / "out"), ROWS)
+
+
+def test_evaluation_without_a_dataset_is_an_error(tmp_path: Path) -> None:
+    trainer = GRPOTrainer(folder_of(tmp_path), length, short(tmp_path / "out"), ROWS)
+    with pytest.raises(ConfigError, match="needs eval_dataset"):
+        trainer.evaluate()
+
+
+def test_adapters_are_those_of_peft(tmp_path: Path) -> None:
+    source = folder_of(tmp_path)
+    peft_config = LoraConfig(r=4, lora_alpha=8, use_rslora=True)
+    trainer = GRPOTrainer(source, length, short(tmp_path / "out"), ROWS, peft_config=peft_config)
+    trainer.train()
+    trainer.save_model(tmp_path / "adapter")
+    plain = get_peft_model(AutoModelForCausalLM.from_pretrained(source), peft_config)
+    plain.load_adapter(str(tmp_path / "adapter"), "trained")
+    plain.set_adapter("trained")
+    inputs = trainer.processing_class(TEXTS[0], return_tensors="pt")
+    with torch.no_grad():
+        torch.testing.assert_close(plain(**inputs).logits, trainer.model(**inputs).logits)
+    trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+    targets = {name.split(".")[-4] for name in trained}
+    assert targets == {"q_proj", "v_proj"}  # peft's default of the architecture
+    with pytest.raises(ConfigError, match=r"lora_dropout must have the default of LoraConfig; dropout is off"):
+        GRPOTrainer(source, length, short(tmp_path / "out"), ROWS, peft_config=LoraConfig(lora_dropout=0.1))
+
+
+def test_a_run_resumes_as_if_never_stopped(tmp_path: Path) -> None:
+    config = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+    source = folder_of(tmp_path)
+    straight = GRPOTrainer(source, length, short(tmp_path / "straight", **config), ROWS)
+    straight.train()
+    interrupted = GRPOTrainer(source, length, short(tmp_path / "out", **config), ROWS)
+    interrupted.train()
+    checkpoint = interrupted.trainer.folder.path / "checkpoints" / "step-000001"
+    resumed = GRPOTrainer(source, length, short(tmp_path / "out", **config), ROWS)
+    assert resumed.train(resume_from_checkpoint=checkpoint).global_step == 3
+    pairs = zip(straight.model.parameters(), resumed.model.parameters(), strict=True)
+    assert all(torch.equal(parameter, other) for parameter, other in pairs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"callbacks": [object()]}, "callbacks is not supported; instead: leave it out"),
+        ({"rollout_func": print}, "instead: an environment_factory"),
+        ({"optimizers": (object(), None)}, "the optimizer is AdamW"),
+        ({"train_dataset": [{"prompt": "a"}]}, r"must be a datasets\.Dataset, got list"),
+        ({"reward_funcs": [length, length], "args": {"reward_weights": [1.0]}}, "1 numbers for 2 reward functions"),
+    ],
+)
+def test_arguments_that_mmgrpo_does_not_have(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    args = short(tmp_path / "out", **arguments.pop("args", {}))
+    with pytest.raises(ConfigError, match=message):
+        GRPOTrainer(folder_of(tmp_path), **{"reward_funcs": length, "args": args, "train_dataset": ROWS, **arguments})
