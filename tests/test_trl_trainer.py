@@ -84,7 +84,7 @@ def test_numbers_of_steps() -> None:
     assert values["rollout"] == {"group_size": 4, "prompts_per_step": 8, "saved_groups": 2}
     assert (values["update"]["epochs"], values["update"]["minibatches"]) == (2, 4)
     assert values["steps"] == 12  # 1.5 passes over 8 generations
-    assert values["update"]["optimizer"]["lr_warmup_steps"] == 10  # of 96 updates
+    assert values["update"]["optimizer"]["schedule"] == {"name": "linear", "warmup_steps": 10}  # of 96 updates
     assert values["checkpoint"]["every"] == 13  # at the first complete step after 100 updates
     with pytest.raises(ConfigError, match="max_steps=20 must be a multiple of 8"):
         values_of(**arguments, num_iterations=2, max_steps=20)

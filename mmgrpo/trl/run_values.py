@@ -329,13 +329,11 @@ def _optimizer(args: GRPOConfig, steps: _Steps) -> dict[str, Any]:
             f"{', '.join(SCHEDULES)}, or cosine_with_min_lr with min_lr or min_lr_rate"
         )
     warmup = args.warmup_steps if args.warmup_steps >= 1 else args.warmup_steps * steps.total * steps.updates
-    prefix = "update.optimizer"
+    schedule = {"name": SCHEDULES[name], "warmup_steps": 0 if name == "constant" else math.ceil(warmup)}
     return {
-        f"{prefix}.betas": [args.adam_beta1, args.adam_beta2],
-        f"{prefix}.max_grad_norm": args.max_grad_norm or None,
-        f"{prefix}.schedule": SCHEDULES[name],
-        f"{prefix}.lr_floor": floor,
-        f"{prefix}.lr_warmup_steps": 0 if name == "constant" else math.ceil(warmup),
+        "update.optimizer.betas": [args.adam_beta1, args.adam_beta2],
+        "update.optimizer.max_grad_norm": args.max_grad_norm or None,
+        "update.optimizer.schedule": {**schedule, "floor": floor} if floor else schedule,
     }
 
 
