@@ -85,8 +85,8 @@ def main() -> None:
             curves = curves_of(name, options.output or Path(temporary), steps=options.steps)
             for key, values in curves.items():
                 if key.count("/") == 2 and key.endswith(("/mean", "/gated_frac")):
-                    shown = [*values[:: max(len(values) // 10, 1)], values[-1]]
-                    print(f"{name:<10} {key:<24} {'  '.join(f'{value:.2f}' for value in shown)}")
+                    printed_values = [*values[:: max(len(values) // 10, 1)], values[-1]]
+                    print(f"{name:<10} {key:<24} {'  '.join(f'{value:.2f}' for value in printed_values)}")
 
 
 if __name__ == "__main__":

@@ -32,15 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 (train(ROOT, config, shared).seconds[1:], train(base, config, shared).seconds[1:])
                 for _ in range(options.repeat)
             ]
-            print(_shown(config, turns), flush=True)
+            print(_table_row(config, turns), flush=True)
     print(LEGEND)
 
 
-def _shown(config: str, turns: Sequence[tuple[Sequence[float], Sequence[float]]]) -> str:
-    here, there = ([second for turn in turns for second in turn[side]] for side in (0, 1))
-    ratio = spread([median(mine) / median(other) for mine, other in turns])
-    shown = f"{ratio.median:.3f} ({ratio.low:.3f} - {ratio.high:.3f})"
-    return f"{config:28} {median(here):8.3f} {median(there):8.3f}  {shown:24} {min(here) / min(there):6.3f}"
+def _table_row(config: str, turns: Sequence[tuple[Sequence[float], Sequence[float]]]) -> str:
+    here, base_s = ([second for turn in turns for second in turn[side]] for side in (0, 1))
+    ratio = spread([median(current_s) / median(other) for current_s, other in turns])
+    ratio_range = f"{ratio.median:.3f} ({ratio.low:.3f} - {ratio.high:.3f})"
+    return f"{config:28} {median(here):8.3f} {median(base_s):8.3f}  {ratio_range:24} {min(here) / min(base_s):6.3f}"
 
 
 def _parser() -> argparse.ArgumentParser:

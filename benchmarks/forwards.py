@@ -105,14 +105,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.method or [include.removeprefix("methods/") for include in shipped("methods")]:
         try:
             for row in count_method(name, changes):
-                print(_shown(row))
+                print(_table_row(row))
         except ValidationError as error:
             print(f"{name:16} not a method of denoising policies: {error.errors()[0]['loc']}")
     print(LEGEND)
     print("peers: " + "; ".join(f"{name}: {peer.run}" for name, peer in PEERS.items()))
 
 
-def _shown(row: Row) -> str:
+def _table_row(row: Row) -> str:
     noise = ("shared" if row.same_initial_noise else "own") + (" *" if row.as_written else "")
     spent, mean = row.spent, row.mean.cost(row.weight)
     ours = f"{spent.sample:6.2f} {row.weight * spent.trained:6.2f} {spent.reference:6.2f} {spent.cost(row.weight):6.2f}"

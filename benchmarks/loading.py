@@ -34,7 +34,7 @@ ENGINES = {
     "zero3": {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
 }
 """What accelerate is told for each."""
-OWN = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def save_models(folder: Path) -> dict[str, int]:
@@ -56,8 +56,8 @@ def save_models(folder: Path) -> dict[str, int]:
     values = {key: value for key, value in pipeline.transformer.config.items() if not key.startswith("_")}
     values |= {"num_layers": 8, "attention_head_dim": 64, "num_attention_heads": 16}
     pipeline.transformer = SD3Transformer2DModel(**values)
-    for one in (model.to(torch.bfloat16), tokenizer):  # pyright: ignore[reportArgumentType]
-        one.save_pretrained(folder / "language")
+    for part in (model.to(torch.bfloat16), tokenizer):  # pyright: ignore[reportArgumentType]
+        part.save_pretrained(folder / "language")
     pipeline.to(torch.bfloat16).save_pretrained(folder / "denoising")
     trained = {"language": model, "denoising": pipeline.transformer}
     return {kind: 4 * sum(p.numel() for p in module.parameters()) for kind, module in trained.items()}
@@ -66,25 +66,25 @@ def save_models(folder: Path) -> dict[str, int]:
 def load(model: Path) -> None:
     """In one of two processes: prints its peak and what it holds in the end, in bytes."""
 
-    def own() -> int:
+    def anonymous_bytes() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
     def watch() -> None:
         while True:
-            memory.append(own())
+            memory.append(anonymous_bytes())
             time.sleep(0.004)
 
     policy = {"name": model.name, "model": str(model), "dtype": "bfloat16", "lora": None}
     policy |= {"max_new_tokens": 4} if model.name == "language" else {"call": {"height": 16, "width": 16}}
     config = RunConfig.model_validate({"policy": policy, "runtime": {"device": "cpu"}})
     accelerator = Accelerator()
-    before = own()
+    before = anonymous_bytes()
     memory = [before]
     threading.Thread(target=watch, daemon=True).start()
     trainer = Trainer(None, lambda samples: [0.0] * len(samples), ["a"] * 4, config, accelerator=accelerator)
     if trainer.job.is_main:
-        print(max(memory) - before, own() - before)
+        print(max(memory) - before, anonymous_bytes() - before)
     torch.distributed.destroy_process_group()
 
 
@@ -101,11 +101,11 @@ def main() -> None:
                 command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
                 command += ["-m", "benchmarks.loading", str(Path(name) / kind)]
                 done = subprocess.run(
-                    command, env={**os.environ, **OWN, **settings}, check=True, capture_output=True, text=True
+                    command, env={**os.environ, **ENVIRONMENT, **settings}, check=True, capture_output=True, text=True
                 )
                 (numbers,) = (line.split() for line in done.stdout.splitlines() if line[:1].isdigit())
-                peak, held = map(int, numbers)
-                print(f"{kind + ', ' + engine:20}{sizes[kind] / MIB:10.0f}{peak / MIB:10.0f}{held / MIB:10.0f}")
+                peak, final = map(int, numbers)
+                print(f"{kind + ', ' + engine:20}{sizes[kind] / MIB:10.0f}{peak / MIB:10.0f}{final / MIB:10.0f}")
 
 
 if __name__ == "__main__":

@@ -95,24 +95,24 @@ def _turn(learner: Learner, floor: Floor, hollow: Learner, setting: Setting) -> 
     device = setting.device
     sampled = timed(device, lambda: learner.draw(setting.group, same_initial_noise=setting.same_initial_noise))
     sampled_bare = timed(device, floor.draw)
-    judged = timed(device, lambda: learner.judge(sampled.value))
-    learnt = timed(device, lambda: learner.learn(sampled.value, judged.value))
-    learnt_bare = timed(device, floor.learn)
+    scored = timed(device, lambda: learner.judge(sampled.value))
+    updated = timed(device, lambda: learner.learn(sampled.value, scored.value))
+    updated_bare = timed(device, floor.learn)
     return Turn(
-        ours=Parts(rollout=sampled.spent, credit=judged.spent, update=learnt.spent),
-        floor=Parts(rollout=sampled_bare.spent, update=learnt_bare.spent),
+        ours=Parts(rollout=sampled.spent, credit=scored.spent, update=updated.spent),
+        floor=Parts(rollout=sampled_bare.spent, update=updated_bare.spent),
         decode=timed(device, floor.decode).spent,
         hollow=[_iterated(hollow, setting) for _ in range(HOLLOW_TURNS)],
         num_forwards=sampled.value.num_forwards,
-        num_backwards=learnt.value.num_forwards,
+        num_backwards=updated.value.num_forwards,
     )
 
 
 def _iterated(learner: Learner, setting: Setting) -> Parts:
     sampled = timed(setting.device, lambda: learner.draw(setting.group, same_initial_noise=setting.same_initial_noise))
-    judged = timed(setting.device, lambda: learner.judge(sampled.value))
-    learnt = timed(setting.device, lambda: learner.learn(sampled.value, judged.value))
-    return Parts(rollout=sampled.spent, credit=judged.spent, update=learnt.spent)
+    scored = timed(setting.device, lambda: learner.judge(sampled.value))
+    updated = timed(setting.device, lambda: learner.learn(sampled.value, scored.value))
+    return Parts(rollout=sampled.spent, credit=scored.spent, update=updated.spent)
 
 
 def _line(setting: Setting, turns: Sequence[Turn], part: str, calls: int, rows: int, floor_rows: int) -> Line:

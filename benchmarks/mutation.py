@@ -202,8 +202,8 @@ def mutated_code(mutant: Mutant) -> dict[tuple[str, int], CodeType]:
 
 def _codes(code: CodeType) -> dict[tuple[str, int], CodeType]:
     inner = [const for const in code.co_consts if isinstance(const, CodeType)]
-    own = {} if code.co_name == "<module>" else {(code.co_qualname, code.co_firstlineno): code}
-    return {**own, **{key: each for const in inner for key, each in _codes(const).items()}}
+    outer = {} if code.co_name == "<module>" else {(code.co_qualname, code.co_firstlineno): code}
+    return {**outer, **{key: each for const in inner for key, each in _codes(const).items()}}
 
 
 def module_of(file: str) -> str:

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for config in options.configs:
             shared = for_tasks(config, overrides)
             comparison = compare(train(ROOT, config, shared), train(base, config, [*shared, *options.set_base]))
-            print(_shown(config, comparison), flush=True)
+            print(_table_row(config, comparison), flush=True)
             result.append(comparison)
     print(LEGEND)
     return 0 if all(comparison.same for comparison in result) else 1
@@ -136,19 +136,19 @@ def _is_clock(name: str) -> bool:
     return f"/{CLOCK}" in f"/{name}"
 
 
-def compare(here: Trained, there: Trained) -> Comparison:
+def compare(here: Trained, base: Trained) -> Comparison:
     """What of the other commit's run is not the same here."""
-    differing = [f"{len(here.lines)} lines of metrics, not {len(there.lines)}"] * (len(here.lines) != len(there.lines))
-    for number, (mine, other) in enumerate(zip(here.lines, there.lines, strict=False)):
+    differing = [f"{len(here.lines)} lines of metrics, not {len(base.lines)}"] * (len(here.lines) != len(base.lines))
+    for number, (actual, other) in enumerate(zip(here.lines, base.lines, strict=False)):
         for name, value in other.items():
             # as text: NaN is itself, and -0.0 is not 0.0
-            if repr(mine.get(name)) != repr(value):
-                differing.append(f"line {number}: {name} is {mine.get(name)}, was {value}")
-    added = {name for line in here.lines for name in line} - {name for line in there.lines for name in line}
+            if repr(actual.get(name)) != repr(value):
+                differing.append(f"line {number}: {name} is {actual.get(name)}, was {value}")
+    added = {name for line in here.lines for name in line} - {name for line in base.lines for name in line}
     return Comparison(
-        weights=here.weights == there.weights,
-        num_lines=len(there.lines),
-        num_numbers=sum(map(len, there.lines)),
+        weights=here.weights == base.weights,
+        num_lines=len(base.lines),
+        num_numbers=sum(map(len, base.lines)),
         differing=tuple(differing),
         added=tuple(sorted(added)),
     )
@@ -186,7 +186,7 @@ def checked_out(commit: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def _shown(config: str, result: Comparison) -> str:
+def _table_row(config: str, result: Comparison) -> str:
     weights = "same" if result.weights else "DIFFERENT"
     lines = [f"{config:28} {weights:>9} {result.num_lines:6} {result.num_numbers:8} {len(result.differing):7}"]
     lines += [f"    {each}" for each in result.differing[:10]]

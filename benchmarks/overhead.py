@@ -56,7 +56,7 @@ def _print_table(setting: Setting, repeat: int) -> None:
     print(f"medians of {repeat} repeats\n{HEADER}")
     for same_initial_noise, turns in measure(setting, repeat=repeat).items():
         for line in lines_of(setting.sharing(same_initial_noise), turns):
-            print(_shown("shared" if same_initial_noise else "independent", line))
+            print(_table_row("shared" if same_initial_noise else "independent", line))
     print(LEGEND)
 
 
@@ -67,7 +67,7 @@ def _print_profile(setting: Setting) -> None:
             print(f"  {group:24}{100 * share:6.1f} %{profile.ms * share:8.2f} ms")
 
 
-def _shown(noise: str, line: Line) -> str:
+def _table_row(noise: str, line: Line) -> str:
     wall, cpu = (f"{s.median:.3f} ({s.low:.3f} - {s.high:.3f})" for s in (line.wall, line.cpu))
     return (
         f"{noise:12}{line.part:10} {line.calls:5} {line.rows:5} {line.floor_rows:5}  {wall:22} {cpu:22} "

@@ -41,7 +41,7 @@ def main() -> None:
             after.append(step_s(policy, wait_ms / 1000, concurrent=False))
             alongside.append(step_s(policy, wait_ms / 1000, concurrent=True))
             sampling_s.append(step_s(policy, 0.0, concurrent=False))
-        ratio = median(one / other for one, other in zip(after, alongside, strict=True))
+        ratio = median(alongside_s / other for alongside_s, other in zip(after, alongside, strict=True))
         times = " ".join(f"{median(times):7.2f} s" for times in (sampling_s, after, alongside))
         print(f"{wait_ms:>13g} ms {times} {ratio:15.2f}", flush=True)
 

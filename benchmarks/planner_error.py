@@ -94,15 +94,15 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     for parameter in policy.trainable:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    states = [one for state in optimizer.state.values() for one in state.values()]
-    known = [*parameters.values(), *states, *(p.grad for p in policy.trainable if p.grad is not None)]
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    tensors = [*parameters.values(), *states, *(p.grad for p in policy.trainable if p.grad is not None)]
     parameter_bytes = memory.resident.total - memory.resident.buffers
-    yield _line("bytes held", parameter_bytes, sum(one.nbytes for one in known))
-    with MemoryMeter(known) as meter:
+    yield _line("bytes held", parameter_bytes, sum(tensor.nbytes for tensor in tensors))
+    with MemoryMeter(tensors) as meter:
         policy.rollout([prompt], group_size=GROUP, seed=1)
     yield _line("peak of the rollout", memory.rollout, meter.peak)
     _learn(policy, config, rollout)
-    with MemoryMeter(known) as meter:
+    with MemoryMeter(tensors) as meter:
         _learn(policy, config, rollout)
     yield _line("peak of the update", memory.update, meter.peak)
     spent = min(_seconds(lambda: policy.rollout([prompt], group_size=GROUP, seed=2)) for _ in range(3))
@@ -113,11 +113,11 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     yield _line("seconds of the optimiser", seconds.optimizer, spent)
 
 
-def _learn(policy: Policy, config: RunConfig, drawn: Any) -> None:
+def _learn(policy: Policy, config: RunConfig, rollout: Any) -> None:
     objective = Algorithm.of(config).objective
-    advantage_BT = torch.linspace(-1, 1, GROUP)[:, None].expand(drawn.shape)
-    totals = count(drawn.mask_BT)
-    accumulate_gradient(policy, drawn, advantage_BT, objective, rows=range(GROUP), totals=totals)
+    advantage_BT = torch.linspace(-1, 1, GROUP)[:, None].expand(rollout.shape)
+    totals = count(rollout.mask_BT)
+    accumulate_gradient(policy, rollout, advantage_BT, objective, rows=range(GROUP), totals=totals)
 
 
 def _seconds(call: Any) -> float:

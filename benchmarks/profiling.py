@@ -116,10 +116,10 @@ def shares(work: Callable[[], Any]) -> dict[str, float]:
     result: Statistics = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
     owners: dict[Code, Mapping[str, float]] = {}
     seconds: dict[str, float] = {}
-    for code, (_, _, own_s, _, callers) in result.items():
+    for code, (_, _, self_s, _, callers) in result.items():
         parts = [(timing[2], _owners(caller, result, owners)) for caller, timing in callers.items()]
         if group_of(code) is not None or not parts:
-            parts = [(own_s, _owners(code, result, owners))]
+            parts = [(self_s, _owners(code, result, owners))]
         for spent_s, charged in parts:
             for group, fraction in charged.items():
                 seconds[group] = seconds.get(group, 0.0) + spent_s * fraction
@@ -136,20 +136,20 @@ def group_of(code: Code) -> str | None:
     return None
 
 
-def _owners(code: Code, result: Statistics, known: dict[Code, Mapping[str, float]]) -> Mapping[str, float]:
+def _owners(code: Code, result: Statistics, owners: dict[Code, Mapping[str, float]]) -> Mapping[str, float]:
     """Who pays for a function: its group, or the groups of its callers by the time they spent in it."""
-    if code in known:
-        return known[code]
-    own = group_of(code)
-    known[code] = {OTHER: 1.0} if own is None else {own: 1.0}  # also the answer to a cycle
+    if code in owners:
+        return owners[code]
+    owner = group_of(code)
+    owners[code] = {OTHER: 1.0} if owner is None else {owner: 1.0}  # also the answer to a cycle
     callers = result[code][4] if code in result else {}
     weights = {caller: timing[3] for caller, timing in callers.items() if caller != code}
     total = sum(weights.values())
-    if own is not None or total == 0:
-        return known[code]
+    if owner is not None or total == 0:
+        return owners[code]
     charged: dict[str, float] = {}
     for caller, weight in weights.items():
-        for group, fraction in _owners(caller, result, known).items():
+        for group, fraction in _owners(caller, result, owners).items():
             charged[group] = charged.get(group, 0.0) + fraction * weight / total
-    known[code] = charged
+    owners[code] = charged
     return charged

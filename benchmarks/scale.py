@@ -35,8 +35,8 @@ def table() -> Iterator[str]:
             machine = MachineSpeed(link_gb_s=LINKS[num > NODE])
             for engine in (ShardingEngine.GPUS, ShardingEngine.FSDP2) if num > 1 else (ShardingEngine.GPUS,):
                 memory, seconds = plan.memory(engine), plan.seconds(machine, engine)
-                parts = (getattr(seconds, one.name) for one in fields(seconds))
-                cells = " | ".join(f"{one:.3g}" for one in parts)
+                parts = (getattr(seconds, field.name) for field in fields(seconds))
+                cells = " | ".join(f"{part:.3g}" for part in parts)
                 name = "full" if engine is ShardingEngine.GPUS else "sharded"
                 yield (
                     f"| {recipe.partition('/')[2]} | {num} | {groups} | {name} | {memory.peak / GIB:.1f} "

@@ -88,5 +88,5 @@ def passes_of(setting: Setting) -> Passes:
 
 
 def _chunks(rows: int, size: int) -> tuple[int, ...]:
-    whole, rest = divmod(rows, size)
-    return (size,) * whole + ((rest,) if rest else ())
+    full, rest = divmod(rows, size)
+    return (size,) * full + ((rest,) if rest else ())

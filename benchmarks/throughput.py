@@ -40,8 +40,8 @@ def seconds(num_processes: int, settings: Sequence[str]) -> tuple[float, float, 
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={num_processes}", "--standalone"]
         command += ["-m", "mmgrpo.cli", "train", "quickstart/digits-image", *SHORT, *settings, f"output={folder}"]
-        own = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-        subprocess.run(command, env={**os.environ, **own}, check=True, capture_output=True)
+        environment = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True)
         (run,) = Path(folder).iterdir()
         steps, supervised = (_lines(run / name) for name in ("metrics.jsonl", "warmup.jsonl"))
     counted = [line for line in steps if line["step"] > WARM]
@@ -62,9 +62,9 @@ def main() -> None:
     for name, settings in CASES.items():
         result = [seconds(num, settings) for num in (1, 2, 1, 2)]
         for part, times in zip(("rollout", "updates", "a supervised step"), zip(*result, strict=True), strict=True):
-            one, two = times[::2], times[1::2]
-            told = [", ".join(f"{time:.3g}" for time in each) for each in (one, two)]
-            print(f"| {name} | {part} | {told[0]} | {told[1]} | {sum(one) / sum(two):.2f} |", flush=True)
+            single, two = times[::2], times[1::2]
+            cells = [", ".join(f"{time:.3g}" for time in each) for each in (single, two)]
+            print(f"| {name} | {part} | {cells[0]} | {cells[1]} | {sum(single) / sum(two):.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -61,10 +61,10 @@ def started(way: Way, into: Path, names: Sequence[str]) -> Path:
     if not result.exists():
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={way.processes}", "--standalone"]
         command += ["-m", "benchmarks.world_sizes", "--way", way.name, "--into", str(into), "--only", *names]
-        own = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "MMGRPO_TIMES": "3", "FSDP_VERSION": "2"}
-        own |= {"ACCELERATE_USE_FSDP": str(way.sharded).lower()}
+        environment = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "MMGRPO_TIMES": "3", "FSDP_VERSION": "2"}
+        environment |= {"ACCELERATE_USE_FSDP": str(way.sharded).lower()}
         with (into / f"{way.name}.log").open("w") as log:
-            subprocess.run(command, env={**os.environ, **own}, stdout=log, stderr=log, check=True)
+            subprocess.run(command, env={**os.environ, **environment}, stdout=log, stderr=log, check=True)
     return result
 
 
@@ -83,10 +83,10 @@ def run(way: Way, into: Path, names: Sequence[str]) -> None:
         torch.save(result, into / f"{way.name}.pt")
 
 
-def apart(one: Outcome, other: Outcome) -> tuple[float, float]:
+def apart(outcome: Outcome, other: Outcome) -> tuple[float, float]:
     """The distance of the weights, of their norm, and the largest difference of a step's mean reward."""
-    rewards = [[line["reward/mean"] for line in lines if "reward/mean" in line] for _, lines in (one, other)]
-    distance = float((other[0] - one[0]).norm() / one[0].norm())
+    rewards = [[line["reward/mean"] for line in lines if "reward/mean" in line] for _, lines in (outcome, other)]
+    distance = float((other[0] - outcome[0]).norm() / outcome[0].norm())
     return distance, max((abs(a - b) for a, b in zip(*rewards, strict=True)), default=0.0)
 
 

@@ -31,8 +31,8 @@ import torch
 from mmgrpo import Trainer
 from mmgrpo.runs.folder import run_status
 from mmgrpo.types import Sample
-from tests.faults.disturbed import FAULTS, IN_PARTS, OF_TWO, Whole, settled
-from tests.faults.runs import CASES, Case, differing, left_behind
+from tests.faults.disturbed import FAULTS, IN_PARTS, OF_TWO, UndisturbedRun, settled
+from tests.faults.runs import CASES, Case, differing, run_state
 from tests.faults.sittings import CLEAR, DONE, INTERRUPTED, Place, placed, sit, sit_both, watched
 
 MEMORY = "/dev/shm"  # a killed process loses nothing that it wrote, and syncing a disk takes most of the time
@@ -40,7 +40,7 @@ SAYS_WHAT_TO_DO = ("start the run again", "starting again")
 """Of a run whose only checkpoint is damaged."""
 
 
-def whole_run(case: Case, place: Place) -> Whole:
+def whole_run(case: Case, place: Place) -> UndisturbedRun:
     """The run that the others are compared with."""
     counted = place.root / "counted"
 
@@ -55,18 +55,20 @@ def whole_run(case: Case, place: Place) -> Whole:
     assert sitting.code == DONE, sitting.output
     counts = Counter(counted.read_text().split())
     num_bytes = sum(path.stat().st_size for path in place.run.rglob("*") if path.is_file())
-    left, events = left_behind(place.run), tuple(place.events.read_text().splitlines())
-    return Whole(left, sitting.worked_s, events, num_bytes, counts["forward"], counts["asked"])
+    left, events = run_state(place.run), tuple(place.events.read_text().splitlines())
+    return UndisturbedRun(left, sitting.worked_s, events, num_bytes, counts["forward"], counts["asked"])
 
 
-def whole_run_of_two(case: Case, kind: str, place: Place, whole: Whole) -> Whole:
+def whole_run_of_two(case: Case, kind: str, place: Place, whole: UndisturbedRun) -> UndisturbedRun:
     """The same on two processes, whose gradients are added in another order."""
     sitting = sit_both(case, place, in_parts=kind == IN_PARTS)
     assert sitting.code == DONE, sitting.output
-    return replace(whole, left=left_behind(place.run), took_s=sitting.worked_s)
+    return replace(whole, left=run_state(place.run), took_s=sitting.worked_s)
 
 
-def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Random) -> Iterator[tuple[str, str]]:
+def wrongs(
+    case: Case, kind: str, place: Place, whole: UndisturbedRun, draw: random.Random
+) -> Iterator[tuple[str, str]]:
     """Tries a fault.
 
     Args:
@@ -93,7 +95,7 @@ def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Rando
     if last.code != DONE:
         yield result.what, f"went on to {last.code}: {last.output}"
         return
-    for text in islice(differing(left_behind(place.run), whole.left), 3):
+    for text in islice(differing(run_state(place.run), whole.left), 3):
         yield result.what, text
 
 
@@ -134,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     tried, wrong, ends = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as root:
-        whole: dict[str, Whole] = {}
+        whole: dict[str, UndisturbedRun] = {}
         for name in options.policies:
             case = CASES[name]
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):

@@ -43,13 +43,13 @@ from mmgrpo.runs.stopping import BOUNCE_S, TERMINATING
 from mmgrpo.scoring import NamedReward
 from mmgrpo.system import interrupts
 from mmgrpo.training.mixed import MixedTrainer
-from tests.faults.runs import ALL, Case, Reward, differing, left_behind, lengths, texts
+from tests.faults.runs import ALL, Case, Reward, differing, lengths, run_state, texts
 from tests.faults.sittings import DONE, INTERRUPTED, Place, Sitting, begin, ended, placed, worked_s
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import BASE, make_policy
 from tests.test_world_sizes import FLOAT32
-from tests.training.test_following import PAINTER, TASKS, asked_for, rewriter
+from tests.training.test_following import PAINTER, TASKS, prompt_reward, rewriter
 from tests.training.test_mixed import spelt
 from tests.training.test_token_trees import even_prompts_differ
 
@@ -74,7 +74,7 @@ def rewritten(output: Path, resume: Path | None, reward: Reward) -> Any:
     return MixedTrainer(
         values,
         policies={"rewriter": rewriter(), "painter": make_policy()},
-        rewards={"rewriter": [NamedReward("of_task", OfTask("painter"))], "painter": {"asked": asked_for}},
+        rewards={"rewriter": [NamedReward("of_task", OfTask("painter"))], "painter": {"asked": prompt_reward}},
         prompts={"rewriter": requests(), "painter": requests()},
         resume=resume,
     )
@@ -206,7 +206,7 @@ CASES = {name: Case(name, make, lengths, _no_module) for name, make in MAKERS.it
 def left_by(folder: Path) -> dict[str, Any]:
     """What every run in a folder left, by its path."""
     runs = sorted(path.parent for path in folder.rglob("run.json") if (path.parent / "config.yaml").is_file())
-    return {str(run.relative_to(folder)): left_behind(run) for run in runs}
+    return {str(run.relative_to(folder)): run_state(run) for run in runs}
 
 
 @dataclass(frozen=True, slots=True)

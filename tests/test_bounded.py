@@ -18,7 +18,7 @@ from mmgrpo.rewards.judges.remote_reward import MAX_ANSWER_BYTES, RemoteReward
 from mmgrpo.errors import RewardError
 from mmgrpo.system.json_requests import MAX_REPLY_BYTES
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import drew, noise, numbers
+from tests.rewards.image_samples import drew, noise, numbers
 
 MIB = 2**20
 THREE_GB = 3 * 10**9

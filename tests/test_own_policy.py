@@ -27,7 +27,7 @@ from mmgrpo.testing import LAWS, Subject
 from mmgrpo.training.build import build_policy, build_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
-from tests.own_package import PROJECT, put_on_path, shown
+from tests.policy_package import PROJECT, put_on_path, shown
 
 SMALL = [
     "policy.chunks=2", "policy.denoising_steps=3", "policy.width=16", "update.warmup.steps=2",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mmgrpo.config.loading import CONFIGS
-from tests.own_package import PROJECT, shown
+from tests.policy_package import PROJECT, shown
 
 OFFLINE = ("--offline", "--no-build-isolation", "--no-deps")
 """What an installation needs is here already."""

@@ -26,7 +26,7 @@ from mmgrpo.runs.prompt_samples import PromptSamples, write_prompt_samples
 from mmgrpo.runs.sample_files import write_samples
 from mmgrpo.serving.wire import JSON, MIN_PIXELS, Form, pack_samples, unpack_request
 from mmgrpo.types import Audio, Prompt, Sample, Scores
-from tests.heard import silence, tone
+from tests.audio_signals import silence, tone
 
 HALF_STEP = 0.5 / 2**15
 NO_SCORES = {"names": (), "weight_R": torch.ones(0)}

@@ -24,16 +24,16 @@ def table(result: Sequence[Agreement]) -> Iterator[str]:
     """The lines of the table."""
     yield "| method | function of the authors | difference |"
     yield "| --- | --- | --- |"
-    for one in result:
-        source = one.case.source
-        called = f"{source.repo}@{one.commit or '-'}, `{source.names[0]}`"
-        note = f": {one.case.note}" if one.case.note else ""
-        yield f"| {one.case.method} | {called}{note} | {_written(one.difference) or 'no clone'} |"
+    for row in result:
+        source = row.case.source
+        called = f"{source.repo}@{row.commit or '-'}, `{source.names[0]}`"
+        note = f": {row.case.note}" if row.case.note else ""
+        yield f"| {row.case.method} | {called}{note} | {_written(row.difference) or 'no clone'} |"
 
 
-def agrees(one: Agreement) -> bool:
+def agrees(row: Agreement) -> bool:
     """Whether a case that was run stays within the bound, relative to numbers above 1."""
-    return all(value <= BOUND * max(1.0, one.size[name]) for name, value in one.difference.items())
+    return all(value <= BOUND * max(1.0, row.size[name]) for name, value in row.difference.items())
 
 
 def _written(difference: Mapping[str, float]) -> str:
@@ -50,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> int:
     cases = [case for case in CASES if not chosen.only or case.method in chosen.only]
     result = [agreement(chosen.folder, case, chosen.draws) for case in cases]
     print("\n".join(table(result)))
-    apart = [one.case.method for one in result if not agrees(one)]
+    apart = [agreement.case.method for agreement in result if not agrees(agreement)]
     print(f"\nbeyond {BOUND:g}: {', '.join(apart) or 'none'}")
     return 1 if apart else 0
 

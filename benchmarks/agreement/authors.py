@@ -82,7 +82,7 @@ class Source:
 def commit_of(folder: Path, repo: str) -> str | None:
     """Commit that the clone stands at, in short; None where there is no clone."""
     git = _git_of(folder, repo)
-    return None if git is None else _asked(git, "rev-parse", "--short=7", "HEAD").strip()
+    return None if git is None else _git_output(git, "rev-parse", "--short=7", "HEAD").strip()
 
 
 def taken(folder: Path, source: Source) -> SimpleNamespace:
@@ -93,7 +93,7 @@ def taken(folder: Path, source: Source) -> SimpleNamespace:
     git = _git_of(folder, source.repo)
     if git is None:
         raise ConfigError(f"no clone of {source.repo} in {folder}: clone it to {folder}/{_folder_of(source.repo)}/repo")
-    result = dict(_definitions(ast.parse(_asked(git, "show", f"HEAD:{source.path}"))))
+    result = dict(_definitions(ast.parse(_git_output(git, "show", f"HEAD:{source.path}"))))
     missing = [name for name in source.names if name not in result]
     if missing:
         raise ConfigError(f"{source.repo}, {source.path} has no {', '.join(missing)}: correct the names of the case")
@@ -108,7 +108,9 @@ def _definitions(tree: ast.Module) -> list[tuple[str, ast.stmt]]:
     result: list[tuple[str, ast.stmt]] = []
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            result += [(f"{node.name}.{one.name}", one) for one in node.body if isinstance(one, ast.FunctionDef)]
+            result += [
+                (f"{node.name}.{method.name}", method) for method in node.body if isinstance(method, ast.FunctionDef)
+            ]
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             result.append((node.name, node))
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -118,7 +120,7 @@ def _definitions(tree: ast.Module) -> list[tuple[str, ast.stmt]]:
 
 def _bare(node: ast.stmt) -> ast.stmt:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        node.decorator_list = [one for one in node.decorator_list if ast.unparse(one) == "dataclass"]
+        node.decorator_list = [decorator for decorator in node.decorator_list if ast.unparse(decorator) == "dataclass"]
     return node
 
 
@@ -132,7 +134,7 @@ def _git_of(folder: Path, repo: str) -> Path | None:
     return result[0] if result else None
 
 
-def _asked(git: Path, *words: str) -> str:
+def _git_output(git: Path, *words: str) -> str:
     return subprocess.run(
         ["git", f"--git-dir={git}", *words], check=True, capture_output=True, text=True, encoding="utf-8"
     ).stdout

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.agreement.authors import Source, commit_of, taken
 from mmgrpo.config import RunConfig
-from tests.configs.method_steps import Step, config_of, learnt, taught
+from tests.configs.method_steps import Step, advantages_of, config_of, loss_and_gradient
 
 P, G, T = 4, 5, 7
 DRAWS = 50
@@ -67,7 +67,7 @@ class Rows:
         )
 
 
-def drawn(seed: int) -> Rows:
+def random_rows(seed: int) -> Rows:
     """The rows of a seed."""
     random = torch.Generator().manual_seed(seed)
     B = P * G
@@ -92,7 +92,7 @@ def drawn(seed: int) -> Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class LossInputs:
     """What an author's loss is given: the rows, and the advantages and the mask that our method makes of them.
 
     Attributes:
@@ -145,7 +145,7 @@ def advantage(
     config = config_of(method, over)
 
     def ours(rows: Rows) -> Numbers:
-        return {"advantage": taught(config, step(rows)).advantage_BT.where(rows.mask_BT, 0.0)}
+        return {"advantage": advantages_of(config, step(rows)).advantage_BT.where(rows.mask_BT, 0.0)}
 
     def of_theirs(functions: SimpleNamespace, rows: Rows) -> Numbers:
         return {"advantage": theirs(functions, rows).double().where(rows.mask_BT, 0.0)}
@@ -156,7 +156,7 @@ def advantage(
 def loss(
     method: str,
     source: Source,
-    theirs: Callable[[SimpleNamespace, Given], Tensor],
+    theirs: Callable[[SimpleNamespace, LossInputs], Tensor],
     *,
     over: Mapping[str, Any] | None = None,
     step: Callable[[Rows], Step] = lambda rows: rows.step(rows.reward_B),
@@ -167,21 +167,21 @@ def loss(
     config = config_of(method, over)
 
     def ours(rows: Rows) -> Numbers:
-        result = learnt(config, step(rows))
+        result = loss_and_gradient(config, step(rows))
         return _chosen({"value": result.value, "gradient": result.gradient_BT}, only)
 
     def of_theirs(functions: SimpleNamespace, rows: Rows) -> Numbers:
-        given = _given(config, rows, step(rows))
-        value = theirs(functions, given)
-        (gradient_BT,) = torch.autograd.grad(value, given.logprob_BT)
+        inputs = _loss_inputs(config, rows, step(rows))
+        value = theirs(functions, inputs)
+        (gradient_BT,) = torch.autograd.grad(value, inputs.logprob_BT)
         return _chosen({"value": value.detach(), "gradient": gradient_BT}, only)
 
     return Case(method=method, source=source, theirs=of_theirs, ours=ours, note=note)
 
 
-def _given(config: RunConfig, rows: Rows, step: Step) -> Given:
-    credit = taught(config, step)
-    return Given(
+def _loss_inputs(config: RunConfig, rows: Rows, step: Step) -> LossInputs:
+    credit = advantages_of(config, step)
+    return LossInputs(
         rows=rows,
         logprob_BT=rows.logprob_BT.clone().requires_grad_(),
         advantage_BT=credit.advantage_BT.where(credit.mask_BT, 0.0),
@@ -218,14 +218,14 @@ def agreement(folder: Path, case: Case, draws: int = DRAWS) -> Agreement:
     functions = taken(folder, case.source)
     difference: dict[str, float] = {}
     size: dict[str, float] = {}
-    for rows in map(drawn, range(draws)):
-        for name, ours, theirs in _beside(case.ours(rows), case.theirs(functions, rows)):
+    for rows in map(random_rows, range(draws)):
+        for name, ours, theirs in _number_pairs(case.ours(rows), case.theirs(functions, rows)):
             distance = (ours - theirs).abs().max()
             difference[name] = float(torch.maximum(distance, torch.tensor(difference.get(name, 0.0))))
             size[name] = max(size.get(name, 0.0), float(ours.abs().max()))
     return replace(result, difference=difference, size=size)
 
 
-def _beside(ours: Numbers, theirs: Numbers) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _number_pairs(ours: Numbers, theirs: Numbers) -> Iterator[tuple[str, Tensor, Tensor]]:
     for name in ours:
         yield name, ours[name].double(), theirs[name].double()

@@ -107,9 +107,9 @@ def _mixed(theirs: SimpleNamespace, at: Latents, strength: float) -> Numbers:
 
 def _danced(theirs: SimpleNamespace, at: Latents, strength: float) -> Numbers:
     """DanceGRPO's step, asked once for its log-density and once for its mean."""
-    given = (at.velocity_BCHW, at.latent_BCHW, strength, at.sigmas, at.index, at.next_BCHW)
-    logprob_B = theirs.flux_step(*given, grpo=True, sde_solver=True)[2]
-    mean = theirs.flux_step(*given, grpo=False, sde_solver=True)[0]
+    arguments = (at.velocity_BCHW, at.latent_BCHW, strength, at.sigmas, at.index, at.next_BCHW)
+    logprob_B = theirs.flux_step(*arguments, grpo=True, sde_solver=True)[2]
+    mean = theirs.flux_step(*arguments, grpo=False, sde_solver=True)[0]
     length = at.sigmas[at.index] - at.sigmas[at.index + 1]
     return {"mean": mean, "std": strength * length.sqrt(), "logprob": logprob_B}
 

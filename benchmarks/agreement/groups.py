@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.agreement.authors import Settings, Source, masked_mean
-from benchmarks.agreement.comparing import Case, G, Given, P, Rows, T, loss
+from benchmarks.agreement.comparing import Case, G, LossInputs, P, Rows, T, loss
 from mmgrpo.values import of_view
 from tests.configs.method_steps import Step
 
@@ -24,14 +24,14 @@ GRADIENT = ("gradient",)
 LENGTH = {"objective.aggregate": {"name": "constant_length", "length": T}, "objective.entropy_bonus": 0.0}
 RIGHT_OR_WRONG = "rewards 0 or 1"
 
-Theirs = Callable[[SimpleNamespace, Given], Tensor]
+Theirs = Callable[[SimpleNamespace, LossInputs], Tensor]
 
 
 def _right(rows: Rows) -> Step:
     return rows.step(rows.right_B)
 
 
-def _one_off_policy(rows: Rows) -> Step:
+def _first_row_off_policy(rows: Rows) -> Step:
     """The first row of each group is somebody else's."""
     return rows.step(rows.right_B, sources=_is_off_policy(rows).int().tolist())
 
@@ -44,45 +44,45 @@ def _term(name: str, **numbers: Any) -> dict[str, Any]:
     return {"about.method": None, "objective.terms": [{"name": name, **numbers}]}
 
 
-def _real(theirs: SimpleNamespace, given: Given) -> Tensor:
-    rows = given.rows
+def _real(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
+    rows = inputs.rows
     return theirs.compute_policy_loss_real(
-        given.old_BT, given.logprob_BT, None, given.mask_BT, rows.group_B, rows.right_B, 1e-4, 0.5, "kl"
+        inputs.old_BT, inputs.logprob_BT, None, inputs.mask_BT, rows.group_B, rows.right_B, 1e-4, 0.5, "kl"
     )[0]
 
 
-def _disco(theirs: SimpleNamespace, given: Given) -> Tensor:
-    rows = given.rows
+def _disco(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
+    rows = inputs.rows
     return theirs.compute_policy_loss_disco_Lratio(
-        given.old_BT, given.logprob_BT, None, given.mask_BT, rows.group_B, rows.right_B, 1e9, 0.0, 1.0, "kl"
+        inputs.old_BT, inputs.logprob_BT, None, inputs.mask_BT, rows.group_B, rows.right_B, 1e9, 0.0, 1.0, "kl"
     )[0]
 
 
-def _drpo(theirs: SimpleNamespace, given: Given) -> Tensor:
-    rows = given.rows
+def _drpo(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
+    rows = inputs.rows
     return theirs.compute_policy_loss_drpo(
-        given.old_BT, given.logprob_BT, given.mask_BT, rows.group_B, rows.right_B, 1e9, 0.0, 10.0, 0.1, "kl"
+        inputs.old_BT, inputs.logprob_BT, inputs.mask_BT, rows.group_B, rows.right_B, 1e9, 0.0, 10.0, 0.1, "kl"
     )[0]
 
 
 def _balanced(kind: str, *, classes: np.ndarray, y: Sequence[float]) -> list[float]:
     """scikit-learn's ``compute_class_weight`` of balanced classes."""
     count = Counter(y)
-    return [len(y) / (len(classes) * count[one]) for one in classes.tolist()]
+    return [len(y) / (len(classes) * count[label]) for label in classes.tolist()]
 
 
-def _pacs(theirs: SimpleNamespace, given: Given) -> Tensor:
-    rows = given.rows
+def _pacs(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
+    rows = inputs.rows
     settings = Settings(beta=1.0, reward_method="1", adv_estimator="rloo", use_weight=True, weight_mode="question")
-    old_BT, logprob_BT = (one * given.mask_BT for one in (given.old_BT, given.logprob_BT))
+    old_BT, logprob_BT = (value_BT * inputs.mask_BT for value_BT in (inputs.old_BT, inputs.logprob_BT))
     return theirs.compute_pacs_loss(
-        rows.group_B[:, None], old_BT, logprob_BT, rows.spread(rows.right_B), given.mask_BT, G, settings
+        rows.group_B[:, None], old_BT, logprob_BT, rows.spread(rows.right_B), inputs.mask_BT, G, settings
     )
 
 
-def _balance(theirs: SimpleNamespace, given: Given) -> Tensor:
-    score_PG = (given.logprob_BT * given.mask_BT).sum(1).view(P, G)
-    wanted_PG = _positive(given.rows).view(P, G).log()
+def _balance(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
+    score_PG = (inputs.logprob_BT * inputs.mask_BT).sum(1).view(P, G)
+    wanted_PG = _positive(inputs.rows).view(P, G).log()
     result = [
         theirs.tb_loss(score_G, wanted_G, None, logpartition=True)
         for score_G, wanted_G in zip(score_PG, wanted_PG, strict=True)
@@ -94,14 +94,14 @@ def _positive(rows: Rows) -> Tensor:
     return rows.reward_B.exp()
 
 
-def _pairs(theirs: SimpleNamespace, given: Given) -> Tensor:
+def _pairs(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
     # theirs is asked group by group, since ours is a mean over a group's pairs and then over groups
-    rows, result = given.rows, []
+    rows, result = inputs.rows, []
     for group in range(P):
         row_G = rows.group_B == group
         level_G = 2 - rows.right_B[row_G].long()
         if len(level_G.unique()) > 1:
-            of_group = (given.logprob_BT[row_G], _reference(rows)[row_G], None, given.mask_BT[row_G], 0.1, level_G)
+            of_group = (inputs.logprob_BT[row_G], _reference(rows)[row_G], None, inputs.mask_BT[row_G], 0.1, level_G)
             result.append(theirs.compute_pairwise_policy_loss(*of_group, 2.5, id_tensor=torch.zeros(G))[0])
     return torch.stack(result).sum() / P
 
@@ -114,25 +114,25 @@ def _referred(rows: Rows) -> Step:
     return rows.step(rows.right_B, values={of_view("reference"): _reference(rows).tolist()})
 
 
-def _taught(rows: Rows) -> Step:
+def _with_teacher(rows: Rows) -> Step:
     teacher = {of_view("peer"): _reference(rows).tolist()}
     return rows.step(rows.reward_B, values=teacher)
 
 
-def _self_taught(theirs: SimpleNamespace, given: Given) -> Tensor:
+def _self_distillation(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
     settings = Settings(full_logit_distillation=False, alpha=1.0, is_clip=2.0)
     return theirs.compute_self_distillation_loss(
-        given.logprob_BT, _reference(given.rows), given.mask_BT, settings, given.old_BT
+        inputs.logprob_BT, _reference(inputs.rows), inputs.mask_BT, settings, inputs.old_BT
     )[0]
 
 
 def _mixed(**settings: Any) -> Theirs:
     """The loss of rows that the policy drew and of rows that it did not: summed over tokens, over the length."""
 
-    def called(theirs: SimpleNamespace, given: Given) -> Tensor:
-        prefix_BT = _is_off_policy(given.rows)[:, None].expand(given.mask_BT.shape)
+    def called(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
+        prefix_BT = _is_off_policy(inputs.rows)[:, None].expand(inputs.mask_BT.shape)
         result = theirs.compute_token_on_off_policy_loss(
-            given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, 1.2, prefix_BT,
+            inputs.old_BT, inputs.logprob_BT, inputs.advantage_BT, inputs.mask_BT, 0.2, 1.2, prefix_BT,
             loss_remove_token_mean=True, loss_remove_clip=True, **settings,
         )  # fmt: skip
         return result["pg_loss"] / len(prefix_BT)
@@ -140,15 +140,15 @@ def _mixed(**settings: Any) -> Theirs:
     return called
 
 
-def _several_teachers(theirs: SimpleNamespace, given: Given) -> Tensor:
+def _several_teachers(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
     settings = Settings(
         clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=10.0, off_policy_normalize=False,
         off_policy_max_clip=-1, off_policy_min_clip=-1, all_max_clip=-1, off_policy_reshape="p_div_p_0.1",
         loss_remove_token_mean=True, loss_remove_clip=False,
     )  # fmt: skip
-    prefix_BT = _is_off_policy(given.rows)[:, None].expand(given.mask_BT.shape)
+    prefix_BT = _is_off_policy(inputs.rows)[:, None].expand(inputs.mask_BT.shape)
     result = theirs.compute_token_on_off_policy_loss(
-        given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, prefix_BT, config=settings
+        inputs.old_BT, inputs.logprob_BT, inputs.advantage_BT, inputs.mask_BT, prefix_BT, config=settings
     )
     return result["pg_loss"] / len(prefix_BT)
 
@@ -252,13 +252,13 @@ CASES: Sequence[Case] = (
     loss(
         "sdpo",
         Source(repo="lasgroup/SDPO", path=CORE, names=("compute_self_distillation_loss", "agg_loss")),
-        _self_taught,
+        _self_distillation,
         over={"advantage.filters": []},
-        step=_taught,
+        step=_with_teacher,
         note="full_logit_distillation False, all rows with a teacher",
     ),
     *(
-        loss(method, source, theirs, over=LENGTH, step=_one_off_policy, note=OVER_ROWS)
+        loss(method, source, theirs, over=LENGTH, step=_first_row_off_policy, note=OVER_ROWS)
         for method, source, theirs in ON_AND_OFF
     ),
 )

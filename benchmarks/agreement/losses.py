@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.agreement.authors import Settings, Source
-from benchmarks.agreement.comparing import Case, G, Given, P, Rows, T, loss
+from benchmarks.agreement.comparing import Case, G, LossInputs, P, Rows, T, loss
 from tests.configs.method_steps import Step
 
 CORE = "verl/trainer/ppo/core_algos.py"
@@ -24,7 +24,7 @@ WITHOUT_KL = {"objective.kl.beta": 0.0}
 TOKEN_MEAN = "token-mean"
 SAMPLE_MEAN = "seq-mean-token-mean"
 
-Theirs = Callable[[SimpleNamespace, Given], Tensor]
+Theirs = Callable[[SimpleNamespace, LossInputs], Tensor]
 
 
 def _source(*names: str, repo: str = VERL, path: str = CORE) -> Source:
@@ -39,9 +39,9 @@ def _bounds(low: float, high: float, **further: Any) -> Settings:
 def _policy_loss(name: str, settings: Settings, mode: str, **further: Any) -> Theirs:
     """verl's policy losses of version 0.4 and later."""
 
-    def called(theirs: SimpleNamespace, given: Given) -> Tensor:
+    def called(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
         result = getattr(theirs, name)(
-            given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, mode, settings, **further
+            inputs.old_BT, inputs.logprob_BT, inputs.advantage_BT, inputs.mask_BT, mode, settings, **further
         )
         return result[0]
 
@@ -52,46 +52,46 @@ def _verl(method: str, name: str, settings: Settings, mode: str, **further: Any)
     return loss(method, _source(name, "agg_loss"), _policy_loss(name, settings, mode), **further)
 
 
-def _dynamic(theirs: SimpleNamespace, given: Given) -> Tensor:
+def _dynamic(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
     settings = _bounds(0.16, 0.2, clip_type="dynamic", clip_ratio_c=10.0)
     return theirs.compute_policy_loss_dcpo(
-        given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, SAMPLE_MEAN, settings
+        inputs.old_BT, inputs.logprob_BT, inputs.advantage_BT, inputs.mask_BT, SAMPLE_MEAN, settings
     )[0]
 
 
-def _preserving(theirs: SimpleNamespace, given: Given) -> Tensor:
+def _preserving(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
     return theirs.compute_gppo_loss(
-        given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, 0.2, 0.28, 10.0, TOKEN_MEAN
+        inputs.old_BT, inputs.logprob_BT, inputs.advantage_BT, inputs.mask_BT, 0.2, 0.2, 0.28, 10.0, TOKEN_MEAN
     )[0]
 
 
-def _clipped(theirs: SimpleNamespace, given: Given) -> Tensor:
+def _clipped(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
     result: Tensor = theirs.compute_policy_loss(
-        given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, given.mask_BT, None, 0.16, 0.24
+        inputs.old_BT, inputs.logprob_BT, inputs.advantage_BT, inputs.mask_BT, 0.2, inputs.mask_BT, None, 0.16, 0.24
     )[0]
     return result
 
 
-def _dual(theirs: SimpleNamespace, given: Given) -> Tensor:
+def _dual(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
     result: Tensor = theirs.compute_policy_loss(
-        given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, 0.3, 3.0, "token"
+        inputs.old_BT, inputs.logprob_BT, inputs.advantage_BT, inputs.mask_BT, 0.2, 0.3, 3.0, "token"
     )[0]
     return result
 
 
-def _inputs(given: Given, **further: Tensor) -> dict[str, Tensor]:
+def _inputs(inputs: LossInputs, **further: Tensor) -> dict[str, Tensor]:
     """What TRL's trainers hand to their losses, of rows without a prompt."""
-    ids_BT, none_B0 = given.rows.token_BT, given.mask_BT[:, :0]
+    ids_BT, none_B0 = inputs.rows.token_BT, inputs.mask_BT[:, :0]
     return {
-        "prompt_ids": none_B0, "prompt_mask": none_B0, "completion_ids": ids_BT, "completion_mask": given.mask_BT,
-        "old_per_token_logps": given.old_BT, **further,
+        "prompt_ids": none_B0, "prompt_mask": none_B0, "completion_ids": ids_BT, "completion_mask": inputs.mask_BT,
+        "old_per_token_logps": inputs.old_BT, **further,
     }  # fmt: skip
 
 
-def _trainer(given: Given, **settings: Any) -> SimpleNamespace:
+def _trainer(inputs: LossInputs, **settings: Any) -> SimpleNamespace:
     """A trainer of TRL whose model says the log-probabilities."""
     return SimpleNamespace(
-        _get_per_token_logps=lambda *_, **__: given.logprob_BT,
+        _get_per_token_logps=lambda *_, **__: inputs.logprob_BT,
         _metrics={"train": defaultdict(list)},
         accelerator=SimpleNamespace(device="cpu", gather_for_metrics=lambda value: value),
         control=SimpleNamespace(should_evaluate=False),
@@ -107,23 +107,23 @@ def _with_reference(rows: Rows) -> Step:
     return rows.step(rows.reward_B, columns={"reference_reward": _reference_reward(rows).tolist()})
 
 
-def _above_reference(theirs: SimpleNamespace, given: Given) -> Tensor:
-    margin_B = given.rows.reward_B - _reference_reward(given.rows)
-    inputs = _inputs(given, advantages=_centered(given), advantage_constrain=margin_B)
-    return theirs.compute_loss(_trainer(given), None, inputs)
+def _above_reference(theirs: SimpleNamespace, loss_inputs: LossInputs) -> Tensor:
+    margin_B = loss_inputs.rows.reward_B - _reference_reward(loss_inputs.rows)
+    inputs = _inputs(loss_inputs, advantages=_centered(loss_inputs), advantage_constrain=margin_B)
+    return theirs.compute_loss(_trainer(loss_inputs), None, inputs)
 
 
-def _plain(theirs: SimpleNamespace, given: Given) -> Tensor:
-    trainer = _trainer(given, beta=0.0, args=Settings(adjust_gd=False))
-    return theirs.compute_loss(trainer, None, _inputs(given, advantages=given.advantage_BT[:, 0]))
+def _plain(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
+    trainer = _trainer(inputs, beta=0.0, args=Settings(adjust_gd=False))
+    return theirs.compute_loss(trainer, None, _inputs(inputs, advantages=inputs.advantage_BT[:, 0]))
 
 
-def _late(theirs: SimpleNamespace, given: Given) -> Tensor:
-    reward_PG = given.rows.reward_B.view(P, G)
+def _late(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
+    reward_PG = inputs.rows.reward_B.view(P, G)
     standard_PG = (reward_PG - reward_PG.mean(1, keepdim=True)) / (reward_PG.std(1, keepdim=True) + 1e-6)
-    mask_BT = given.mask_BT
+    mask_BT = inputs.mask_BT
     return theirs.compute_policy_loss(
-        None, given.old_BT, given.logprob_BT, standard_PG.view(-1, 1) * mask_BT, mask_BT,
+        None, inputs.old_BT, inputs.logprob_BT, standard_PG.view(-1, 1) * mask_BT, mask_BT,
         whether_use_location=True, cliprange_low=0.2, cliprange_high=0.28, use_token_level_loss=True, alpha=0.1,
         add_loaction_bonus=True,
     )[0]  # fmt: skip
@@ -138,25 +138,27 @@ def _with_replays(rows: Rows) -> Step:
     return rows.step(rows.reward_B, sources=_replayed(rows).int().tolist())
 
 
-def _replaying(theirs: SimpleNamespace, given: Given) -> Tensor:
-    inputs = _inputs(given, advantages=given.advantage_BT[:, 0], is_online=(~_replayed(given.rows)).double())
+def _replaying(theirs: SimpleNamespace, loss_inputs: LossInputs) -> Tensor:
+    inputs = _inputs(
+        loss_inputs, advantages=loss_inputs.advantage_BT[:, 0], is_online=(~_replayed(loss_inputs.rows)).double()
+    )
     settings = {"beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.2, "loss_type": "grpo"}
     return theirs._compute_loss(
-        _trainer(given, **settings, replay_strategy="recent", off_policy_loss_coef=1.0), None, inputs
+        _trainer(loss_inputs, **settings, replay_strategy="recent", off_policy_loss_coef=1.0), None, inputs
     )
 
 
-def _gvpo(theirs: SimpleNamespace, given: Given) -> Tensor:
-    one = SimpleNamespace(_flatten=lambda: SimpleNamespace(get_group=lambda: None))
-    advantage_BT = _centered(given)[:, None] * given.mask_BT
+def _gvpo(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
+    mesh = SimpleNamespace(_flatten=lambda: SimpleNamespace(get_group=lambda: None))
+    advantage_BT = _centered(inputs)[:, None] * inputs.mask_BT
     value = theirs.compute_policy_loss_gvpo(
-        given.old_BT, given.logprob_BT, advantage_BT, given.mask_BT, 0.1, given.rows.group_B, one, G
+        inputs.old_BT, inputs.logprob_BT, advantage_BT, inputs.mask_BT, 0.1, inputs.rows.group_B, mesh, G
     )
     return value / P
 
 
-def _centered(given: Given) -> Tensor:
-    reward_PG = given.rows.reward_B.view(P, -1)
+def _centered(inputs: LossInputs) -> Tensor:
+    reward_PG = inputs.rows.reward_B.view(P, -1)
     return (reward_PG - reward_PG.mean(1, keepdim=True)).flatten()
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.agreement.authors import Settings, Source
-from benchmarks.agreement.comparing import Case, G, Given, Numbers, P, Rows, T, loss
+from benchmarks.agreement.comparing import Case, G, LossInputs, Numbers, P, Rows, T, loss
 from mmgrpo.config.loading import find_config, read_layers
 from mmgrpo.maths.matching import matching_errors
 from mmgrpo.maths.terms.group_losses import optimality
@@ -30,7 +30,7 @@ def _omni(*names: str) -> Source:
     return replace(OMNI, names=names)
 
 
-def _whole(rows: Rows, **further: object) -> Step:
+def _denoising_step(rows: Rows, **further: object) -> Step:
     """Rows of which every step is."""
     return replace(rows.step(rows.reward_B), lengths=None, **further)
 
@@ -45,16 +45,16 @@ def _errors(rows: Rows) -> Tensor:
 
 
 def _referred(rows: Rows) -> Step:
-    return _whole(rows, values={of_view("reference"): (-_errors(rows)).tolist()})
+    return _denoising_step(rows, values={of_view("reference"): (-_errors(rows)).tolist()})
 
 
-def _dgpo(theirs: SimpleNamespace, given: Given) -> Tensor:
+def _dgpo(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
     # an error of e is that of predicting sqrt(e) where 0 is right
-    rows, result = given.rows, []
+    rows, result = inputs.rows, []
     group = {"local_group_indices": rows.group_B, "num_groups": P}
     for level in range(T):
-        error_B, reference_B1 = -given.logprob_BT[:, level], _errors(rows)[:, level, None].sqrt()
-        right_B1, advantage_B = torch.zeros_like(reference_B1), given.advantage_BT[:, level]
+        error_B, reference_B1 = -inputs.logprob_BT[:, level], _errors(rows)[:, level, None].sqrt()
+        right_B1, advantage_B = torch.zeros_like(reference_B1), inputs.advantage_BT[:, level]
         result.append(
             theirs.compute_group_dgpo_loss_allreduce(
                 right_B1, reference_B1, right_B1, advantage_B, group, None, 100.0, G, error_B
@@ -63,13 +63,13 @@ def _dgpo(theirs: SimpleNamespace, given: Given) -> Tensor:
     return torch.stack(result).mean()
 
 
-def _crd(theirs: SimpleNamespace, given: Given) -> Tensor:
+def _crd(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
     settings = SimpleNamespace(weight_temp=-1, crd_beta=1.0, crd_loss_type="mse")
-    score_B = (given.logprob_BT - given.old_BT).mean(1)
-    share_B = given.advantage_BT[:, 0].clamp(-LIMIT, LIMIT) / LIMIT / 2 + 0.5
+    score_B = (inputs.logprob_BT - inputs.old_BT).mean(1)
+    share_B = inputs.advantage_BT[:, 0].clamp(-LIMIT, LIMIT) / LIMIT / 2 + 0.5
     result = []
     for group in range(P):
-        row_G = given.rows.group_B == group
+        row_G = inputs.rows.group_B == group
         score_G, share_G = score_B[row_G], share_B[row_G]
         result.append(LIMIT * theirs._compute_crd_loss(settings, share_G, share_G, score_G.detach(), score_G))
     return torch.stack(result).mean()
@@ -87,7 +87,7 @@ def _std(rows: Rows) -> Tensor:
 
 def _drifting(rows: Rows) -> Step:
     std_BT = _std(rows).expand(len(rows.group_B), T)
-    return _whole(rows, values={DRIFT: _drift(rows).tolist()}, std=std_BT.tolist())
+    return _denoising_step(rows, values={DRIFT: _drift(rows).tolist()}, std=std_BT.tolist())
 
 
 def _gaussian(mean: Tensor, old_mean: Tensor, std: Tensor) -> Tensor:
@@ -95,32 +95,32 @@ def _gaussian(mean: Tensor, old_mean: Tensor, std: Tensor) -> Tensor:
     return (mean - old_mean) ** 2 / (2 * std**2)
 
 
-def _held(theirs: SimpleNamespace, given: Given) -> Tensor:
-    std_T, drift_BT = _std(given.rows), _drift(given.rows)
+def _flow_dppo(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
+    std_T, drift_BT = _std(inputs.rows), _drift(inputs.rows)
     mean_BT1 = ((2 * drift_BT).sqrt() * std_T)[:, :, None]
     result, _ = theirs._flowdppo_kl_adv_loss(
-        new_logp=given.logprob_BT,
-        old_logp=given.old_BT,
+        new_logp=inputs.logprob_BT,
+        old_logp=inputs.old_BT,
         new_means=mean_BT1,
         old_means=torch.zeros_like(mean_BT1),
-        advantages=given.advantage_BT,
+        advantages=inputs.advantage_BT,
         sigma_t=std_T[:, None],
         kl_mask_threshold=1e-5,
     )
     return result.mean()
 
 
-def _guarded(theirs: SimpleNamespace, given: Given) -> Tensor:
+def _guarded(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
     # a step of length 1, since the weight of its length is left out
     settings, result = Settings(diffusion_loss=Settings(adv_clip_max=LIMIT, clip_ratio=2e-6)), []
-    for step, std in enumerate(_std(given.rows)):
-        mean_B = (2 * _drift(given.rows)[:, step]).sqrt() * std
+    for step, std in enumerate(_std(inputs.rows)):
+        mean_B = (2 * _drift(inputs.rows)[:, step]).sqrt() * std
         result.append(
             theirs.compute_loss(
                 None,
-                old_log_prob=given.old_BT[:, step],
-                log_prob=given.logprob_BT[:, step],
-                advantages=given.advantage_BT[:, step],
+                old_log_prob=inputs.old_BT[:, step],
+                log_prob=inputs.logprob_BT[:, step],
+                advantages=inputs.advantage_BT[:, step],
                 config=settings,
                 old_prev_sample_mean=torch.zeros_like(mean_B),
                 prev_sample_mean=mean_B,
@@ -169,7 +169,7 @@ def _with_gradient(value: Tensor, velocity_BD: Tensor) -> Numbers:
     return {"value": value.detach(), "gradient": gradient_BD}
 
 
-ONE = SimpleNamespace(all_reduce=lambda total, op: None, ReduceOp=SimpleNamespace(SUM=None))
+SINGLE_PROCESS = SimpleNamespace(all_reduce=lambda total, op: None, ReduceOp=SimpleNamespace(SUM=None))
 """torch.distributed of one process."""
 
 CASES: Sequence[Case] = (
@@ -179,7 +179,7 @@ CASES: Sequence[Case] = (
             repo="Luo-Yihong/DGPO",
             path="scripts/train_sd3_dgpo.py",
             names=("compute_group_dgpo_loss_allreduce",),
-            needs={"dist": ONE},
+            needs={"dist": SINGLE_PROCESS},
         ),
         _dgpo,
         over={"objective.terms": [{"name": "dgpo", "beta": 100.0}], "objective.kl.beta": 0.0},
@@ -195,7 +195,7 @@ CASES: Sequence[Case] = (
         ),
         _crd,
         over={"objective.kl.beta": 0.0},
-        step=_whole,
+        step=_denoising_step,
         note="asked group by group, of the mean over levels, without the divergence",
     ),
     loss(
@@ -206,7 +206,7 @@ CASES: Sequence[Case] = (
             names=("_flowdppo_kl_adv_loss",),
             needs={"_gaussian_kl_div": _gaussian},
         ),
-        _held,
+        _flow_dppo,
         step=_drifting,
     ),
     loss(

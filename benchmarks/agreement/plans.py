@@ -48,8 +48,8 @@ def _cooled(rows: Rows) -> Numbers:
 
 
 def _annealed(theirs: SimpleNamespace, rows: Rows) -> Numbers:
-    one, now = torch.ones((), dtype=torch.float64), 200 * rows.seed
-    result = [theirs.annealed_sampling_processor([0] * token, one, 1.2, 0.1, 25, now, "negexp") for token in TOKENS]
+    unit, now = torch.ones((), dtype=torch.float64), 200 * rows.seed
+    result = [theirs.annealed_sampling_processor([0] * token, unit, 1.2, 0.1, 25, now, "negexp") for token in TOKENS]
     return {"factor": 1 / torch.stack(result)}
 
 

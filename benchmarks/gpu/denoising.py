@@ -115,9 +115,9 @@ class DenoiserRun:
     def formula_over_counted(self) -> float:
         """Operations of one recorded forward by formula, over those that torch counts."""
         args, kwargs = self._forwards.calls[0]
-        one = BarePasses(self.denoiser, autocast=None if self._case.lora else DTYPE)
-        one.calls = [(args, kwargs)]
-        return denoiser_forward(self.denoiser, kwargs) / counted(one.forward)
+        bare = BarePasses(self.denoiser, autocast=None if self._case.lora else DTYPE)
+        bare.calls = [(args, kwargs)]
+        return denoiser_forward(self.denoiser, kwargs) / counted(bare.forward)
 
     def _draw(self) -> Rollout:
         return self.learner.draw(self._case.group)

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.agreement.__main__ import agrees, main, table
 from benchmarks.agreement.authors import Source, commit_of, taken
-from benchmarks.agreement.comparing import P, advantage, agreement, drawn, loss
+from benchmarks.agreement.comparing import P, advantage, agreement, loss, random_rows
 from mmgrpo.errors import ConfigError
 
 CODE = """
@@ -87,7 +87,7 @@ def test_losses_are_compared_by_value_and_gradient(folder: Path):
     case = loss(
         "dr-grpo",
         UPDATE,
-        lambda theirs, given: theirs.update(given.logprob_BT, given.advantage_BT, given.mask_BT),
+        lambda theirs, inputs: theirs.update(inputs.logprob_BT, inputs.advantage_BT, inputs.mask_BT),
         over=over,
     )
     result = agreement(folder, case, draws=3)
@@ -98,8 +98,8 @@ def test_losses_are_compared_by_value_and_gradient(folder: Path):
     assert unlike.difference["gradient"] == pytest.approx(unlike.size["gradient"] / 2)
 
 
-def _half(theirs, given):
-    return theirs.update(given.logprob_BT, given.advantage_BT, given.mask_BT) / 2
+def _half(theirs, inputs):
+    return theirs.update(inputs.logprob_BT, inputs.advantage_BT, inputs.mask_BT) / 2
 
 
 def test_missing_functions_raise(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -112,9 +112,9 @@ def test_missing_functions_raise(folder: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_groups_are_all_right_or_all_wrong():
-    first = [drawn(seed).right_B.view(P, -1)[0].tolist() for seed in (0, 1)]
+    first = [random_rows(seed).right_B.view(P, -1)[0].tolist() for seed in (0, 1)]
     assert first == [[0.0] * 5, [1.0] * 5]
-    rows = drawn(7)
+    rows = random_rows(7)
     assert rows.mask_BT.any(1).all()
     assert not rows.mask_BT.all()
     assert (rows.logprob_BT < 0).all()

@@ -85,34 +85,44 @@ def test_rules_name_code_of_this_checkout() -> None:
 
 
 def test_forwards_of_an_unguided_window() -> None:
-    own, shared = count_method("flow-grpo-fast", FIXED)
+    separate, shared = count_method("flow-grpo-fast", FIXED)
     # 10 steps drawn, 1 trained; shared, steps 0 to 2 are drawn once for 2 samples, and step 2 is trained once
-    assert (own.spent.sample, own.spent.trained, own.spent.reference, own.spent.reported) == (10, 1, 0, 11)
+    assert (separate.spent.sample, separate.spent.trained, separate.spent.reference, separate.spent.reported) == (
+        10,
+        1,
+        0,
+        11,
+    )
     assert (shared.spent.sample, shared.spent.trained, shared.spent.reference, shared.spent.reported) == (
         8.5,
         0.5,
         0,
         9,
     )
-    assert (own.spent.cost(2), shared.spent.cost(2)) == (12, 9.5)
-    assert own.mean == own.spent
+    assert (separate.spent.cost(2), shared.spent.cost(2)) == (12, 9.5)
+    assert separate.mean == separate.spent
     assert shared.mean == shared.spent
-    assert (own.as_written, shared.as_written, own.guided) == (True, False, False)
+    assert (separate.as_written, shared.as_written, separate.guided) == (True, False, False)
 
 
 @pytest.mark.nightly
 def test_forwards_of_guidance_and_a_reference(capsys: pytest.CaptureFixture[str]) -> None:
-    own, shared = count_method("flow-grpo", {"group_size": 2})
+    separate, shared = count_method("flow-grpo", {"group_size": 2})
     # every pass twice: 10 steps drawn, 9 trained, 9 of the reference; shared, half a pass less of each
-    assert (own.spent.sample, own.spent.trained, own.spent.reference, own.spent.reported) == (20, 18, 18, 56)
+    assert (separate.spent.sample, separate.spent.trained, separate.spent.reference, separate.spent.reported) == (
+        20,
+        18,
+        18,
+        56,
+    )
     assert (shared.spent.sample, shared.spent.trained, shared.spent.reference, shared.spent.reported) == (
         19,
         17,
         17,
         53,
     )
-    assert own.peer is not None
-    assert own.spent.cost(2) == own.peer.total == 74
+    assert separate.peer is not None
+    assert separate.spent.cost(2) == separate.peer.total == 74
     forwards.main(["--method", "flow-grpo-fast", "--group", "2", "--window", "2", "1"])
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("flow-grpo-fast   shared"))
     assert line.split()[2:11] == ["no", "2", "10", "2", "8.50", "1.00", "0.00", "9.50", "9.50"]
@@ -125,12 +135,12 @@ COUNTED = {include.removeprefix("methods/") for include in shipped("methods")} -
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COUNTED))
 def test_every_method_costs_its_peer_without_sharing(name: str) -> None:
-    own, shared = count_method(name, {"group_size": 2})
-    assert own.spent.reported == own.spent.sample + own.spent.trained + own.spent.reference
-    assert shared.spent.reported < own.spent.reported
-    assert own.spent == own.mean
+    separate, shared = count_method(name, {"group_size": 2})
+    assert separate.spent.reported == separate.spent.sample + separate.spent.trained + separate.spent.reference
+    assert shared.spent.reported < separate.spent.reported
+    assert separate.spent == separate.mean
     if name in PEERS:
-        assert own.spent.cost(own.weight) == PEERS[name].total
+        assert separate.spent.cost(separate.weight) == PEERS[name].total
 
 
 @pytest.mark.slow

@@ -96,8 +96,8 @@ def output_gap(name: str, policy: DenoisingPolicy, stock: Any) -> float:
     assert wanted
     assert [value.shape for value in wanted] == [value.shape for value in loaded]
     pairs = zip(wanted, loaded, strict=True)
-    ranges = [(one.astype(float), other.astype(float), 255 if one.dtype == np.uint8 else 1) for one, other in pairs]
-    return max(float(np.abs(one - other).max(initial=0)) / scale for one, other, scale in ranges)
+    ranges = [(left.astype(float), other.astype(float), 255 if left.dtype == np.uint8 else 1) for left, other in pairs]
+    return max(float(np.abs(left - other).max(initial=0)) / scale for left, other, scale in ranges)
 
 
 def outputs(name: str, pipeline: Any) -> list[np.ndarray]:

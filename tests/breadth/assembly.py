@@ -78,7 +78,7 @@ def arguments(name: str) -> dict[str, Any]:
 def _part(part: Any, pipeline: type) -> Any:
     """A component by its name in the tables; a list of components; anything else is the value itself."""
     if isinstance(part, list) and part and isinstance(part[0], str) and part[0][:1].isupper():
-        return [_part(one, pipeline) for one in part]
+        return [_part(value, pipeline) for value in part]
     if isinstance(part, dict) and "class" in part:
         class_name, _, variant = part["class"].partition(".")
         base = copy.deepcopy(_configurations()[class_name][variant or "base"])
@@ -99,16 +99,18 @@ def _component(kind: Any, config: dict[str, Any]) -> Any:
                 part.pad_token_id = 0
         return kind(settings)
     if issubclass(kind, ConfigMixin):
-        known = inspect.signature(kind.__init__).parameters
-        return kind(**{key: value for key, value in config.items() if key in known})
+        parameters = inspect.signature(kind.__init__).parameters
+        return kind(**{key: value for key, value in config.items() if key in parameters})
     return kind(**config)
 
 
 def _class(name: str, pipeline: type) -> Any:
     """A class by its name; some belong to one pipeline and are found only in its package."""
     package = pipeline.__module__.rpartition(".")[0]
-    own = [module for path, module in list(sys.modules.items()) if path.startswith(package)]
-    return next(result for home in (diffusers, transformers, *own) if (result := getattr(home, name, None)) is not None)
+    modules = [module for path, module in list(sys.modules.items()) if path.startswith(package)]
+    return next(
+        result for home in (diffusers, transformers, *modules) if (result := getattr(home, name, None)) is not None
+    )
 
 
 def _with_vocabulary(config: dict[str, Any], config_class: Any) -> dict[str, Any]:
@@ -122,7 +124,7 @@ def _with_vocabulary(config: dict[str, Any], config_class: Any) -> dict[str, Any
 def _deepened(key: str, value: Any) -> Any:
     if not isinstance(value, dict) or not key.endswith("config"):
         return value
-    inner = {name: _deepened(name, one) for name, one in value.items()}
+    inner = {name: _deepened(name, nested) for name, nested in value.items()}
     return inner if "vision" in key or "audio" in key else {**inner, "vocab_size": VOCABULARY}
 
 
@@ -135,14 +137,14 @@ def _wake(module: nn.Module) -> None:
 
 def _argument(value: Any, pipeline: type) -> Any:
     if isinstance(value, list):
-        return [_argument(one, pipeline) for one in value]
+        return [_argument(value, pipeline) for value in value]
     if not isinstance(value, Mapping):
         return value
     if len(value) == 1:
         (kind, size), *_ = value.items()
         if kind in _MADE:
             return _MADE[kind](*size)
-    made = {key: _argument(one, pipeline) for key, one in value.items() if key != "make"}
+    made = {key: _argument(nested, pipeline) for key, nested in value.items() if key != "make"}
     return _class(value["make"], pipeline)(**made) if "make" in value else made
 
 

@@ -92,11 +92,11 @@ def main(names: Sequence[str]) -> None:
     """Prints the page."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    known = read_page() if names else {}
+    earlier_outcomes = read_page() if names else {}
     outcomes = {}
     for name in assembly.pipeline_classes():
-        if names and name not in names and name in known:
-            outcomes[name] = known[name]
+        if names and name not in names and name in earlier_outcomes:
+            outcomes[name] = earlier_outcomes[name]
             continue
         outcomes[name] = try_class(name)
         print(name, outcomes[name].verdict, file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ from tests.breadth import assembly
 from tests.policies import contract
 
 TEXTS = ("a red fox", "two blue squares on a table")
-SHOWN = {"image": "images", "video": "videos"}  # arguments that a prompt shows
+MEDIA_ATTRIBUTES = {"image": "images", "video": "videos"}  # arguments that a prompt shows
 GROUP_SIZE = 1
 SEED = 11
 EXACT = 1e-5
@@ -63,11 +63,11 @@ class Option:
     """A setting that a refusal asks for.
 
     Attributes:
-        asked: pattern of the refusal's message.
+        pattern: of the refusal's message.
         take: (attempt, message) -> the attempt with it.
     """
 
-    asked: str
+    pattern: str
     take: Callable[[Attempt, str], Attempt]
 
 
@@ -111,8 +111,8 @@ def try_class(name: str) -> Outcome:
 
 def _why_stock_fails(name: str, error: str) -> str:
     """The error, behind what is known to be wrong upstream."""
-    known = assembly.recipes()[name].get("upstream")
-    return f"upstream, diffusers {diffusers.__version__}: {known}; {error}" if known else error
+    upstream_fault = assembly.recipes()[name].get("upstream")
+    return f"upstream, diffusers {diffusers.__version__}: {upstream_fault}; {error}" if upstream_fault else error
 
 
 def unbuilt_reason(name: str) -> str:
@@ -138,7 +138,7 @@ def _stock_error(name: str) -> str:
 
 def _following(attempt: Attempt, message: str) -> Attempt | None:
     for option in OPTIONS:
-        if re.search(option.asked, message):
+        if re.search(option.pattern, message):
             following = option.take(attempt, message)
             if following.options != attempt.options:
                 return following
@@ -211,10 +211,10 @@ def _measured(policy: DenoisingPolicy, rollout: Rollout) -> float:
         raise AssertionError("no step was drawn at random")
     gaps = [contract.largest_difference(contract.values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT)]
     for row in range(len(rollout.samples)):
-        own = torch.zeros_like(rollout.mask_BT)
-        own[row] = rollout.mask_BT[row]
+        mask_BT = torch.zeros_like(rollout.mask_BT)
+        mask_BT[row] = rollout.mask_BT[row]
         values_BT = contract.values(policy, rollout, [row])
-        gaps.append(contract.largest_difference(values_BT, rollout.old_logprob_BT, own))
+        gaps.append(contract.largest_difference(values_BT, rollout.old_logprob_BT, mask_BT))
     result = contract.gradients(policy, rollout, [0])
     if not all(torch.isfinite(gradient).all() for gradient in result) or not any(g.any() for g in result):
         raise AssertionError("gradients are zero or not finite")
@@ -231,15 +231,15 @@ def _first_order_scheduler(scheduler: Any) -> Any:
 def prompts_and_call(name: str, pipeline: Any) -> tuple[list[Prompt], dict[str, Any]]:
     """Two prompts, which show what the pipeline is shown, and the arguments that all share."""
     call = assembly.arguments(name)
-    shown: dict[str, Any] = {}
-    known = inspect.signature(type(pipeline).__call__).parameters
-    call = {**{key: value for key, value in EVERYWHERE.items() if key in known}, **call}
-    for argument, attribute in SHOWN.items():
+    media: dict[str, Any] = {}
+    parameters = inspect.signature(type(pipeline).__call__).parameters
+    call = {**{key: value for key, value in EVERYWHERE.items() if key in parameters}, **call}
+    for argument, attribute in MEDIA_ATTRIBUTES.items():
         value = call.get(argument)
         if isinstance(value, Image.Image):
-            shown[attribute] = (call.pop(argument),)
+            media[attribute] = (call.pop(argument),)
         elif isinstance(value, list) and value and isinstance(value[0], Image.Image):
-            shown[attribute] = (call.pop(argument),) if argument == "video" else tuple(call.pop(argument))
+            media[attribute] = (call.pop(argument),) if argument == "video" else tuple(call.pop(argument))
     first, *others = assembly.recipes()[name].get("texts") or TEXTS
-    own = Prompt(first, **shown)
-    return [own, *(replace(contrasting_prompt(own, {}), text=text) for text in others)], call
+    prompt = Prompt(first, **media)
+    return [prompt, *(replace(contrasting_prompt(prompt, {}), text=text) for text in others)], call

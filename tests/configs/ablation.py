@@ -141,10 +141,10 @@ def halves(samples: Sequence[Sample]) -> list[Score]:
 def mechanism_keys(name: str) -> tuple[str, ...]:
     """The dotted keys of a method's file that are mechanisms, in its order; of a list each item by its number."""
     keys = tuple(_keys(_layers(name)))
-    own = [key for key in keys if key not in SHARED]
-    if not own:
+    method_keys = [key for key in keys if key not in SHARED]
+    if not method_keys:
         return keys
-    return tuple(key for key in keys if key in own or _first_with()[_shared_value(name, key)] == name)
+    return tuple(key for key in keys if key in method_keys or _first_with()[_shared_value(name, key)] == name)
 
 
 @cache
@@ -300,8 +300,8 @@ def ablations(name: str, run: TinyRun, keys: Sequence[str] | None = None) -> Ite
             yield Ablation(key, "default", "")
             continue
         try:
-            own = [reward for reward in run.rewards if reward.from_method is None]
-            other_run = replace(run, rewards=own) if key == REWARDS else run
+            run_rewards = [reward for reward in run.rewards if reward.from_method is None]
+            other_run = replace(run, rewards=run_rewards) if key == REWARDS else run
             apart = distance(before, after, trained_weights(other_config, other_run)[1])
         except (MmgrpoError, ValueError) as error:
             yield Ablation(key, "error", f"{type(error).__name__}: {error}"[:100])

@@ -36,9 +36,11 @@ def _other_tokens() -> tuple[int, ...]:
     bare = policy_of("llama")
     tokenizer = getattr(bare.processor, "tokenizer", bare.processor)
     texts = [str(text) for text in COLUMNS.values()]
-    written = {token for text in texts for one in (text, f" {text}") for token in tokenizer(one)["input_ids"]}
-    kept = {*written, *range(60, 70), *bare._end_ids.tolist()}
-    return tuple(token for token in range(bare.model.config.get_text_config().vocab_size) if token not in kept)
+    written = {token for text in texts for variant in (text, f" {text}") for token in tokenizer(variant)["input_ids"]}
+    allowed_tokens = {*written, *range(60, 70), *bare._end_ids.tolist()}
+    return tuple(
+        token for token in range(bare.model.config.get_text_config().vocab_size) if token not in allowed_tokens
+    )
 
 
 @cache
@@ -253,7 +255,7 @@ REFILLED = "the strategy leaves no group of equal rewards to drop"
 
 ALL_STEPS = "a run without a window trains every step too"
 PIPELINE_SAMPLER = "a pipeline of flow matching without a sampler has this one"
-ONE_LENGTH = "all answers of a masked policy have one length"
+FIXED_LENGTH = "all answers of a masked policy have one length"
 
 INERT: dict[str, dict[str, str]] = {
     "anytimereasoner": {
@@ -264,7 +266,7 @@ INERT: dict[str, dict[str, str]] = {
     "chunk-grpo": {"rollout.window": ALL_STEPS, "policy.sampler": PIPELINE_SAMPLER},
     "clpo": {"about.method.rewards": "it leaves rewritten prompts without a reward, which are not trained on"},
     "dapo": {"advantage.zero_variance_groups": REFILLED},
-    "diffu-grpo": {"objective.aggregate": ONE_LENGTH},
+    "diffu-grpo": {"objective.aggregate": FIXED_LENGTH},
     "flow-dppo": {"policy.sampler": PIPELINE_SAMPLER},
     "flow-grpo": {"rollout.window": ALL_STEPS, "policy.sampler": PIPELINE_SAMPLER},
     "g2rpo": {"policy.sampler": PIPELINE_SAMPLER},
@@ -306,13 +308,13 @@ def _language(name: str) -> TinyRun:
             return policy_of("llama", max_new_tokens=length, suppress=_other_tokens(), temperature=8.0)
         return terse("llama", max_new_tokens=length)
 
-    own = some_right
+    reward = some_right
     if name in READING:
-        own = READING_REWARDS.get(name) or test_smoke_reading.rewarded(name)
+        reward = READING_REWARDS.get(name) or test_smoke_reading.rewarded(name)
     if name == "srpo--cross-domain":
-        own = first_solved
+        reward = first_solved
     weight = 0.0 if name in ("on-policy-distillation", "g-opd") else 1.0
-    rewards = [NamedReward("right", own, weight=weight), *REWARDS.get(name, [])]
+    rewards = [NamedReward("right", reward, weight=weight), *REWARDS.get(name, [])]
     if name in CHAINS:
         replacing = {"grpo-care": ("answer", second_half), "critique-rl": ("discrimination", half_are_right)}
         rewards = [NamedReward("right", half_right if name == "clpo" else by_text)]
@@ -323,7 +325,7 @@ def _language(name: str) -> TinyRun:
         from dataclasses import replace
 
         labels = ("programs", "equivalents")
-        changes = {**changes, "prompts.sources": [{"source": f"{one}.jsonl", "label": one} for one in labels]}
+        changes = {**changes, "prompts.sources": [{"source": f"{label}.jsonl", "label": label} for label in labels]}
         prompts = [replace(prompt, source=labels[n % 2]) for n, prompt in enumerate(prompts)]
     return TinyRun(changes=changes, policy=policy, rewards=rewards, prompts=prompts)
 
@@ -364,8 +366,8 @@ def bright_left(samples: Sequence[Sample]) -> list[float]:
 
 
 def _denoising(name: str) -> TinyRun:
-    own = read_layers(find_config(f"methods/{name}")).get("policy", {})
-    settings = {key: value for key, value in settings_of("sd3").items() if key not in own}
+    method_policy = read_layers(find_config(f"methods/{name}")).get("policy", {})
+    settings = {key: value for key, value in settings_of("sd3").items() if key not in method_policy}
     settings["call"] = {**settings["call"], "num_inference_steps": 4, "height": 16, "width": 16}
     changes = {f"policy.{key}": value for key, value in {"name": "denoising", **settings}.items()}
     changes |= {"policy.model": "python:tests.policies.tiny_policies:build_sd3", "rollout.prompts_per_step": 2}

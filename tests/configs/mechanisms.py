@@ -29,7 +29,7 @@ ANY_KIND = [
 ]  # fmt: skip
 """Trained on a denoising policy."""
 
-DRAWN = ["chunk-grpo", "flow-dppo", "sage-grpo", "tempflow-grpo"]
+STEP_METHODS = ["chunk-grpo", "flow-dppo", "sage-grpo", "tempflow-grpo"]
 """Trained on a denoising policy, whose steps they are about."""
 
 TOKENS = [
@@ -135,13 +135,13 @@ def applies_to(name: str) -> str:
 
 def untrained(kind: str, trained: list[str]) -> set[tuple[str, str]]:
     """What the methods of a kind name, and none of those that are trained does."""
-    known = {
+    covered = {
         result
         for name in [*trained, *VIEWS, *CHAINS, *CRITICS, *IMITATION, *INTERNALS, *TURNS]
         for result in functions(f"methods/{name}")
     }
     named = {result for name in shipped("methods") if applies_to(name) == kind for result in functions(name)}
-    return named - known
+    return named - covered
 
 
 def _set(where: str, value: Any) -> Iterator[str]:

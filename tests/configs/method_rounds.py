@@ -13,7 +13,7 @@ from mmgrpo.memory import Memory
 from mmgrpo.types import Prompt, Sample
 from tests.configs.method_steps import config_of
 from tests.data.test_samplers import after, pool
-from tests.maths.test_strategies import answered, kept
+from tests.maths.test_strategies import answered, keep_masks
 
 TWO_OF_TWO = Setting(step=0, num_prompts=2, group_size=2)
 """Two prompts in groups of two."""
@@ -88,7 +88,7 @@ def assert_answers_replace_failures(name: str, columns: Sequence[str]) -> None:
     assert (request.prompt, request.off_policy_rows) == (1, tuple(Answer(column) for column in columns))
     sampled = [True] * (8 - len(columns)) + [False] * len(columns)
     rounds = [first, answered([request], [1] * len(columns))]
-    assert kept(strategy, rounds, setting) == [sampled, [True] * len(columns)]
+    assert keep_masks(strategy, rounds, setting) == [sampled, [True] * len(columns)]
 
 
 def sampled_prompts(name: str, rates: Mapping[str, float], num: int) -> list[int]:

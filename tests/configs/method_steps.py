@@ -51,7 +51,7 @@ class Step:
         columns: numbers of each row's data row, by name.
         named_rewards: values of single rewards of each row, by name; NaN where they do not apply.
         number: of the step in the run.
-        drawn_by: which row drew each decision; None: its own.
+        sampled_by: which row sampled each decision; None: its own.
     """
 
     reward: Sequence[float]
@@ -72,7 +72,7 @@ class Step:
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
     named_rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)
     number: int = 0
-    drawn_by: Sequence[Sequence[int]] | None = None
+    sampled_by: Sequence[Sequence[int]] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -80,7 +80,7 @@ class Step:
         values = (
             self.tokens
             or self.states
-            or self.drawn_by
+            or self.sampled_by
             or self.log_ratio
             or self.old_logprob
             or self.entropy
@@ -105,7 +105,7 @@ class Step:
         return torch.zeros(len(self.reward), dtype=torch.long) if self.sources is None else torch.tensor(self.sources)
 
     @property
-    def known(self) -> dict[Value, Tensor]:
+    def decision_values(self) -> dict[Value, Tensor]:
         """The values that the decisions have."""
         result = {} if self.entropy is None else {ENTROPY: self.matrix(self.entropy, 0.0)}
         return result | {value: self.matrix(rows, 0.0) for value, rows in self.values.items()}
@@ -114,23 +114,23 @@ class Step:
     def scoped(self) -> dict[str, Scoped]:
         """What rewards say of parts."""
         steps = {} if self.parts is None else {"steps": self.parts}
-        return {name: _one_by_one(rows) for name, rows in {**steps, **self.parts_of}.items()}
+        return {name: _per_decision(rows) for name, rows in {**steps, **self.parts_of}.items()}
 
     @property
     def exchanges(self) -> Turns | None:
         """The turns, if there are any."""
-        return None if self.turns is None else Turns(rewards=_one_by_one(self.turns), keys_B_S=self.keys)
+        return None if self.turns is None else Turns(rewards=_per_decision(self.turns), keys_B_S=self.keys)
 
 
-def _one_by_one(rows: Rows) -> Scoped:
+def _per_decision(rows: Rows) -> Scoped:
     value_BT = torch.tensor(rows, dtype=torch.float64)
     scope_BT = torch.arange(value_BT.shape[1]).expand(value_BT.shape)
     return Scoped(scope_BT=scope_BT, value_BS=value_BT, valid_BS=~value_BT.isnan())
 
 
 @dataclass(frozen=True, slots=True)
-class Taught:
-    """What a method makes of rows before it learns.
+class StepAdvantages:
+    """Advantages and mask that a method computes for rows.
 
     Attributes:
         advantage_BT: float64.
@@ -142,8 +142,8 @@ class Taught:
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
-    """What a method makes of rows as it learns.
+class StepLoss:
+    """Loss of a method on rows.
 
     Attributes:
         value: the loss, a float64 scalar.
@@ -155,11 +155,11 @@ class Learnt:
 
 
 def config_of(name: str, over: Mapping[str, Any] | None = None) -> RunConfig:
-    """A method over no model, with the values of dotted keys laid over it."""
+    """A method over no model, with the values of dotted keys merged on top of it."""
     return load_config(f"methods/{name}", {"policy": None, **(over or {})})
 
 
-def taught(config: RunConfig, step: Step) -> Taught:
+def advantages_of(config: RunConfig, step: Step) -> StepAdvantages:
     """The advantages and the rows that train, by the whole of the section ``advantage``."""
     B, T = step.shape
     mask_BT = torch.ones(B, T, dtype=torch.bool)
@@ -177,34 +177,36 @@ def taught(config: RunConfig, step: Step) -> Taught:
         mask=mask_BT.int().tolist(),
         tokens=step.tokens,
         states=step.states,
-        values=step.known,
+        values=step.decision_values,
         scoped=step.scoped,
         old_logprob=step.old_logprob,
         named_rewards=step.named_rewards,
         step=step.number,
-        drawn_by=step.drawn_by,
+        sampled_by=step.sampled_by,
     )
     columns = [column for estimator in Algorithm.of(config).advantages.estimators for column in estimator.memory]
-    never_seen = {column.name: torch.full((B,), column.default, dtype=torch.float64) for column in columns}
-    own = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in step.columns.items()}
-    feedback = replace(feedback, remembered=never_seen, exchanges=step.exchanges, columns=own, source_B=step.source_B)
+    defaults = {column.name: torch.full((B,), column.default, dtype=torch.float64) for column in columns}
+    row_columns = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in step.columns.items()}
+    feedback = replace(
+        feedback, remembered=defaults, exchanges=step.exchanges, columns=row_columns, source_B=step.source_B
+    )
     advantage_BT = credit.advantage_B[:, None].expand(B, T)
     for estimator in Algorithm.of(config).advantages.estimators:
         advantage_BT = estimator.assign(feedback, advantage_BT)
-    for one in Algorithm.of(config).advantages.filters:
-        keep_BT = one.keep(feedback, advantage_BT)
+    for row_filter in Algorithm.of(config).advantages.filters:
+        keep_BT = row_filter.keep(feedback, advantage_BT)
         mask_BT = mask_BT & (keep_BT if keep_BT.ndim == 2 else keep_BT[:, None])
-    return Taught(advantage_BT.double(), mask_BT)
+    return StepAdvantages(advantage_BT.double(), mask_BT)
 
 
 def loss(config: RunConfig, step: Step) -> float:
     """The loss of one update on the rows."""
-    return float(learnt(config, step).value)
+    return float(loss_and_gradient(config, step).value)
 
 
-def learnt(config: RunConfig, step: Step) -> Learnt:
+def loss_and_gradient(config: RunConfig, step: Step) -> StepLoss:
     """The loss of one update on the rows, and its gradient."""
-    objective, credit = Algorithm.of(config).objective, taught(config, step)
+    objective, credit = Algorithm.of(config).objective, advantages_of(config, step)
     old_BT, mask_BT, shape = step.matrix(step.old_logprob, -1.0), credit.mask_BT, credit.mask_BT.shape
     totals = count(mask_BT, group_B=step.group_B)
     decisions = Decisions(
@@ -220,13 +222,13 @@ def learnt(config: RunConfig, step: Step) -> Learnt:
         source_BT=step.source_B[:, None].expand(shape),
         std_BT=None if step.std is None else step.matrix(step.std, 0.0),
         num_groups=totals.num_groups,
-        values=step.known,
+        values=step.decision_values,
     )
     job_values = {value: detached(decisions, value)[mask_BT] for value in objective.job_values}
     selected = objective.selected(objective.modulated(decisions, job_values), job_values)
     value = objective(selected).value
     (gradient_BT,) = torch.autograd.grad(value, decisions.logprob_BT) if value.requires_grad else (old_BT * 0,)
-    return Learnt(value.detach(), gradient_BT)
+    return StepLoss(value.detach(), gradient_BT)
 
 
 TINY = ("nft", "luffy", "rl-plus", "ampo", "critique-grpo", "exgrpo", "rgr-grpo")
@@ -235,7 +237,7 @@ TINY = ("nft", "luffy", "rl-plus", "ampo", "critique-grpo", "exgrpo", "rgr-grpo"
 
 def assert_credit(name: str, step: Step, expected: Sequence[Sequence[float]]) -> None:
     """The advantages that a method gives the decisions of a step, some of which train."""
-    advantages = taught(config_of(name), step)
+    advantages = advantages_of(config_of(name), step)
     assert bool(advantages.mask_BT.any(1).all())
     torch.testing.assert_close(advantages.advantage_BT, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=3e-6)
 

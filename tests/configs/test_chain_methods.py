@@ -1,4 +1,4 @@
-"""Shipped methods whose rows are drawn after others: who follows whom, what is paid, credit, and that they train."""
+"""Shipped methods whose rows continue others: requests, rewards, advantages, and a training run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mmgrpo.values import of_view
 from tests.configs.mechanisms import CHAINS
 from tests.configs.method_steps import config_of
 from tests.maths.feedback_rows import feedback_of
-from tests.maths.test_chains import drawn
+from tests.maths.test_chains import round_of
 from tests.policies.tiny_language import policy_of, prompts_of
 
 After = tuple[tuple[int, int], ...]
@@ -39,12 +39,12 @@ class Play:
 
     Attributes:
         rewards: of each round's rows, in the order of requests and members.
-        asked: of each round after the first, (prompt, first member, how many, context, after) of its requests.
+        requests: of each round after the first, (prompt, first member, how many, context, after) of its requests.
         unfinished: places of the rows of each round that were cut off.
     """
 
     rewards: Sequence[Sequence[float]]
-    asked: Sequence[Sequence[tuple[int, int, int, str, After]]]
+    requests: Sequence[Sequence[tuple[int, int, int, str, After]]]
     unfinished: Sequence[Sequence[int]] = ((), (), (), (), ())
 
 
@@ -52,7 +52,7 @@ PLAYS: dict[str, Play] = {
     # the first prompt is half solved: its right answer is shown, and both problems are solved; the second is easy
     "svs": Play(
         rewards=([0, 1, 1, 1], [0, 0], [0, 0, 1, 1]),
-        asked=(
+        requests=(
             [(2, 0, 2, "problem", ((0, 1),))],
             [(3, 0, 2, "solution", ((2, 0),)), (4, 0, 2, "solution", ((2, 1),))],
         ),
@@ -60,7 +60,7 @@ PLAYS: dict[str, Play] = {
     # one answer of the first prompt ends in its second chunk, one of the second is cut off after five
     "delethink": Play(
         rewards=([0, 1, 1, 0], [1, 0], [0], [0], [0]),
-        asked=(
+        requests=(
             [(0, 2, 1, "chunk", ((0, 0),)), (1, 2, 1, "chunk", ((1, 1),))],
             [(1, 3, 1, "chunk", ((1, 2),))],
             [(1, 4, 1, "chunk", ((1, 3),))],
@@ -70,7 +70,7 @@ PLAYS: dict[str, Play] = {
     ),
     "motif": Play(
         rewards=([0] * 4, [0] * 16, [0] * 16),
-        asked=(
+        requests=(
             [(2 + n, 0, 4, "second", ((n // 2, n % 2),)) for n in range(4)],
             [(6 + n, 0, 1, "third", ((2 + n // 4, n % 4),)) for n in range(16)],
         ),
@@ -78,12 +78,12 @@ PLAYS: dict[str, Play] = {
     # of a right and a wrong answer something is learnt, and the prompt tried again with it; else nothing is
     "mel": Play(
         rewards=([0, 1, 1, 1], [0], [1]),
-        asked=([(2, 0, 1, "experience", ((0, 1), (0, 0)))], [(3, 0, 1, "tried_again", ((2, 0),))]),
+        requests=([(2, 0, 1, "experience", ((0, 1), (0, 0)))], [(3, 0, 1, "tried_again", ((2, 0),))]),
     ),
     # the first prompt is hard, the second middling
     "clpo": Play(
         rewards=([0, 0, 0, 1], [0], [0], [0, 0], [0, 1]),
-        asked=(
+        requests=(
             [(2, 0, 1, "simpler", ((0, 0), (0, 1)))],
             [(3, 0, 1, "other", ((1, 0), (1, 1)))],
             [(4, 0, 2, "of_simpler", ((2, 0),))],
@@ -92,16 +92,16 @@ PLAYS: dict[str, Play] = {
     ),
     "canoe": Play(
         rewards=([0] * 4, [0] * 4),
-        asked=([(2 + n, 0, 1, "proxy", ((n // 2, n % 2),)) for n in range(4)],),
+        requests=([(2 + n, 0, 1, "proxy", ((n // 2, n % 2),)) for n in range(4)],),
     ),
     "critique-rl": Play(
         rewards=([0] * 4, [0] * 4),
-        asked=([(2 + n, 0, 1, "refined", ((n // 2, n % 2),)) for n in range(4)],),
+        requests=([(2 + n, 0, 1, "refined", ((n // 2, n % 2),)) for n in range(4)],),
     ),
     # the second module's calls are a group of each row
     "multi-module-grpo": Play(
         rewards=([0] * 4, [0] * 4),
-        asked=([(2 + n // 2, n % 2, 1, "answer", ((n // 2, n % 2),)) for n in range(4)],),
+        requests=([(2 + n // 2, n % 2, 1, "answer", ((n // 2, n % 2),)) for n in range(4)],),
     ),
 }
 
@@ -113,10 +113,13 @@ def test_stages_follow_their_rows(name: str) -> None:
     for rewards, cut_off in zip(play.rewards, play.unfinished, strict=False):
         requests = strategy.ask(rounds, setting)
         requested.append(
-            [(one.prompt, one.members[0], len(one.members), one.prompt_template, one.after) for one in requests]
+            [
+                (request.prompt, request.members[0], len(request.members), request.prompt_template, request.after)
+                for request in requests
+            ]
         )
-        rounds.append(drawn(requests, rewards, [place not in cut_off for place in range(len(rewards))]))
-    assert requested[1:] == list(play.asked)
+        rounds.append(round_of(requests, rewards, [place not in cut_off for place in range(len(rewards))]))
+    assert requested[1:] == list(play.requests)
     assert strategy.ask(rounds, setting) == ()
 
 
@@ -128,10 +131,10 @@ def wrote(text: str, group: int, member: int, prompt_template: str | None = None
 
 
 RIGHT, WRONG = r"so \boxed{7}", r"so \boxed{8}"
-TOLD, MISTOLD = "<answer>7</answer>", "<answer>8</answer>"
+TAGGED_RIGHT, MISTOLD = "<answer>7</answer>", "<answer>8</answer>"
 FORM = "<think>a</think><long_answer>b</long_answer>"
 
-PAID: dict[str, tuple[list[Sample], list[float | None]]] = {
+SCORED_ROWS: dict[str, tuple[list[Sample], list[float | None]]] = {
     # of a problem's four solutions one is right, 0.25 of 0.125 to 0.625; another's are all wrong; one was no problem
     "svs": (
         [
@@ -176,8 +179,8 @@ PAID: dict[str, tuple[list[Sample], list[float | None]]] = {
     # right, formed, and rightly answered from its long answer; wrong and formed; right without a long answer
     "canoe": (
         [
-            *[wrote(FORM + TOLD, 0, 0), wrote(FORM + MISTOLD, 0, 1), wrote(TOLD, 0, 2)],
-            *[wrote(TOLD, 1, 0, "proxy", (0, 0)), wrote(MISTOLD, 2, 0, "proxy", (0, 1))],
+            *[wrote(FORM + TAGGED_RIGHT, 0, 0), wrote(FORM + MISTOLD, 0, 1), wrote(TAGGED_RIGHT, 0, 2)],
+            *[wrote(TAGGED_RIGHT, 1, 0, "proxy", (0, 0)), wrote(MISTOLD, 2, 0, "proxy", (0, 1))],
         ],
         [3, 1, 1, None, None],
     ),
@@ -194,18 +197,18 @@ PAID: dict[str, tuple[list[Sample], list[float | None]]] = {
     "multi-module-grpo": (
         [
             *[wrote("n", 0, 0, "notes"), wrote("n", 0, 1, "notes")],
-            *[wrote(TOLD, 1, 0, "answer", (0, 0)), wrote(MISTOLD, 1, 1, "answer", (0, 1))],
+            *[wrote(TAGGED_RIGHT, 1, 0, "answer", (0, 0)), wrote(MISTOLD, 1, 1, "answer", (0, 1))],
         ],
         [1, 0, 1, 0],
     ),
 }
 
 
-@pytest.mark.parametrize("name", PAID)
+@pytest.mark.parametrize("name", SCORED_ROWS)
 def test_rewards_of_chain_rows(name: str) -> None:
-    (samples, expected), config = PAID[name], config_of(name)
+    (samples, expected), config = SCORED_ROWS[name], config_of(name)
     rewards = build_rewards(config.rewards)
-    value_RB = [[number(one) for one in reward.function(samples)] for reward in rewards]
+    value_RB = [[number(value) for value in reward.function(samples)] for reward in rewards]
     scores = Scores(
         names=tuple(reward.name for reward in rewards),
         weight_R=torch.tensor([reward.weight for reward in rewards]),
@@ -223,7 +226,7 @@ def number(score: float | Score | None) -> float | None:
 
 
 @pytest.mark.parametrize(
-    ("name", "prompt_template", "text", "shown"),
+    ("name", "prompt_template", "text", "expected"),
     [
         ("svs", "solution", "so\n```text\nWhat is 3?\n```", "What is 3? Please reason"),
         ("mel", "tried_again", "If so.", "What was learnt from earlier attempts at this problem:\n\nIf so.\n"),
@@ -236,11 +239,11 @@ def number(score: float | Score | None) -> float | None:
         ("multi-module-grpo", "answer", "three", "q\n\nNotes:\nthree"),
     ],
 )
-def test_prompts_of_chain_rows(name: str, prompt_template: str, text: str, shown: str) -> None:
+def test_prompts_of_chain_rows(name: str, prompt_template: str, text: str, expected: str) -> None:
     history = History(samples=[wrote(text, 0, 0)], rewards=[None])
     result = Algorithm.of(config_of(name)).prompt_templates[prompt_template](Prompt("q", columns=COLUMNS), 0, history)
     assert result is not None
-    assert result.text.startswith(shown)
+    assert result.text.startswith(expected)
 
 
 def test_the_loss_of_delethink_is_the_mean_over_answers_of_their_mean_over_tokens() -> None:
@@ -288,8 +291,8 @@ def test_care_gives_likely_answers_more() -> None:
 def test_texts_between_tags_are_marked() -> None:
     texts = ("<answer>a</answer> or <answer>bc</answer>.", "<answer></answer>", "</answer> <answer>", "a")
     result = Tagged()([wrote(text, 0, member) for member, text in enumerate(texts)])
-    assert [number(one) for one in result] == [1.0, 0.0, 0.0, 0.0]
-    marked = [text[s.start : s.end] for text, one in zip(texts, result, strict=True) for s in scopes(one)]
+    assert [number(score) for score in result] == [1.0, 0.0, 0.0, 0.0]
+    marked = [text[s.start : s.end] for text, score in zip(texts, result, strict=True) for s in scopes(score)]
     assert marked == ["bc"]
 
 

@@ -64,10 +64,10 @@ PAIRS = {
 }
 
 
-def laid(folder: Path, *names: str, own: dict[str, Any] | None = None) -> RunConfig:
+def laid(folder: Path, *names: str, changes: dict[str, Any] | None = None) -> RunConfig:
     """The configuration of a file that includes these."""
     file = folder / "run.yaml"
-    file.write_text(yaml.safe_dump({"include": list(names), **(own or {})}))
+    file.write_text(yaml.safe_dump({"include": list(names), **(changes or {})}))
     return load_config(file)
 
 
@@ -77,7 +77,7 @@ def refusal(folder: Path, *names: str) -> str:
         rewarding = (
             {"environment": "python:tests.training.test_credit_of_turns:Corridor"} if "methods/gigpo" in names else {}
         )
-        config = laid(folder, *names, own={"rollout": {"group_size": 16, **rewarding}})
+        config = laid(folder, *names, changes={"rollout": {"group_size": 16, **rewarding}})
         require_advantages(Algorithm.of(config))
     except ConfigError as error:
         return str(error)
@@ -100,29 +100,34 @@ def test_functions_that_follow_each_other_are_joined(tmp_path: Path) -> None:
     config = laid(tmp_path, "methods/rl-zvp", "methods/gfpo")
     alone = [laid(tmp_path, f"methods/{name}").advantage.estimators for name in ("rl-zvp", "gfpo")]
     assert config.advantage.estimators == (*alone[0], *alone[1])
-    own: dict[str, Any] = {"advantage": {"estimators": []}}
-    assert laid(tmp_path, "methods/rl-zvp", "methods/gfpo", own=own).advantage.estimators == ()
+    changes: dict[str, Any] = {"advantage": {"estimators": []}}
+    assert laid(tmp_path, "methods/rl-zvp", "methods/gfpo", changes=changes).advantage.estimators == ()
 
 
 def test_list_of_a_run_does_not_drop_functions_of_a_method(tmp_path: Path) -> None:
-    (name,) = (one.name for one in laid(tmp_path, "methods/rl-zvp").advantage.estimators)
-    own: dict[str, Any] = {"advantage": {"estimators": [{"name": "length"}]}}
+    (name,) = (estimator.name for estimator in laid(tmp_path, "methods/rl-zvp").advantage.estimators)
+    changes: dict[str, Any] = {"advantage": {"estimators": [{"name": "length"}]}}
     lost = rf"advantage.estimators replaces the list of methods/rl-zvp and drops {name}: state it in"
     with pytest.raises(ConfigError, match=rf"run.yaml: {lost}"):
-        laid(tmp_path, "methods/rl-zvp", own=own)
+        laid(tmp_path, "methods/rl-zvp", changes=changes)
     laid(tmp_path, "methods/rl-zvp")
     with pytest.raises(ConfigError, match=rf"the override advantage.estimators: {lost}"):
         load_config(tmp_path / "run.yaml", ["advantage.estimators=[length]"])
     fragment = tmp_path / "fragment.yaml"
-    fragment.write_text(yaml.safe_dump(own))
+    fragment.write_text(yaml.safe_dump(changes))
     with pytest.raises(ConfigError, match=rf"include: {lost}"):
         laid(tmp_path, "methods/rl-zvp", str(fragment))
-    own["advantage"]["estimators"] = [{"name": "length"}, {"name": name, "weight": 0.5}]
-    assert [one.name for one in laid(tmp_path, "methods/rl-zvp", own=own).advantage.estimators] == ["length", name]
+    changes["advantage"]["estimators"] = [{"name": "length"}, {"name": name, "weight": 0.5}]
+    assert [estimator.name for estimator in laid(tmp_path, "methods/rl-zvp", changes=changes).advantage.estimators] == [
+        "length",
+        name,
+    ]
     alone = laid(
-        tmp_path, "methods/rl-zvp", own={"about": {"method": None}, "advantage": {"estimators": [{"name": "length"}]}}
+        tmp_path,
+        "methods/rl-zvp",
+        changes={"about": {"method": None}, "advantage": {"estimators": [{"name": "length"}]}},
     )
-    assert [one.name for one in alone.advantage.estimators] == ["length"]
+    assert [estimator.name for estimator in alone.advantage.estimators] == ["length"]
 
 
 def test_numbers_belong_to_the_scale_of_their_file(tmp_path: Path) -> None:
@@ -169,7 +174,7 @@ def test_the_strategy_of_a_method_is_not_replaced_by_another(tmp_path: Path) -> 
         laid(tmp_path, "methods/luffy", "methods/dapo")
     below = laid(tmp_path, "methods/dapo", "methods/luffy", "methods/gspo").about.method
     assert below is not None
-    assert [(one.name, one.replaced.get("rollout.strategy")) for one in below.over] == [
+    assert [(layer.name, layer.replaced.get("rollout.strategy")) for layer in below.over] == [
         ("dapo", {"name": "refill", "rounds": 10}),
         ("luffy", None),
     ]
@@ -184,11 +189,11 @@ def test_filter_that_keeps_every_member_raises(tmp_path: Path) -> None:
         require_advantages(Algorithm.of(config))
     varied = {"advantage": {"estimators": [], "filters": [{"name": "most_varied", "count": 8}]}}
     with pytest.raises(ConfigError, match=r"advantage\.filters: most_varied keeps 8 members"):
-        require_advantages(Algorithm.of(laid(tmp_path, "quickstart/arithmetic-text", own=varied)))
+        require_advantages(Algorithm.of(laid(tmp_path, "quickstart/arithmetic-text", changes=varied)))
 
 
 def test_custom_method_needs_no_paper(tmp_path: Path) -> None:
-    config = laid(tmp_path, "methods/gspo", own={"about": {"method": {"name": "mine", "title": "Mine"}}})
+    config = laid(tmp_path, "methods/gspo", changes={"about": {"method": {"name": "mine", "title": "Mine"}}})
     assert next(method_rows(config)) == ("method", "Mine (not published)")
 
 
@@ -218,7 +223,7 @@ def test_a_pair_trains(lower: str, upper: str, tmp_path: Path) -> None:
         lower, upper = upper, lower
     if upper in REFUSED.get((task, lower), {}):
         pytest.skip("refused in either order")
-    config = laid(tmp_path, f"methods/{lower}", f"methods/{upper}", own={**small, "output": str(tmp_path)})
+    config = laid(tmp_path, f"methods/{lower}", f"methods/{upper}", changes={**small, "output": str(tmp_path)})
 
     def right(samples: Sequence[Sample]) -> list[float]:
         return [float(sample.member < 1 + sample.group % 2) for sample in samples]

@@ -78,8 +78,8 @@ def test_warning_is_printed_before_the_first_step(tmp_path: Path, capsys: pytest
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
     config = load_config("methods/ppl-position", {**small, "rollout.strategy": {"name": "fixed"}})
     Trainer(policy_of("llama", max_new_tokens=2), by_member, prompts_of("llama"), config).train()
-    shown = capsys.readouterr()
-    assert "late_decisions starts at step 200" in " ".join((shown.out + shown.err).split())
+    output = capsys.readouterr()
+    assert "late_decisions starts at step 200" in " ".join((output.out + output.err).split())
 
 
 def by_member(samples: Sequence[Sample]) -> list[float]:
@@ -140,8 +140,8 @@ def test_filter_without_effect_is_a_note_at_the_first_step(tmp_path: Path, capsy
             "methods/capo", {**small, "advantage.filters": filters, "advantage.filtered_samples": "mask"}
         )
         folder = Trainer(policy_of("llama", max_new_tokens=3), by_member, prompts_of("llama"), config).train()
-        shown = capsys.readouterr()
-        text = " ".join((shown.out + shown.err).split())
+        output = capsys.readouterr()
+        text = " ".join((output.out + output.err).split())
         assert text.count("no decision is changed by credit/within_curvature in the first step") == is_idle
         line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
         assert (line["credit/within_curvature/changed_frac"] == 0.0) == is_idle

@@ -42,9 +42,9 @@ def test_an_explanation_is_sampled_after_the_answer_and_trained_after_the_questi
         Request(prompt=0, members=tuple(range(8))),
         Request(prompt=0, members=(8,), prompt_template="explained", train_without_template=True),
     )
-    shown = Algorithm.of(config).prompt_templates["explained"](Prompt("why", columns={"answer": "7"}), 8, History())
-    assert shown is not None
-    assert shown.text.startswith("why\n\nThe right answer is 7. ")
+    templated = Algorithm.of(config).prompt_templates["explained"](Prompt("why", columns={"answer": "7"}), 8, History())
+    assert templated is not None
+    assert templated.text.startswith("why\n\nThe right answer is 7. ")
 
 
 def test_groups_of_one_source_are_read() -> None:
@@ -61,16 +61,18 @@ def test_right_answers_are_viewed_with_the_prompt_of_the_weakest_part() -> None:
     texts = [
         prompt_template(Prompt("q"), 0, History()) for prompt_template in Algorithm.of(config).prompt_templates.values()
     ]
-    system_texts = [one.messages[0]["content"] for one in texts if one is not None and one.messages is not None]
+    system_texts = [
+        prompt.messages[0]["content"] for prompt in texts if prompt is not None and prompt.messages is not None
+    ]
     view = config.objective.views["weakest"].prompt_template
     assert view is not None
     assert view.numbers["texts"] == system_texts
     parts = [part for part in ("textbook", "at_length", "reflecting") for _ in range(2)]
     samples = [Sample(Prompt("q"), 0, member, text="a", prompt_template=part) for member, part in enumerate(parts)]
     history, show = History(samples=samples, rewards=[1, 0, 0, 0, 1, 1]), weakest_system(texts=system_texts)
-    shown = [show(sample.prompt, sample.member, history) for sample in samples]
-    assert shown[:4] == [None] * 4
-    assert [one and one.messages for one in shown[4:]] == [
+    overrides = [show(sample.prompt, sample.member, history) for sample in samples]
+    assert overrides[:4] == [None] * 4
+    assert [prompt and prompt.messages for prompt in overrides[4:]] == [
         [{"role": "system", "content": system_texts[1]}, {"role": "user", "content": "q"}]
     ] * 2
     assert show(Prompt("q"), 0, replace(history, rewards=[1, 0, 0, 1, 1, 0])) is None

@@ -1,4 +1,4 @@
-"""Recipes whose rewards speak of the messages of a text: what each is paid, and its advantage, by hand."""
+"""Recipes whose rewards score the messages of a text: each score and its advantage, by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.maths.feedback_rows import feedback_of
 YES, NO = (f"<reflection>Verification: Is the solution correct? {word}</reflection>" for word in ("Yes", "No"))
 RIGHT, WRONG = r"so \boxed{7}", r"so \boxed{8}"
 TEXTS = (f"{WRONG}{NO}{RIGHT}{YES}", f"{RIGHT}{YES}", f"{WRONG}{YES}")
-PAID = ([0, 1, 1, 1], [1, 1], [0, 0])
+MESSAGE_SCORES = ([0, 1, 1, 1], [1, 1], [0, 0])
 
 
 def test_messages_are_scored_and_compared_by_position() -> None:
@@ -28,11 +28,11 @@ def test_messages_are_scored_and_compared_by_position() -> None:
     (reward,), (estimator,) = build_rewards(config.rewards), Algorithm.of(config).advantages.estimators
     samples = [Sample(Prompt("q", columns={"answer": "7"}), 0, m, text=text) for m, text in enumerate(TEXTS)]
     word = reward.function(samples)
-    parts = [[one.value for one in score.scopes or ()] for score in word if isinstance(score, Score)]
-    assert parts == list(PAID)
+    parts = [[scope.value for scope in score.scopes or ()] for score in word if isinstance(score, Score)]
+    assert parts == list(MESSAGE_SCORES)
     assert reward.weight == 0
     value_BS, valid_BS = torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.bool)
-    for row, values in enumerate(PAID):
+    for row, values in enumerate(MESSAGE_SCORES):
         value_BS[row, : len(values)], valid_BS[row, : len(values)] = torch.tensor(values).float(), True
     scoped = Scoped(scope_BT=torch.arange(4).expand(3, 4), value_BS=value_BS, valid_BS=valid_BS)
     feedback = feedback_of([0.0] * 3, [0] * 3, mask=[[1] * 4] * 3, scoped={"attempts": scoped})

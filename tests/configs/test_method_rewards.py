@@ -36,10 +36,10 @@ OF_REWARDS = [
 """Methods of which nothing is left without their rewards."""
 
 
-def run_of(folder: Path, *names: str, rewards: Any = (), **own: Any) -> RunConfig:
+def run_of(folder: Path, *names: str, rewards: Any = (), **sections: Any) -> RunConfig:
     file = folder / "run.yaml"
     stated = {"rewards": rewards} if rewards else {}
-    file.write_text(yaml.safe_dump({"include": list(names), **stated, **own}))
+    file.write_text(yaml.safe_dump({"include": list(names), **stated, **sections}))
     return load_config(file)
 
 
@@ -58,29 +58,32 @@ def listed(config: RunConfig) -> list[dict[str, Any]]:
     ]
 
 
-MINE = {"name": "exact_match", "column": "result", "extract": "line"}
+RUN_REWARD = {"name": "exact_match", "column": "result", "extract": "line"}
 EXPECTED: dict[str, list[dict[str, Any]]] = {
-    "arm": [MINE, {"name": "rarity", "of": MINE, "marks": ["<COT>", "<CODE>", "<ANSWER>", "<LONG_COT>"]}],
-    "cde": [{**MINE, "weight": 2.0}, {"name": "curiosity", "strength": 1.0, "ceiling": 0.333333}],
-    "diver": [MINE, {"name": "unique_formulas", "of": MINE, "most": 0.42}],
-    "dra-grpo": [{"name": "diversity_adjusted", "of": MINE, "rule": "divide"}],
-    "empo": [{**MINE, "weight": 0.0, "verifier": True}, {"name": "semantic_clusters", "extract": "line"}],
-    "geometryzero": [MINE, {"name": "where_useful", "of": MINE, "marks": ["<aux>"], "margin": 0.1, "weight": 0.5}],
-    "intuitor": [{**MINE, "weight": 0.0, "verifier": True}, {"name": "self_certainty"}],
-    "noisy-verifiers": [{"name": "noisy_verifier", "of": MINE, "false_positive": 0.1, "false_negative": 0.2}],
-    "p-grpo": [MINE, {"name": "remote", "url": "http://127.0.0.1:8000", "label": "reasoning"}],
-    "pref-grpo": [{"name": "pairwise_win_rate", "of": MINE}],
+    "arm": [RUN_REWARD, {"name": "rarity", "of": RUN_REWARD, "marks": ["<COT>", "<CODE>", "<ANSWER>", "<LONG_COT>"]}],
+    "cde": [{**RUN_REWARD, "weight": 2.0}, {"name": "curiosity", "strength": 1.0, "ceiling": 0.333333}],
+    "diver": [RUN_REWARD, {"name": "unique_formulas", "of": RUN_REWARD, "most": 0.42}],
+    "dra-grpo": [{"name": "diversity_adjusted", "of": RUN_REWARD, "rule": "divide"}],
+    "empo": [{**RUN_REWARD, "weight": 0.0, "verifier": True}, {"name": "semantic_clusters", "extract": "line"}],
+    "geometryzero": [
+        RUN_REWARD,
+        {"name": "where_useful", "of": RUN_REWARD, "marks": ["<aux>"], "margin": 0.1, "weight": 0.5},
+    ],
+    "intuitor": [{**RUN_REWARD, "weight": 0.0, "verifier": True}, {"name": "self_certainty"}],
+    "noisy-verifiers": [{"name": "noisy_verifier", "of": RUN_REWARD, "false_positive": 0.1, "false_negative": 0.2}],
+    "p-grpo": [RUN_REWARD, {"name": "remote", "url": "http://127.0.0.1:8000", "label": "reasoning"}],
+    "pref-grpo": [{"name": "pairwise_win_rate", "of": RUN_REWARD}],
     "ttrv": [
-        {**MINE, "weight": 0.0, "verifier": True},
+        {**RUN_REWARD, "weight": 0.0, "verifier": True},
         {"name": "majority_vote", "mode": "share", "entropy": 0.75, "extract": "line"},
     ],
-    "unlikeliness-reward": [{"name": "unlikeliness", "of": MINE, "strength": 0.25}],
+    "unlikeliness-reward": [{"name": "unlikeliness", "of": RUN_REWARD, "strength": 0.25}],
 }
 
 
 @pytest.mark.parametrize("name", OF_REWARDS)
 def test_rewards_of_a_run_do_not_replace_those_of_its_method(name: str, tmp_path: Path) -> None:
-    config = run_of(tmp_path, f"methods/{name}", rewards=[MINE], **policy_of(name))
+    config = run_of(tmp_path, f"methods/{name}", rewards=[RUN_REWARD], **policy_of(name))
     added = [reward for reward in config.rewards if reward.from_method == name]
     assert added
     rows = [{key: value for key, value in row.items() if key != "from_method"} for row in listed(config)]
@@ -138,19 +141,22 @@ def test_a_reward_of_the_run_replaces_the_methods_of_its_label(tmp_path: Path) -
     """And counts as that does: behind the gate of the outcome."""
     judge: dict[str, Any] = {"name": "text_judge", "model": "some/judge", "label": "reasoning"}
     with pytest.raises(ConfigError, match=r"'reasoning' is the label of a reward remote that methods/p-grpo adds"):
-        run_of(tmp_path, "methods/p-grpo", rewards=[MINE, judge | {"verifier": False}])
-    config = run_of(tmp_path, "methods/p-grpo", rewards=[MINE, judge | {"from_method": "p-grpo"}])
+        run_of(tmp_path, "methods/p-grpo", rewards=[RUN_REWARD, judge | {"verifier": False}])
+    config = run_of(tmp_path, "methods/p-grpo", rewards=[RUN_REWARD, judge | {"from_method": "p-grpo"}])
     gate = {"reward": "exact_match", "at_least": 1.0, "otherwise": "zero"}
-    assert listed(config) == [MINE, judge | {"from_method": "p-grpo", "gate": gate}]
+    assert listed(config) == [RUN_REWARD, judge | {"from_method": "p-grpo", "gate": gate}]
     marks = {"name": "rarity", "marks": ["<A>", "<B>"], "schedule": {"name": "constant"}}
     arm = load_config("methods/arm").about.method
     assert arm is not None
-    (own,) = arm.rewards.added
-    config = run_of(tmp_path, "methods/arm", rewards=[{**marks, "weight": 0.5}, MINE])
-    assert listed(config) == [MINE, {**own.numbers, **marks, "of": MINE, "weight": 0.5, "from_method": "arm"}]
+    (reward,) = arm.rewards.added
+    config = run_of(tmp_path, "methods/arm", rewards=[{**marks, "weight": 0.5}, RUN_REWARD])
+    assert listed(config) == [
+        RUN_REWARD,
+        {**reward.numbers, **marks, "of": RUN_REWARD, "weight": 0.5, "from_method": "arm"},
+    ]
     clusters = {"name": "semantic_clusters", "extract": "tag", "label": "answers"}
-    config = run_of(tmp_path, "methods/copo", rewards=[MINE, clusters])
-    assert listed(config) == [MINE, clusters | {"weight": 0.0, "from_method": "copo"}]
+    config = run_of(tmp_path, "methods/copo", rewards=[RUN_REWARD, clusters])
+    assert listed(config) == [RUN_REWARD, clusters | {"weight": 0.0, "from_method": "copo"}]
 
 
 def test_explain_lists_rewards_and_where_each_is_from(tmp_path: Path) -> None:
@@ -179,7 +185,7 @@ def test_a_run_without_a_verifier_raises_with_a_fix(tmp_path: Path) -> None:
 
 
 def test_included_methods_all_add_their_rewards(tmp_path: Path) -> None:
-    config = run_of(tmp_path, "methods/geometryzero", "methods/dapo", "methods/diver", rewards=[MINE])
+    config = run_of(tmp_path, "methods/geometryzero", "methods/dapo", "methods/diver", rewards=[RUN_REWARD])
     assert [(reward.logged_name, reward.from_method) for reward in config.rewards] == [
         ("exact_match", None),
         ("where_useful", "geometryzero"),
@@ -188,7 +194,7 @@ def test_included_methods_all_add_their_rewards(tmp_path: Path) -> None:
 
 
 def test_columns_of_a_verifier_within_a_reward_are_needed() -> None:
-    config = load_config("methods/arm", {"rewards": [MINE]})
+    config = load_config("methods/arm", {"rewards": [RUN_REWARD]})
     assert [reward.needs_columns for reward in build_rewards(config.rewards)] == [("result",), ("result",)]
 
 
@@ -263,9 +269,9 @@ TEXTS = {
 def test_stated_rewards_do_not_make_a_method_plain_grpo(name: str, tmp_path: Path) -> None:
     """In either order of the include its advantages are not those of the same file without its rewards."""
     base = tmp_path / "base.yaml"
-    mine = GRADED if name == "pref-grpo" else SEVEN  # of two values, win rates are a change of scale
-    own = {"prompts": {"source": "p.txt"}, "rewards": [mine, *ALSO.get(name, [])], **policy_of(name)}
-    base.write_text(yaml.safe_dump(own))
+    reward = GRADED if name == "pref-grpo" else SEVEN  # of two values, win rates are a change of scale
+    sections = {"prompts": {"source": "p.txt"}, "rewards": [reward, *ALSO.get(name, [])], **policy_of(name)}
+    base.write_text(yaml.safe_dump(sections))
     config = run_of(tmp_path, f"methods/{name}", str(base))
     assert config == run_of(tmp_path, str(base), f"methods/{name}")
     texts = TEXTS.get(name, ("it is 7", "so it must be 7", "it is 8", "9"))
@@ -281,7 +287,7 @@ def test_stated_rewards_do_not_make_a_method_plain_grpo(name: str, tmp_path: Pat
         for member, text in enumerate(texts)
     ]
     result_B = advantages(config, samples)
-    plain_B = advantages(config.model_copy(update={"rewards": (RewardConfig.model_validate(mine),)}), samples)
+    plain_B = advantages(config.model_copy(update={"rewards": (RewardConfig.model_validate(reward),)}), samples)
     assert float((result_B - plain_B).abs().max()) > 0.04
 
 
@@ -321,7 +327,7 @@ def parity(samples: Sequence[Sample]) -> list[float]:
 
 
 def test_method_of_a_judge_needs_a_reward_by_a_model() -> None:
-    config = load_config("methods/rgr-grpo", {"rewards": [MINE]})
+    config = load_config("methods/rgr-grpo", {"rewards": [RUN_REWARD]})
     with pytest.raises(ConfigError, match=r"methods/rgr-grpo needs a judge.* rewards: has exact_match: add one, for "):
         require_needs(config)
     judge = RewardConfig.model_validate({"name": "text_judge", "model": "m", "question": "{response}"})
@@ -333,12 +339,12 @@ def test_method_of_a_judge_needs_a_reward_by_a_model() -> None:
     assert names("rewards").keys() >= needs.MODEL_REWARDS
     require_needs(config, rewards=[RewardConfig.model_validate({"name": "live:rubric"})])
     with pytest.raises(ConfigError, match="methods/dr-irl needs a judge"):
-        require_needs(load_config("methods/dr-irl", {"rewards": [MINE]}))
+        require_needs(load_config("methods/dr-irl", {"rewards": [RUN_REWARD]}))
 
 
 @pytest.mark.parametrize("method", ["prof", "clip-delta-prm-shaping", "process-supervision"])
 def test_method_of_step_rewards_needs_their_label(method: str) -> None:
-    config = load_config(f"methods/{method}", {"rewards": [MINE]})
+    config = load_config(f"methods/{method}", {"rewards": [RUN_REWARD]})
     with pytest.raises(
         ConfigError,
         match=rf"methods/{method} needs scores of steps: .* labeled steps, and rewards: has exact_match: add",

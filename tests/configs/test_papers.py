@@ -1,4 +1,4 @@
-"""Recipes of papers: each loads, says where its values are from, and pays answers what its authors' code pays them."""
+"""Recipes of papers: each loads, names the sources of its values, and scores answers as its authors' code does."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample
-from tests.configs.paid import ELSEWHERE, PAID, ROUTED
+from tests.configs.paper_answers import ANSWERS, ELSEWHERE, ROUTED
 
 PAPERS = shipped("papers")
 
 
 def test_every_recipe_has_a_reward_test() -> None:
-    assert {f"papers/{name}" for name in (*PAID, *ELSEWHERE)} == set(PAPERS)
+    assert {f"papers/{name}" for name in (*ANSWERS, *ELSEWHERE)} == set(PAPERS)
 
 
 def test_explain_prints_the_paper_and_the_deviations() -> None:
@@ -27,20 +27,20 @@ def test_explain_prints_the_paper_and_the_deviations() -> None:
     assert list(recipe_rows(load_config("recipes/qwen2.5-vl-gui"))) == []
 
 
-@pytest.mark.parametrize("name", PAID)
+@pytest.mark.parametrize("name", ANSWERS)
 def test_answers_score_as_in_the_authors_code(name: str) -> None:
     rewards = build_rewards(load_config(f"papers/{name}").rewards)
     samples = [
         Sample(
             Prompt("q", columns=columns), 0, member, text=text, tokens=tuple(range(length)), values={"certainty": 1.0}
         )
-        for member, (columns, text, length, _) in enumerate(PAID[name])
+        for member, (columns, text, length, _) in enumerate(ANSWERS[name])
     ]
     scores = shape_scores(score(samples, rewards), rewards, 0)[0]
     assert scores.valid_BR.any(1).all()
     assert scores.valid_BR.all() == (name not in ROUTED)
     total_B = (scores.value_BR * scores.weight_R).where(scores.valid_BR, 0.0).sum(1)
-    assert total_B.tolist() == pytest.approx([paid for *_, paid in PAID[name]], rel=1e-6, abs=1e-6)
+    assert total_B.tolist() == pytest.approx([total for *_, total in ANSWERS[name]], rel=1e-6, abs=1e-6)
 
 
 def test_the_shares_of_modomodo_are_those_of_its_table() -> None:
@@ -49,5 +49,5 @@ def test_the_shares_of_modomodo_are_those_of_its_table() -> None:
     raw = {name: 0.2 - 0.1 * (score - 0.4721) / (0.5146 - 0.4721) for name, score in without.items()}
     prompts = load_config("papers/modomodo").prompts
     assert prompts is not None
-    shares = {one.label: one.weight for one in prompts.sources}
+    shares = {dataset.label: dataset.weight for dataset in prompts.sources}
     assert shares == pytest.approx({name: value / sum(raw.values()) for name, value in raw.items()}, abs=1e-4)

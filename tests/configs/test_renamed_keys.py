@@ -24,7 +24,7 @@ from mmgrpo.maths.strategies import STRATEGIES
 from mmgrpo.maths.terms import TERMS
 
 LISTS = ("rewards", "prompts.sources", "objective.auxiliary", "objective.terms", "objective.terms.sources")
-BESIDE: dict[str, dict[str, Any]] = {
+REQUIRED_KEYS: dict[str, dict[str, Any]] = {
     "evaluation.prompts": {"source": "rows.jsonl"},
     "rewards": {"name": "exact_match"},
     "rewards.gate": {"reward": "other", "at_least": 1.0},
@@ -44,7 +44,7 @@ def at_key(key: str, value: Any) -> dict[str, Any]:
     for number in reversed(range(len(parts))):
         section = ".".join(parts[:number])
         value = [value] if ".".join(parts[: number + 1]) in LISTS else value
-        value = {**BESIDE.get(section, {}), parts[number]: value}
+        value = {**REQUIRED_KEYS.get(section, {}), parts[number]: value}
     return value
 
 

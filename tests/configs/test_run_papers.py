@@ -1,4 +1,4 @@
-"""Recipes whose rewards run what was written, paid in the sandbox."""
+"""Recipes whose rewards run the answers in the sandbox."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mmgrpo.scoring.named_rewards import NamedReward
 from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample
-from tests.configs.paid import Answer
-from tests.configs.paid.executed import MIXED, QUERIES, REFUSED, RUN
-from tests.configs.test_judged_papers import asking
+from tests.configs.paper_answers import Answer
+from tests.configs.paper_answers.executed import MIXED, QUERIES, REFUSED, RUN
+from tests.configs.test_judge_papers import asking
 from tests.rewards.endpoint import Server
 from tests.rewards.sandboxed import needs_sandbox
 from tests.running import running
 
 
-def paid(rewards: Sequence[NamedReward], answers: list[Answer], *, routed: bool = False) -> list[float]:
+def total_rewards(rewards: Sequence[NamedReward], answers: list[Answer], *, routed: bool = False) -> list[float]:
     samples = [
         Sample(Prompt("q", columns=columns), 0, member, text=text, tokens=tuple(range(length)))
         for member, (columns, text, length, _) in enumerate(answers)
@@ -36,13 +36,13 @@ def paid(rewards: Sequence[NamedReward], answers: list[Answer], *, routed: bool 
 @pytest.mark.parametrize("name", RUN)
 def test_programs_are_scored_by_their_results(name: str) -> None:
     rewards = build_rewards(load_config(f"papers/{name}").rewards)
-    assert paid(rewards, RUN[name]) == pytest.approx([pay for *_, pay in RUN[name]], abs=1e-6)
+    assert total_rewards(rewards, RUN[name]) == pytest.approx([total for *_, total in RUN[name]], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_rewards_without_execution_are_scored(name: str) -> None:
     rewards = build_rewards(load_config(f"papers/{name}").rewards)
-    assert paid(rewards, REFUSED[name]) == pytest.approx([pay for *_, pay in REFUSED[name]], abs=1e-6)
+    assert total_rewards(rewards, REFUSED[name]) == pytest.approx([total for *_, total in REFUSED[name]], abs=1e-6)
 
 
 def in_memory(reward: RewardConfig, url: str) -> RewardConfig:
@@ -56,7 +56,7 @@ def in_memory(reward: RewardConfig, url: str) -> RewardConfig:
 def test_queries_are_scored_by_their_results(name: str) -> None:
     with running(Server(first=lambda text: {"yes": 0.9, "no": 0.1})) as server:
         rewards = build_rewards([in_memory(reward, server.url) for reward in load_config(f"papers/{name}").rewards])
-        assert paid(rewards, QUERIES[name]) == pytest.approx([pay for *_, pay in QUERIES[name]], abs=1e-6)
+        assert total_rewards(rewards, QUERIES[name]) == pytest.approx([total for *_, total in QUERIES[name]], abs=1e-6)
 
 
 @needs_sandbox
@@ -64,4 +64,4 @@ def test_each_kind_of_question_is_verified_in_its_own_way() -> None:
     pytest.importorskip("math_verify")
     with running(Server(first=lambda text: {"yes": 0.9, "no": 0.1})) as server:
         rewards = build_rewards([in_memory(reward, server.url) for reward in load_config("papers/guru").rewards])
-        assert paid(rewards, MIXED, routed=True) == pytest.approx([pay for *_, pay in MIXED], abs=1e-6)
+        assert total_rewards(rewards, MIXED, routed=True) == pytest.approx([total for *_, total in MIXED], abs=1e-6)

@@ -21,7 +21,7 @@ from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample, Scope, Score
-from tests.configs.mechanisms import ANY_KIND, DRAWN, EVERYDAY, applies_to, nightly, settings, untrained
+from tests.configs.mechanisms import ANY_KIND, EVERYDAY, STEP_METHODS, applies_to, nightly, settings, untrained
 from tests.configs.tiny_scorers import TinyScorers
 from tests.tiny.pipelines import PIPELINES
 
@@ -156,7 +156,7 @@ PARTS = {"process-supervision": [NamedReward("steps", steps_by_turns, weight=0.0
 """Those that read what a reward says of parts."""
 
 
-@pytest.mark.parametrize("name", nightly("any kind", [*ANY_KIND, *DRAWN]))
+@pytest.mark.parametrize("name", nightly("any kind", [*ANY_KIND, *STEP_METHODS]))
 def test_method_of_any_kind_trains_a_denoising_policy(
     name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:
@@ -222,11 +222,11 @@ def test_every_function_that_a_method_of_any_kind_names_is_trained() -> None:
 
 
 def test_daily_configurations_set_every_key() -> None:
-    known = {*ANY_KIND, *DRAWN}
-    assert set(EVERYDAY["any kind"]) < known
+    covered = {*ANY_KIND, *STEP_METHODS}
+    assert set(EVERYDAY["any kind"]) < covered
     daily = (*EVERYDAY["any kind"], *EVERYDAY["tokens"])
     everyday = {setting for name in daily for setting in settings(f"methods/{name}")}
-    assert {setting for name in known for setting in settings(f"methods/{name}")} - everyday == set()
+    assert {setting for name in covered for setting in settings(f"methods/{name}")} - everyday == set()
 
 
 DRAWING = {
@@ -294,10 +294,10 @@ def test_recipe_runs_with_its_own_rewards(
         assert metrics[0][f"reward/{reward.logged_name}/failed_frac"] == 0.0
     assert config.evaluation is not None
     (folder,) = tmp_path.glob("*/evaluation.jsonl")
-    judged = [json.loads(line) for line in folder.read_text().splitlines()]
-    assert [line["step"] for line in judged] == [0, 1]
+    evaluations = [json.loads(line) for line in folder.read_text().splitlines()]
+    assert [line["step"] for line in evaluations] == [0, 1]
     expected = {f"eval/{reward.logged_name}/mean" for reward in config.evaluation.rewards} - {"eval/motion/mean"}
-    assert {key for line in judged for key in line} >= expected - {"eval/grid_artifacts/mean"}
+    assert {key for line in evaluations for key in line} >= expected - {"eval/grid_artifacts/mean"}
     if name.startswith("wan"):  # 20 steps, of which 19 are drawn; guidance takes two forwards; update and reference
         assert metrics[-1]["count/forwards_per_sample"] == pytest.approx(2 * (20 + 2 * 19))
         assert metrics[0]["policy/kl_mean"] == pytest.approx(0.0, abs=1e-9)

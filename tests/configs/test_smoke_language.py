@@ -92,7 +92,7 @@ def even(samples: Sequence[Sample]) -> list[float]:
     return [0.5 for _ in samples]
 
 
-BESIDE = {
+EXTRA_REWARDS = {
     "clip-delta-prm-shaping": [NamedReward("steps", halves, weight=0.0)],
     "copo": [NamedReward("answers", even, weight=0.0)],
     "evisrag": [NamedReward(name, halves, weight=0.0) for name in ("accuracy", "evidence")],
@@ -114,7 +114,7 @@ def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
 
     policy = policy_of("llama", max_new_tokens=5)
     before = [parameter.detach().clone() for parameter in policy.trainable]
-    rewards = [NamedReward("right", right), *BESIDE.get(name, [])]
+    rewards = [NamedReward("right", right), *EXTRA_REWARDS.get(name, [])]
     folder = Trainer(policy, rewards, prompts_of("llama"), config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["update"]) for line in lines] == [(1, 0), (1, 1), (2, 0), (2, 1)]
@@ -249,6 +249,6 @@ def test_recipe_trains(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert lines[0]["policy/on_policy_gap"] < 1e-5
     assert lines[0]["completions/max_length"] <= 6
     assert config.evaluation is not None
-    judged = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in judged] == [0, 1]
-    assert {f"eval/{reward.logged_name}/mean" for reward in config.evaluation.rewards} <= set(judged[0])
+    evaluations = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in evaluations] == [0, 1]
+    assert {f"eval/{reward.logged_name}/mean" for reward in config.evaluation.rewards} <= set(evaluations[0])

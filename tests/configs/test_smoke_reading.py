@@ -18,7 +18,7 @@ from tests.configs.mechanisms import READING
 from tests.policies.tiny_language import policy_of, prompts_of
 
 HINTS = {f"{kind}_{n}": f"a {kind} {n}" for kind in ("knowledge", "solution", "paraphrase") for n in range(1, 7)}
-BESIDE = {
+COLUMNS = {
     "policy": "be kind",
     "variant": "how many squares",
     "teacher_1": "two squares",
@@ -59,7 +59,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-KEPT = {
+NUM_TRAINED = {
     "aepo": (6, 4),
     "ar3po": (4, 4),
     "critique-grpo": (4, 3),
@@ -101,7 +101,7 @@ def prompts() -> list[Prompt]:
         "answer": "two",
         "hint": "count them",
         "criteria": "counts them",
-        **BESIDE,
+        **COLUMNS,
         **HINTS,
     }
     return [replace(prompt, columns={**prompt.columns, **columns}) for prompt in prompts_of("llama")]
@@ -146,9 +146,9 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
         assert all(line["rollout/rounds"] == 4 and line["policy/hints_mean"] > 0 for line in lines)
     if name == "scaf-grpo":  # of 4 drawn and 16 hinted, 2 and 2 are kept
         assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([4 / 20] * 2)
-    num_sampled, kept = KEPT.get(name, (1, 1))
-    if name in KEPT:
-        assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([kept / num_sampled] * 2)
+    num_sampled, num_trained = NUM_TRAINED.get(name, (1, 1))
+    if name in NUM_TRAINED:
+        assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([num_trained / num_sampled] * 2)
     if name == "eepo":  # half of each group is drawn by weights that have moved
         assert all(line["policy/on_policy_gap"] > 1e-5 for line in lines)
     if name == "aepo":  # one of two drawn otherwise takes the place of another, and is worth 1

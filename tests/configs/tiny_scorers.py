@@ -54,8 +54,8 @@ class TinyScorers:
     def in_place_of_the_hubs(self, config: RunConfig) -> RunConfig:
         """The configuration with every reward as it is, but for the names of its checkpoints."""
         assert config.evaluation is not None
-        judged = config.evaluation.model_copy(update={"rewards": self._all(config.evaluation.rewards)})
-        return config.model_copy(update={"rewards": self._all(config.rewards), "evaluation": judged})
+        evaluation = config.evaluation.model_copy(update={"rewards": self._all(config.evaluation.rewards)})
+        return config.model_copy(update={"rewards": self._all(config.rewards), "evaluation": evaluation})
 
     def _all(self, rewards: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:
         return tuple(

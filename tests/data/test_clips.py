@@ -26,9 +26,9 @@ def test_frames_are_restored(side: int, larger: int) -> None:
     back, rate = decoded(encoded(frames, 7.5), max_pixels=PIXELS)
     assert rate == 7.5
     assert [frame.size for frame in back] == [(larger, larger)] * 4
-    for frame, shown in zip(frames, back, strict=True):
+    for frame, restored in zip(frames, back, strict=True):
         if side < 256:  # each pixel became a square, which H.264 keeps
-            gray = shown.convert("L").resize((side, side), Image.Resampling.BOX)
+            gray = restored.convert("L").resize((side, side), Image.Resampling.BOX)
             assert np.abs(np.asarray(gray, dtype=int) - np.asarray(frame, dtype=int)).max() <= 4
 
 

@@ -19,7 +19,7 @@ COLORS = [(200, 30, 60), (10, 120, 250)]
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
 
 
-def shown(image: object) -> np.ndarray:
+def pixels(image: object) -> np.ndarray:
     return np.asarray(load_image(image)).astype(int)
 
 
@@ -27,7 +27,7 @@ def shown(image: object) -> np.ndarray:
 def test_16_bit_gray_is_scaled_to_8(tmp_path: Path, name: str):
     Image.fromarray(RAMP).save(tmp_path / name)
     expected = np.repeat((RAMP / 257).round()[..., None], 3, axis=2)  # 65535 / 257 = 255
-    assert np.array_equal(shown(tmp_path / name), expected)
+    assert np.array_equal(pixels(tmp_path / name), expected)
 
 
 @pytest.mark.parametrize(("white", "dtype"), [(200, np.uint8), (51400, np.uint16)])
@@ -39,26 +39,26 @@ def test_a_tiff_with_white_zero_is_inverted(white: int, dtype: type):
     for entry in range(start + 2, start + 2 + 12 * struct.unpack("<H", data[start : start + 2])[0], 12):
         if struct.unpack("<H", data[entry : entry + 2])[0] == 262:
             data[entry + 8 : entry + 10] = struct.pack("<H", 0)
-    assert shown(bytes(data))[0, :, 0].tolist() == [255, 55]
+    assert pixels(bytes(data))[0, :, 0].tolist() == [255, 55]
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I;16L", "I;16B", "I;16N"])
 def test_every_16_bit_mode_is_scaled(mode: str):
-    assert shown(Image.new(mode, (1, 1), 257 * 100)).tolist() == [[[100] * 3]]
+    assert pixels(Image.new(mode, (1, 1), 257 * 100)).tolist() == [[[100] * 3]]
 
 
 def test_32_bit_integers_have_the_range_of_their_file_or_values(tmp_path: Path):
     low, high = (Image.fromarray(np.array([[0, top]], dtype=np.int32)) for top in (200, 51400))
-    assert shown(low)[0, :, 0].tolist() == [0, 200]
-    assert shown(high)[0, :, 0].tolist() == [0, 200]
+    assert pixels(low)[0, :, 0].tolist() == [0, 200]
+    assert pixels(high)[0, :, 0].tolist() == [0, 200]
     low.save(tmp_path / "dark.pgm")  # 200 of 65535
-    assert shown(tmp_path / "dark.pgm")[0, :, 0].tolist() == [0, 1]
+    assert pixels(tmp_path / "dark.pgm")[0, :, 0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("top", [1, 255])
 def test_floats_have_a_range_of_1_or_255(tmp_path: Path, top: int):
     Image.fromarray((RAMP / 65535 * top).astype(np.float32)).save(tmp_path / "a.tif")
-    assert np.array_equal(shown(tmp_path / "a.tif")[..., 0], (RAMP / 257).round())
+    assert np.array_equal(pixels(tmp_path / "a.tif")[..., 0], (RAMP / 257).round())
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_color_modes_show_their_colors(mode: str):
     image.putdata(COLORS)
     source = image.convert("RGBA") if mode == "RGBa" else image
     tolerance = 25 if mode == "LAB" else 4  # 8 bits of LAB do not hold a saturated blue
-    assert np.abs(shown(source.convert(mode))[0] - COLORS).max() <= tolerance
+    assert np.abs(pixels(source.convert(mode))[0] - COLORS).max() <= tolerance
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "La", "P", "PA"])
@@ -91,7 +91,7 @@ def test_gray_and_palette_modes_show_black_and_white(mode: str):
     image = Image.new("L", (2, 1))
     image.putdata([0, 255])
     source = image.convert("LA") if mode == "La" else image
-    assert shown(source.convert(mode))[0].tolist() == [[0] * 3, [255] * 3]
+    assert pixels(source.convert(mode))[0].tolist() == [[0] * 3, [255] * 3]
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_a_transparent_value_is_white(mode: str, hidden: object, visible: object
     image.putpixel((1, 0), hidden)  # type: ignore[arg-type]
     buffer = BytesIO()
     image.save(buffer, format="PNG", transparency=hidden)
-    assert shown(buffer.getvalue())[0].tolist() == [[color] * 3, [255] * 3]
+    assert pixels(buffer.getvalue())[0].tolist() == [[color] * 3, [255] * 3]
 
 
 def test_orientation_is_applied_to_16_bit_images(tmp_path: Path):
     exif = Image.Exif()
     exif[0x0112] = 3  # upside down
     Image.fromarray(RAMP).save(tmp_path / "a.png", exif=exif)
-    assert np.array_equal(shown(tmp_path / "a.png")[..., 0], np.rot90((RAMP / 257).round(), 2))
+    assert np.array_equal(pixels(tmp_path / "a.png")[..., 0], np.rot90((RAMP / 257).round(), 2))
 
 
 def test_postscript_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -16,7 +16,7 @@ from mmgrpo.types import Prompt, Sample
 WHITE = Prompt("what is it", images=[Image.new("RGB", (40, 30), "white")] * 2, columns={"answer": "a"})
 
 
-def shown(prompt_template, member: int = 0, seed: int = 3) -> list[np.ndarray]:
+def prompt_images(prompt_template, member: int = 0, seed: int = 3) -> list[np.ndarray]:
     prompt = prompt_template(WHITE, member, History(seed=seed))
     assert prompt is not None
     assert (prompt.text, prompt.columns) == (WHITE.text, WHITE.columns)
@@ -24,16 +24,19 @@ def shown(prompt_template, member: int = 0, seed: int = 3) -> list[np.ndarray]:
 
 
 def test_masked_patches_are_black_complete_and_keyed() -> None:
-    first, second = shown(masked_image(share=0.5, patch=10))
+    first, second = prompt_images(masked_image(share=0.5, patch=10))
     blocks = first.reshape(3, 10, 4, 10, 3)
     assert set(np.unique(blocks.min((1, 3, 4)))) == {0, 255}
     assert (blocks.min((1, 3, 4)) == blocks.max((1, 3, 4))).all()  # a patch is black as a whole or not at all
     assert not (first == second).all()
-    assert (first == shown(masked_image(share=0.5, patch=10))[0]).all()
-    for other in (shown(masked_image(share=0.5, patch=10), member=1)[0], shown(masked_image(share=0.5), seed=4)[0]):
+    assert (first == prompt_images(masked_image(share=0.5, patch=10))[0]).all()
+    for other in (
+        prompt_images(masked_image(share=0.5, patch=10), member=1)[0],
+        prompt_images(masked_image(share=0.5), seed=4)[0],
+    ):
         assert not (first == other).all()
     shared = masked_image(share=0.5, patch=10, per_member=False)
-    assert (shown(shared, member=0)[0] == shown(shared, member=1)[0]).all()
+    assert (prompt_images(shared, member=0)[0] == prompt_images(shared, member=1)[0]).all()
 
 
 def test_the_share_is_of_patches() -> None:
@@ -45,7 +48,9 @@ def test_the_share_is_of_patches() -> None:
         0.6, abs=0.02
     )  # 19,600 patches: deviation 0.0035
     for share, expected in ((0.0, 255), (1.0, 0)):
-        assert {int(pixel) for one in shown(masked_image(share=share)) for pixel in np.unique(one)} == {expected}
+        assert {int(pixel) for image in prompt_images(masked_image(share=share)) for pixel in np.unique(image)} == {
+            expected
+        }
 
 
 def test_noise_keeps_the_share_of_the_signal() -> None:
@@ -55,7 +60,7 @@ def test_noise_keeps_the_share_of_the_signal() -> None:
     pixels = np.asarray(prompt.images[0]) / 127.5 - 1
     assert pixels.mean() == pytest.approx(np.sqrt(0.99) * (160 / 127.5 - 1), abs=2e-3)
     assert pixels.std() == pytest.approx(0.1, abs=2e-3)
-    assert (shown(noised_image(share=0.0))[0] == 255).all()
+    assert (prompt_images(noised_image(share=0.0))[0] == 255).all()
 
 
 def test_without_images_the_view_does_not_apply() -> None:
@@ -69,8 +74,8 @@ def test_noise_applies_at_random_to_a_member_or_a_group() -> None:
     alone, together = noised_image(share=0.5, chance=0.25), noised_image(share=0.5, chance=0.25, per_member=False)
     assert 70 < sum(alone(prompt, member, History(seed=1)) is not prompt for member in range(400)) < 130
     groups = [{together(prompt, member, History(seed=seed)) is prompt for member in (0, 1)} for seed in range(400)]
-    assert {len(one) for one in groups} == {1}
-    assert 70 < sum(False in one for one in groups) < 130
+    assert {len(group) for group in groups} == {1}
+    assert 70 < sum(False in group for group in groups) < 130
     assert noised_image(share=0.5, chance=0.0)(prompt, 0, History()) is prompt
 
 
@@ -86,7 +91,7 @@ def history(*rewards: float | None, texts: tuple[str, ...] = ("zero", "one", "tw
 def test_a_peers_answer_is_the_first_right_one_of_another() -> None:
     prompt_template = peer_answer(text="{prompt}|{answer}", at_least=0.5)
     prompts = [prompt_template(WHITE, member, history(1.0, 0.0, 0.5)) for member in range(3)]
-    assert [one.text for one in prompts if one] == ["what is it|two", "what is it|zero", "what is it|zero"]
+    assert [prompt.text for prompt in prompts if prompt] == ["what is it|two", "what is it|zero", "what is it|zero"]
     assert [prompt_template(WHITE, member, history(None, 1.0, 0.4)) is None for member in range(3)] == [
         False,
         True,
@@ -124,9 +129,9 @@ def test_unsupported_contexts_raise() -> None:
 
 
 def prefix_of(prompt_template, prompt: Prompt) -> str | None:
-    shown = prompt_template(prompt, 0, History(seed=0))
-    assert shown is not None
-    return shown.prefix
+    result = prompt_template(prompt, 0, History(seed=0))
+    assert result is not None
+    return result.prefix
 
 
 @pytest.mark.parametrize(
@@ -143,9 +148,9 @@ def test_a_solution_begins_by_words_or_by_steps(share: float, between: str, begu
 
 
 def test_a_template_has_the_prompt_or_a_column_in_its_place() -> None:
-    shown = template(text="{other}?")(Prompt("why", columns={"other": "how"}), 0, History(seed=0))
-    assert shown is not None
-    assert shown.text == "how?"
+    result = template(text="{other}?")(Prompt("why", columns={"other": "how"}), 0, History(seed=0))
+    assert result is not None
+    assert result.text == "how?"
     with pytest.raises(ConfigError, match="COLUMN"):
         template(text="the same for all")
 

@@ -52,8 +52,8 @@ class TestNumbers:
         assert variance(torch.tensor([0.25, 0.5])).tolist() == [0.1875, 0.25]
 
     def test_greso(self) -> None:
-        kept = keep_probability(0.5, torch.tensor([0, 1, 2, 3, 20]), floor=0.01)
-        assert (1 - kept).tolist() == [0, 0.5, 0.75, 0.875, 0.99]
+        probability = keep_probability(0.5, torch.tensor([0, 1, 2, 3, 20]), floor=0.01)
+        assert (1 - probability).tolist() == [0, 0.5, 0.75, 0.875, 0.99]
         numbers = {"target": 0.25 / 3, "pace": 0.01, "low": 0.05, "high": 0.95}
         assert adapted_probability(0.5, 0.25 / 3, **numbers) == 0.49
         assert adapted_probability(0.5, 0.08, **numbers) == 0.51
@@ -74,7 +74,7 @@ class TestNumbers:
         assert set(indices) == {(2, 0), (1, 1)}  # quotas 1.8 and 0.2
         assert indices.count((1, 1)) / 4000 == pytest.approx(0.2, abs=0.02)
         thirds = [apportioned([1, 1, 1], 8, seed=seed) for seed in range(3000)]
-        assert {(sum(one), min(one), max(one)) for one in thirds} == {(8, 2, 3)}
+        assert {(sum(shares), min(shares), max(shares)) for shares in thirds} == {(8, 2, 3)}
         assert torch.tensor(thirds).double().mean(0).tolist() == pytest.approx([8 / 3] * 3, abs=0.03)
 
 
@@ -180,12 +180,12 @@ class TestSamplers:
 
     def test_prompts_with_the_most_to_explore_are_first(self) -> None:
         """Of 8 prompts 2 a step, so that an epoch is 4 steps at first; at half of them it looks at 4, in 2 steps."""
-        one = sampler("most_explorable", reward="new", visits=2, falls=0.5, least=0.4)
-        memory, keys = Memory().declared(one.columns), [str(n) for n in range(8)]
-        assert one.learn is not None
+        explorer = sampler("most_explorable", reward="new", visits=2, falls=0.5, least=0.4)
+        memory, keys = Memory().declared(explorer.columns), [str(n) for n in range(8)]
+        assert explorer.learn is not None
         counts: list[int] = []
         for step in range(4):
-            indices = one.draw(memory, step, pool(8), 2, 0)
+            indices = explorer.draw(memory, step, pool(8), 2, 0)
             counts += indices
             facts = PromptStats(
                 keys=[str(n) for n in indices for _ in range(2)],
@@ -194,10 +194,10 @@ class TestSamplers:
                 step=step,
                 rewards={"new": torch.tensor([float(n) for n in indices for _ in range(2)], dtype=torch.float64)},
             )
-            memory = update_prompt_stats(memory, facts, [one.learn])
+            memory = update_prompt_stats(memory, facts, [explorer.learn])
         assert sorted(counts) == list(range(8))
         assert memory.read("new_0_ago", keys).tolist() == [2.0 * n for n in range(8)]
-        first, second = (one.draw(memory, step, pool(8), 2, 0) for step in (4, 5))
+        first, second = (explorer.draw(memory, step, pool(8), 2, 0) for step in (4, 5))
         order = permutation(derive_seed(0, 1), 8)
         assert first == sorted(order[:4], reverse=True)[:2]
         assert second == sorted(order[4:], reverse=True)[:2]
@@ -209,14 +209,14 @@ class TestSamplers:
             step=4,
             rewards={"new": torch.zeros(1, dtype=torch.float64)},
         )
-        memory = update_prompt_stats(memory, facts, [one.learn])
+        memory = update_prompt_stats(memory, facts, [explorer.learn])
         assert [memory.read(f"new_{ago}_ago", ["7"]).item() for ago in range(2)] == [0.0, 14.0]
         # from the third epoch on 2 / 0.4 = 5 are looked at
         assert [offered(step, 8, 2, falls=0.5, least=0.4) for step in (3, 4, 5, 6, 7, 8)] == [
             (2, 0, 6), (4, 1, 0), (4, 1, 4), (5, 2, 0), (5, 2, 5), (5, 3, 0)
         ]  # fmt: skip
         with pytest.raises(ConfigError, match="goes by the reward 'new'"):
-            update_prompt_stats(memory, replace(facts, rewards={}), [one.learn])
+            update_prompt_stats(memory, replace(facts, rewards={}), [explorer.learn])
 
     def test_wrong_names_and_numbers(self) -> None:
         with pytest.raises(ConfigError, match="did you mean weighted"):
@@ -233,17 +233,17 @@ class TestKeys:
     def test_by_id_or_by_content(self) -> None:
         rows = [Prompt("a", columns={"id": i}) for i in (7, 8)]
         assert prompt_keys(rows) == ("7", "8")
-        one, same, other = prompt_keys([Prompt("a", columns={"x": 1}), Prompt("a", columns={"x": 1}), Prompt("a")])
-        assert same == f"{one}.1"
-        assert other != one
+        key, same, other = prompt_keys([Prompt("a", columns={"x": 1}), Prompt("a", columns={"x": 1}), Prompt("a")])
+        assert same == f"{key}.1"
+        assert other != key
         assert prompt_keys([Prompt("a"), Prompt("b", columns={"id": 1})])[0] == other  # not every row has an id
 
     def test_order_of_rows_does_not_matter(self) -> None:
         rows = [Prompt("a", columns={"x": [1, {"y": 2.5}]}), Prompt("b", images=["folder/one.png"])]
         assert prompt_keys(rows[::-1]) == prompt_keys(rows)[::-1]
-        one: dict[Any, Any] = {1: "x", "y": {2}}
+        columns: dict[Any, Any] = {1: "x", "y": {2}}
         other: dict[Any, Any] = {"y": {2}, 1: "x"}
-        assert prompt_keys([Prompt("a", columns=one)]) == prompt_keys([Prompt("a", columns=other)])
+        assert prompt_keys([Prompt("a", columns=columns)]) == prompt_keys([Prompt("a", columns=other)])
         assert prompt_keys([Prompt("b", images=["moved/one.png"])])[0] == prompt_keys(rows)[1]
 
 
@@ -252,13 +252,13 @@ class TestStream:
         prompts = [Prompt(str(i)) for i in range(11)]
         plain = PromptStream(prompts, num_per_step=4, seed=3)
         named = PromptStream(prompts, num_per_step=4, seed=3, sampler=sampler("shuffled"))
-        one = PromptStream(
+        weighted = PromptStream(
             [Prompt(str(i), source="all") for i in range(11)], num_per_step=4, seed=3, weights={"all": 2.0}
         )
         for step in range(12):
             indices = [index for index, _ in plain.take(step)]
             assert [index for index, _ in named.take(step)] == indices
-            assert [index for index, _ in one.take(step)] == indices
+            assert [index for index, _ in weighted.take(step)] == indices
         assert [[index for index, _ in plain.take(step)] for step in range(2)] == [[2, 10, 5, 3], [1, 6, 0, 8]]
 
     def test_shares_of_sources(self) -> None:
@@ -279,8 +279,8 @@ class TestStream:
         prompts = [Prompt(str(i), source="ab"[i % 2]) for i in range(12)]
         stream = PromptStream(prompts, num_per_step=3, seed=5, weights={"a": 1, "b": 1})
         taken = [stream.take(step) for step in range(40)]
-        assert {len(one) for one in taken} == {3}
-        counts = Counter(index for one in taken for index, _ in one)
+        assert {len(batch) for batch in taken} == {3}
+        counts = Counter(index for batch in taken for index, _ in batch)
         for part in (0, 1):
             of_part = [counts[i] for i in range(part, 12, 2)]
             assert max(of_part) - min(of_part) <= 1

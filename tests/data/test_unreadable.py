@@ -26,8 +26,8 @@ def pictures(folder: Path, num: int, *, cut: int | None = None) -> list[str]:
     for number in range(num):
         picture(32, 32, number).save(folder / f"{number}.png")
     if cut is not None:
-        whole = (folder / f"{cut}.png").read_bytes()
-        (folder / f"{cut}.png").write_bytes(whole[: len(whole) // 2])
+        data = (folder / f"{cut}.png").read_bytes()
+        (folder / f"{cut}.png").write_bytes(data[: len(data) // 2])
     return [f"{number}.png" for number in range(num)]
 
 
@@ -84,7 +84,10 @@ def test_rows_of_a_dataset_are_left_out_and_named(tmp_path: Path, caplog: pytest
     from datasets import Image as Stored
 
     features = Features({"prompt": Value("string"), "image": Stored()})
-    table = [{"prompt": str(n), "image": {"bytes": one, "path": None}} for n, one in enumerate([*data, b"no picture"])]
+    table = [
+        {"prompt": str(n), "image": {"bytes": data_of_row, "path": None}}
+        for n, data_of_row in enumerate([*data, b"no picture"])
+    ]
     dataset = Dataset.from_list(table, features=features)
     prompts = load_prompts(dataset, on_error="skip")
     assert [prompt.text for prompt in prompts] == [
@@ -104,18 +107,18 @@ def prompts(folder: Path, *, cut: int | None) -> list[Prompt]:
 def test_another_prompt_takes_its_place(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"num_per_step": 2, "seed": 3}
     plain = PromptStream(prompts(tmp_path, cut=None), **arguments)
-    asked = [[plain.at_step(step).prompt(n).text for n in range(2)] for step in range(3)]
+    plain_texts = [[plain.at_step(step).prompt(n).text for n in range(2)] for step in range(3)]
     skipping = PromptStream(prompts(tmp_path, cut=1), skipping=[None], **arguments)
     for step in range(3):
         result = skipping.at_step(step)
         texts = [result.prompt(n).text for n in range(2)]
-        bad = "what is 1" in asked[step]
+        bad = "what is 1" in plain_texts[step]
         assert result.num_replaced == bad
         assert "what is 1" not in [result.prompt(n).text for n in range(7)]
         assert len(set(texts)) == 2
-        kept = [text for text in texts if text in asked[step]]
-        assert kept == [text for text in asked[step] if text != "what is 1"]
-    assert any("what is 1" in texts for texts in asked)
+        unchanged = [text for text in texts if text in plain_texts[step]]
+        assert unchanged == [text for text in plain_texts[step] if text != "what is 1"]
+    assert any("what is 1" in texts for texts in plain_texts)
 
 
 def test_too_few_are_an_error(tmp_path: Path) -> None:

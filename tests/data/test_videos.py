@@ -104,12 +104,12 @@ def test_bytes_are_read_as_a_file_is(tmp_path: Path):
 
 def broken(folder: Path) -> dict[str, tuple[Path, str]]:
     """Files that are no video, by what they are, each with the reason."""
-    whole, webm = write_video(folder / "a.avi", 30, codec="mpeg4"), write_video(folder / "a.webm", 30, codec="libvpx")
-    for path in (whole, webm):
+    avi, webm = write_video(folder / "a.avi", 30, codec="mpeg4"), write_video(folder / "a.webm", 30, codec="libvpx")
+    for path in (avi, webm):
         (folder / f"cut{path.suffix}").write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2])
     (folder / "text.mp4").write_text("no video")
     (folder / "empty.mp4").touch()
-    (folder / "list.mp4").write_text(f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{whole}\n#EXT-X-ENDLIST\n")
+    (folder / "list.mp4").write_text(f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{avi}\n#EXT-X-ENDLIST\n")
     with wave.open(str(folder / "a.wav"), "wb") as sound:
         sound.setnchannels(1)
         sound.setsampwidth(2)

@@ -24,7 +24,7 @@ CITIES = [
     {"id": "1", "contents": '"Rome"\nThe capital of Italy, on the Tiber.'},
     {"title": "Bergen", "text": "A rainy port in Norway between seven mountains."},
 ]
-ONE = {"opening": "<s>", "closing": "</s>", "result": "{result}"}
+TAGS = {"opening": "<s>", "closing": "</s>", "result": "{result}"}
 RIVERS = [{"title": "Tiber", "text": "A river that flows through Rome."}, {"text": "The Glomma is long."}]
 
 
@@ -155,13 +155,13 @@ def test_calls_select_one_of_several_bases(cities: Path, tmp_path: Path, servers
     (tool,) = called.reset(Prompt("?")).tools
     assert tool["function"]["parameters"]["properties"]["base"]["enum"] == ["cities", "rivers"]
 
-    def asked(base: str) -> str:
+    def search_in(base: str) -> str:
         call = json.dumps({"name": "search_in", "arguments": {"base": base, "query": "Glomma"}})
         return called.step(f"<tool_call>{call}</tool_call>").text
 
-    assert asked("rivers") == "Doc 1(Title: ) The Glomma is long."
-    assert asked("cities") == "(no documents)"
-    assert "cities" in asked("lakes")
+    assert search_in("rivers") == "Doc 1(Title: ) The Glomma is long."
+    assert search_in("cities") == "(no documents)"
+    assert "cities" in search_in("lakes")
 
 
 @pytest.mark.parametrize(

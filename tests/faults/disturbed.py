@@ -39,7 +39,7 @@ from tests.faults.sittings import (
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class UndisturbedRun:
     """A run that nobody disturbed.
 
     Attributes:
@@ -48,7 +48,7 @@ class Whole:
         events: in its folder, in order.
         num_bytes: of its folder.
         num_forwards: of its policy.
-        num_asked: how often its reward was asked.
+        num_reward_calls: of its reward.
     """
 
     left: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Whole:
     events: tuple[str, ...]
     num_bytes: int
     num_forwards: int
-    num_asked: int
+    num_reward_calls: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,34 +72,34 @@ class Disturbed:
     sitting: Sitting
 
 
-Fault = Callable[[Case, Place, Whole, random.Random], Disturbed]
+Fault = Callable[[Case, Place, UndisturbedRun, random.Random], Disturbed]
 
 
-def killed_at_a_moment(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
+def killed_at_a_moment(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
     """SIGKILL; every third time again, while it goes on."""
-    moments = [draw.uniform(0, whole.took_s) for _ in range(2 if draw.random() < 1 / 3 else 1)]
+    moments = [draw.uniform(0, undisturbed.took_s) for _ in range(2 if draw.random() < 1 / 3 else 1)]
     done = [_signalled(case, place, [(signal.SIGKILL, after_s)]) for after_s in moments]
     return Disturbed(what=f"SIGKILL after {moments}", sitting=done[-1])
 
 
-def killed_at_an_event(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
+def killed_at_an_event(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
     """SIGKILL right before something happens in the run folder, or in the midst of it; half of them in saves."""
-    saves = [n for n, event in enumerate(whole.events, 1) if FOLDER in event]
-    at = draw.choice(saves) if draw.random() < 0.5 else draw.randint(1, len(whole.events))
+    saves = [n for n, event in enumerate(undisturbed.events, 1) if FOLDER in event]
+    at = draw.choice(saves) if draw.random() < 0.5 else draw.randint(1, len(undisturbed.events))
     late_s = draw.choice([None, draw.uniform(0, 0.01)])
     sitting = sit(case, place, before=watched(place, at, late_s))
-    return Disturbed(what=f"SIGKILL at event {at} ({whole.events[at - 1]}), {late_s} s late", sitting=sitting)
+    return Disturbed(what=f"SIGKILL at event {at} ({undisturbed.events[at - 1]}), {late_s} s late", sitting=sitting)
 
 
-def terminated(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
+def terminated(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
     """A signal of whoever takes the machine back."""
-    after_s, number = draw.uniform(0, whole.took_s), draw.choice(TERMINATING)
+    after_s, number = draw.uniform(0, undisturbed.took_s), draw.choice(TERMINATING)
     return Disturbed(what=f"{number.name} after {after_s}", sitting=_signalled(case, place, [(number, after_s)]))
 
 
-def interrupted(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
+def interrupted(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
     """Ctrl-C; half of the time twice, which ends it at once."""
-    first_s = draw.uniform(0, whole.took_s)
+    first_s = draw.uniform(0, undisturbed.took_s)
     signals = [(signal.SIGINT, first_s)]
     if draw.random() < 0.5:  # more slowly, so that there is something left to be interrupted a second time
         signals.append((signal.SIGINT, BOUNCE_S + draw.uniform(0.05, 0.3)))
@@ -107,24 +107,28 @@ def interrupted(case: Case, place: Place, whole: Whole, draw: random.Random) -> 
     return Disturbed(what=f"Ctrl-C {signals}", sitting=sitting)
 
 
-def full_disk(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
+def full_disk(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
     """A disk with less room than the run takes; then with more."""
-    room = int(draw.uniform(0.02, 1.1) * whole.num_bytes)
+    room = int(draw.uniform(0.02, 1.1) * undisturbed.num_bytes)
     if os.geteuid() == 0 and _mounted(place.output, room):
         sitting = sit(case, place)
         subprocess.run(["mount", "-o", "remount,size=1g", str(place.output)], check=True)
         return Disturbed(what=f"a disk of {room} bytes", sitting=sitting)
-    limit = draw.randint(1, max(1, whole.num_bytes // 8))  # no leave to mount: what a single file may take instead
+    limit = draw.randint(
+        1, max(1, undisturbed.num_bytes // 8)
+    )  # no leave to mount: what a single file may take instead
     sitting = sit(
         case, place, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     )
     return Disturbed(what=f"files of at most {limit} bytes", sitting=sitting)
 
 
-def damaged(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
+def damaged(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
     """A file of the newest checkpoint is other than it was written; the run was killed where it had at least one."""
-    saved = [n for n, event in enumerate(whole.events, 1) if event.startswith("os.rename") and f"/{FOLDER}/." in event]
-    at = draw.randint(saved[0] + 1, len(whole.events))
+    saved = [
+        n for n, event in enumerate(undisturbed.events, 1) if event.startswith("os.rename") and f"/{FOLDER}/." in event
+    ]
+    at = draw.randint(saved[0] + 1, len(undisturbed.events))
     sitting = sit(case, place, before=watched(place, at))
     newest = list_checkpoints(place.run)[-1]
     file = draw.choice(sorted(path for path in newest.rglob("*") if path.is_file()))
@@ -140,13 +144,13 @@ def damaged(case: Case, place: Place, whole: Whole, draw: random.Random) -> Dist
     return Disturbed(what=f"killed at event {at}; {how} {file.relative_to(place.run)} damaged", sitting=sitting)
 
 
-def torn(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
+def torn(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
     """Killed, with half a line, or bytes that are none, at the end of a log."""
-    at = draw.randint(len(whole.events) // 10, len(whole.events))
+    at = draw.randint(len(undisturbed.events) // 10, len(undisturbed.events))
     sitting = sit(case, place, before=watched(place, at))
-    there = [path for name in LINES if (path := place.run / f"{name}.jsonl").is_file() and path.stat().st_size]
+    logs = [path for name in LINES if (path := place.run / f"{name}.jsonl").is_file() and path.stat().st_size]
     what = "nothing yet"
-    for path in draw.sample(there, min(len(there), draw.randint(1, 2))):
+    for path in draw.sample(logs, min(len(logs), draw.randint(1, 2))):
         line = path.read_bytes().splitlines()[-1]
         end = draw.choice([line[: draw.randrange(1, len(line))], draw.randbytes(20), b"\0" * 512])
         with path.open("ab") as file:
@@ -155,18 +159,18 @@ def torn(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturb
     return Disturbed(what=f"killed at event {at}, {what}", sitting=sitting)
 
 
-def unserved(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
+def unserved(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
     """A reward service that hangs, is at fault, hangs up or answers nonsense at some calls, and is well again."""
-    at, num, mode = draw.randint(1, whole.num_asked), draw.choice([1, 2, 4]), draw.choice(MODES)
+    at, num, mode = draw.randint(1, undisturbed.num_reward_calls), draw.choice([1, 2, 4]), draw.choice(MODES)
     with Faulty(case.reward, at=at, num=num, mode=mode) as service:
         reward = RemoteReward(service.url, timeout=0.5, retries=2, backoff=0.05)
         sitting = sit(case, place, reward=reward)
     return Disturbed(what=f"service {mode} at {num} calls from {at}", sitting=sitting)
 
 
-def out_of_memory(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
+def out_of_memory(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
     """A forward that asks for more memory than there is."""
-    at = draw.randint(1, whole.num_forwards)
+    at = draw.randint(1, undisturbed.num_forwards)
 
     def within(trainer: Trainer) -> None:
         on_forward(case, trainer, at, lambda: torch.empty(2**50))
@@ -174,10 +178,12 @@ def out_of_memory(case: Case, place: Place, whole: Whole, draw: random.Random) -
     return Disturbed(what=f"out of memory at forward {at}", sitting=sit(case, place, within=within))
 
 
-def bereaved(case: Case, place: Place, whole: Whole, draw: random.Random, *, in_parts: bool = False) -> Disturbed:
+def bereaved(
+    case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random, *, in_parts: bool = False
+) -> Disturbed:
     """Two processes, one of which is killed, stopped, or fails alone; the other must say so, and soon."""
     how, victim = draw.choice(["killed", "stopped", "failing"]), draw.randrange(2)
-    after_s, at = draw.uniform(0, 0.8) * whole.took_s, draw.randint(1, whole.num_forwards // 2)
+    after_s, at = draw.uniform(0, 0.8) * undisturbed.took_s, draw.randint(1, undisturbed.num_forwards // 2)
 
     def within(trainer: Trainer) -> None:
         if how == "failing" and trainer.job.rank == victim:
@@ -224,7 +230,7 @@ def on_forward(case: Case, trainer: Trainer, at: int, do: Callable[[], object], 
     """Does something in the midst of the policy's forward of that number, from 1, or of each from there on."""
     count = 0
 
-    def called(module: Any, given: Any) -> None:
+    def called(module: Any, arguments: Any) -> None:
         nonlocal count
         count += 1
         if count == at or (ever_after and count > at):
@@ -240,10 +246,13 @@ def settled(place: Place) -> None:
 
 
 def _signalled(
-    case: Case, place: Place, told: list[tuple[signal.Signals, float]], within: Callable[[Trainer], None] | None = None
+    case: Case,
+    place: Place,
+    signals: list[tuple[signal.Signals, float]],
+    within: Callable[[Trainer], None] | None = None,
 ) -> Sitting:
     pid = begin(case, place, within=within or (lambda trainer: None))
-    (first, work_s), *others = told
+    (first, work_s), *others = signals
     while (worked := worked_s(pid)) is not None and worked < work_s:
         time.sleep(0.001)
     os.kill(pid, first)  # it waits for us, even where it has ended

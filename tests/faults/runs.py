@@ -22,11 +22,11 @@ from tests.policies.tiny_language import policy_of
 from tests.test_trainer import BASE, brightness, make_policy
 
 LINES = ("metrics", "evaluation", "warmup", "alarms", "skipped")
-KEPT = 2
+NUM_CHECKPOINTS = 2
 DIGITS = "python:mmgrpo.examples.digits:digit_prompts"
 ALL: dict[str, Any] = {
     "steps": 3,
-    "checkpoint": {"every": 1, "warmup_every": 2, "keep": KEPT},
+    "checkpoint": {"every": 1, "warmup_every": 2, "keep": NUM_CHECKPOINTS},
     "evaluation": {"watchdog": {"window": 2, "interval": 1, "on_policy_gap": 1e-12, "dead_groups": 1e-9}},
     "schedules": {"objective.kl.beta": {"name": "adaptive_kl", "target": 1e-6}},
     "prompts": {"sampler": {"name": "skip_settled", "right": 100, "wrong": 0, "start": 0.5}},
@@ -53,7 +53,7 @@ class Case:
     module: Callable[[Policy], nn.Module]
 
 
-def asked() -> list[Prompt]:
+def prompts() -> list[Prompt]:
     """What is written about."""
     return [Prompt(text) for text in TEXTS]
 
@@ -95,12 +95,12 @@ def texts(output: Path, resume: Path | None, reward: Reward) -> Trainer:
         },
         "evaluation": {
             **ALL["evaluation"],
-            "prompts": {"source": "python:tests.faults.runs:asked", "limit": 2},
+            "prompts": {"source": "python:tests.faults.runs:prompts", "limit": 2},
             "every": 2,
         },
     }
     policy = policy_of("llama", lora={"rank": 2, "alpha": 4})
-    return Trainer(policy, {"length": reward}, asked(), values, resume=resume)
+    return Trainer(policy, {"length": reward}, prompts(), values, resume=resume)
 
 
 CASES = {
@@ -109,7 +109,7 @@ CASES = {
 }
 
 
-def left_behind(folder: Path) -> dict[str, Any]:
+def run_state(folder: Path) -> dict[str, Any]:
     """Everything that a run leaves, but for the times it took and checkpoints that were put aside."""
     rows = {name: read_lines(folder / f"{name}.jsonl") for name in LINES}
     return {
@@ -121,7 +121,7 @@ def left_behind(folder: Path) -> dict[str, Any]:
             for name, result in rows.items()
         },
         "unreadable": sum(result.num_dropped for result in rows.values()),
-        "checkpoints": {one.name: _held(one) for one in list_checkpoints(folder)},
+        "checkpoints": {checkpoint.name: _hashes(checkpoint) for checkpoint in list_checkpoints(folder)},
         "files": sorted(
             str(path.relative_to(folder))
             for path in folder.rglob("*")
@@ -136,34 +136,34 @@ def left_behind(folder: Path) -> dict[str, Any]:
     }
 
 
-def differing(one: Any, other: Any, where: str = "") -> Iterator[str]:
+def differing(value: Any, other: Any, where: str = "") -> Iterator[str]:
     """The places at which two records are not the same."""
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        for key in one:
-            yield from differing(one[key], other[key], f"{where}/{key}")
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for number, pair in enumerate(zip(one, other, strict=True)):
+    if isinstance(value, dict) and isinstance(other, dict) and value.keys() == other.keys():
+        for key in value:
+            yield from differing(value[key], other[key], f"{where}/{key}")
+    elif isinstance(value, list) and isinstance(other, list) and len(value) == len(other):
+        for number, pair in enumerate(zip(value, other, strict=True)):
             yield from differing(*pair, f"{where}/{number}")
-    elif one != other:
-        yield f"{where}: {one!s:.300} instead of {other!s:.300}"
+    elif value != other:
+        yield f"{where}: {value!s:.300} instead of {other!s:.300}"
 
 
-def _held(checkpoint: Path) -> dict[str, str]:
+def _hashes(checkpoint: Path) -> dict[str, str]:
     """The hash of each file, of what it says where that can be written in several ways."""
     written: dict[str, str] = json.loads((checkpoint / MANIFEST).read_text())["sha256"]
     state = torch.load(checkpoint / TRAINING, weights_only=True)
-    return written | {TRAINING: hashlib.sha256("\n".join(_told(state)).encode()).hexdigest()}
+    return written | {TRAINING: hashlib.sha256("\n".join(_flattened(state)).encode()).hexdigest()}
 
 
-def _told(value: Any, where: str = "") -> Iterator[str]:
+def _flattened(value: Any, where: str = "") -> Iterator[str]:
     """Everything in a state, a line each; pickles also say which of equal texts are one object."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _told(inner, f"{where}/{key!r}")
+            yield from _flattened(inner, f"{where}/{key!r}")
     elif isinstance(value, list | tuple):
         yield f"{where}: {type(value).__name__} of {len(value)}"
         for number, inner in enumerate(value):
-            yield from _told(inner, f"{where}/{number}")
+            yield from _flattened(inner, f"{where}/{number}")
     elif isinstance(value, torch.Tensor):
         yield f"{where}: {value.dtype} {tuple(value.shape)} {value.tolist()!r}"
     else:

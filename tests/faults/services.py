@@ -73,7 +73,7 @@ class _Illness:
 
 class _Door(BaseHTTPRequestHandler):
     server: Any
-    headers_kept: ClassVar[tuple[str, ...]] = ("Content-Type", "Authorization")
+    forwarded_headers: ClassVar[tuple[str, ...]] = ("Content-Type", "Authorization")
 
     def do_POST(self) -> None:
         import http.client
@@ -90,8 +90,8 @@ class _Door(BaseHTTPRequestHandler):
             self._answer(500, b'{"error": "out of order"}')
             return
         connection = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=30)
-        kept = {name: self.headers[name] for name in self.headers_kept if name in self.headers}
-        connection.request("POST", self.path, body, kept)
+        headers = {name: self.headers[name] for name in self.forwarded_headers if name in self.headers}
+        connection.request("POST", self.path, body, headers)
         answer = connection.getresponse()
         self._answer(answer.status, answer.read(), short=failing)
         connection.close()

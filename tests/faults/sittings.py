@@ -151,11 +151,16 @@ def begin_both(
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    known = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
-    known |= {"ACCELERATE_USE_FSDP": str(in_parts).lower(), "FSDP_VERSION": "2"}
+    environment = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ACCELERATE_USE_CPU": "true",
+    }
+    environment |= {"ACCELERATE_USE_FSDP": str(in_parts).lower(), "FSDP_VERSION": "2"}
 
     def before(rank: int) -> None:
-        os.environ.update(known, RANK=str(rank), LOCAL_RANK=str(rank))
+        os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
 
     return [
         begin(case, place, within=within, before=partial(before, rank), log=f"output-{rank}.log") for rank in range(2)
@@ -191,9 +196,9 @@ def worked_s(pid: int) -> float | None:
         return None
 
 
-def sit(case: Case, place: Place, **given: Any) -> Sitting:
+def sit(case: Case, place: Place, **arguments: Any) -> Sitting:
     """Both, of a sitting that nobody disturbs from without."""
-    return ended(begin(case, place, **given), place)
+    return ended(begin(case, place, **arguments), place)
 
 
 def watched(place: Place, at: int | None = None, late_s: float | None = None) -> Callable[[], None]:
@@ -224,7 +229,7 @@ def watched(place: Place, at: int | None = None, late_s: float | None = None) ->
             signal.setitimer(signal.ITIMER_REAL, max(late_s or 0, 1e-6))
 
         def audited(event: str, arguments: tuple[Any, ...]) -> None:
-            touched = [str(one) for one in arguments[:2] if str(one).startswith(inside)]
+            touched = [str(argument) for argument in arguments[:2] if str(argument).startswith(inside)]
             if event in EVENTS and touched:
                 happened(event, touched[0])
 

@@ -22,7 +22,7 @@ def feedback_of(
     old_logprob: Sequence[Sequence[float]] | None = None,
     valid: Sequence[bool] | None = None,
     scoped: Mapping[str, Scoped] | None = None,
-    drawn_by: Sequence[Sequence[int]] | None = None,
+    sampled_by: Sequence[Sequence[int]] | None = None,
     named_rewards: Mapping[str, Sequence[float]] | None = None,
     step: int = 0,
 ) -> Feedback:
@@ -31,8 +31,8 @@ def feedback_of(
     ``named_rewards`` are the values of single rewards, by name; NaN where they do not apply.
     """
     B = len(rewards)
-    known = tokens or states or old_logprob or drawn_by
-    T = len(known[0]) if known else 3
+    has_trace = tokens or states or old_logprob or sampled_by
+    T = len(has_trace[0]) if has_trace else 3
     mask_BT = torch.ones(B, T, dtype=torch.bool) if mask is None else torch.tensor(mask, dtype=torch.bool)
     shape = mask_BT.shape
     old_logprob_BT = torch.zeros(shape) if old_logprob is None else torch.tensor(old_logprob)
@@ -53,7 +53,7 @@ def feedback_of(
         scoped=scoped or {},
         rewards={name: _column(value_B) for name, value_B in (named_rewards or {}).items()},
         step=step,
-        sampled_by_BT=None if drawn_by is None else torch.tensor(drawn_by),
+        sampled_by_BT=None if sampled_by is None else torch.tensor(sampled_by),
     )
 
 

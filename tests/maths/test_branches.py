@@ -43,7 +43,7 @@ def test_places_after_texts() -> None:
 
 def answered(requests: Any, strategy: Strategy, lengths: dict[tuple[int, int], int], **row: Any) -> Round:
     """A round whose rows have the lengths given, 10 where none is."""
-    rows = [(n, one.prompt, member) for n, one in enumerate(requests) for member in one.members]
+    rows = [(n, request.prompt, member) for n, request in enumerate(requests) for member in request.members]
     assert strategy.places is not None
     places = [
         strategy.places(
@@ -55,7 +55,7 @@ def answered(requests: Any, strategy: Strategy, lengths: dict[tuple[int, int], i
         )
         for n, prompt, member in rows
     ]
-    request_B, prompt_B, member_B = (torch.tensor(one) for one in zip(*rows, strict=True))
+    request_B, prompt_B, member_B = (torch.tensor(column) for column in zip(*rows, strict=True))
     none_B = torch.zeros(len(rows), dtype=torch.float64)
     return Round(
         requests=requests,
@@ -78,23 +78,27 @@ def planned(strategy: Strategy, lengths: dict[tuple[int, int], int], **row: Any)
     return requested
 
 
-def told(requests: list[Request]) -> list[tuple[tuple[int, ...], int, int]]:
-    return [(one.members, one.continues.member, one.continues.after) for one in requests if one.continues is not None]
+def continuations(requests: list[Request]) -> list[tuple[tuple[int, ...], int, int]]:
+    return [
+        (request.members, request.continues.member, request.continues.after)
+        for request in requests
+        if request.continues is not None
+    ]
 
 
 def test_trees_part_level_by_level_and_number_their_leaves() -> None:
     roots, first, second = planned(branch_evenly(every=3, factor=3, levels=2), {})
-    assert [one.members for one in roots] == [(0, 1)]
-    assert told(first) == [((2, 3), 0, 3), ((4, 5), 1, 3)]
+    assert [request.members for request in roots] == [(0, 1)]
+    assert continuations(first) == [((2, 3), 0, 3), ((4, 5), 1, 3)]
     # 6 rows, each parts after 6 into 2 further ones
-    assert told(second) == [((6 + 2 * m, 7 + 2 * m), m, 6) for m in range(6)]
+    assert continuations(second) == [((6 + 2 * m, 7 + 2 * m), m, 6) for m in range(6)]
     assert planned(branch_at(at=[3, 6], factor=3), {}) == [roots, first, second]
 
 
 def test_ended_rows_do_not_branch_and_keep_member_numbers_free() -> None:
     _, first, second = planned(branch_evenly(every=3, factor=2, levels=2), {(0, 0): 3, (0, 3): 5})
-    assert told(first) == [((3,), 1, 3)]
-    assert told(second) == [((5,), 1, 6)]  # 4 + m: rows 0 and 3 ended before 6
+    assert continuations(first) == [((3,), 1, 3)]
+    assert continuations(second) == [((5,), 1, 6)]  # 4 + m: rows 0 and 3 ended before 6
     assert planned(branch_evenly(every=20), {})[1:] == []
 
 
@@ -104,9 +108,9 @@ def test_rows_part_at_several_places_of_theirs_alone() -> None:
     assert strategy.places is not None
     assert [value.name for value in strategy.places.values] == ["entropy"]
     _, first, second = planned(strategy, {}, value_T=entropy_T)
-    assert told(first) == [((2,), 0, 1), ((3,), 0, 4), ((4,), 1, 1), ((5,), 1, 4)]
+    assert continuations(first) == [((2,), 0, 1), ((3,), 0, 4), ((4,), 1, 1), ((5,), 1, 4)]
     # 6 rows; those from the prompt have parted at 1 and 4, those from 1 part at 4 and 9, those from 4 at 9 and 5
-    assert told(second) == [
+    assert continuations(second) == [
         *[((6 + 2 * m + order,), m, after) for m in (0, 1) for order, after in enumerate((9, 2))],
         *[((6 + 2 * m + order,), m, after) for m in (2, 3) for order, after in enumerate({2: (4, 9), 3: (9, 5)}[m])],
         *[((6 + 2 * m + order,), m, after) for m in (4, 5) for order, after in enumerate({4: (4, 9), 5: (9, 5)}[m])],

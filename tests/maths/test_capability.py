@@ -46,12 +46,12 @@ def test_sizes_follow_the_last_visits():
     strategy = by_capability(least=1, most=8)
     memory = Memory().declared(strategy.memory)
     setting = Setting(step=0, num_prompts=3, group_size=4, memory=memory)
-    assert [len(one.members) for one in strategy.ask((), setting)] == [4, 4, 4]
+    assert [len(request.members) for request in strategy.ask((), setting)] == [4, 4, 4]
     keys = ["0", "1"]
     visited = memory.write("visits", keys, torch.tensor([1, 1])).write("last_rate", keys, torch.tensor([1.0, 0.0]))
     visited = visited.write("last_step", keys, torch.tensor([0, 0]))
     # of 12, 1 each; 9 are left, one prompt of three to explore: int((0.6 + 0.2 * 2 / 3) * 9) = 6, and 3 for rate 0
     setting = Setting(step=1, num_prompts=3, group_size=4, memory=visited)
-    assert [len(one.members) for one in strategy.ask((), setting)] == [1, 4, 7]
+    assert [len(request.members) for request in strategy.ask((), setting)] == [1, 4, 7]
     with pytest.raises(ConfigError, match="total > 2"):
         by_capability(total=2.0)

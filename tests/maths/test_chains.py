@@ -25,9 +25,9 @@ PROPOSE: dict[str, Any] = {"prompt_template": "variant", "rows": "right", "rate"
 SOLVE: dict[str, Any] = {"prompt_template": "posed", "members": 3}
 
 
-def drawn(requests: Sequence[Request], rewards: Sequence[float], finished: Sequence[bool] | None = None) -> Round:
+def round_of(requests: Sequence[Request], rewards: Sequence[float], finished: Sequence[bool] | None = None) -> Round:
     """A round in which everything that was asked for came, in the order of the requests."""
-    rows = [(n, one.prompt, member) for n, one in enumerate(requests) for member in one.members]
+    rows = [(n, request.prompt, member) for n, request in enumerate(requests) for member in request.members]
     request_B, prompt_B, member_B = torch.tensor(rows).T
     return Round(
         requests=requests,
@@ -41,46 +41,51 @@ def drawn(requests: Sequence[Request], rewards: Sequence[float], finished: Seque
     )
 
 
-def asked(strategy: Strategy, rounds: Sequence[Round]) -> list[tuple[int, tuple[int, ...], str | None, Any]]:
-    return [(one.prompt, one.members, one.prompt_template, one.after) for one in strategy.ask(rounds, SETTING)]
+def requests_of(strategy: Strategy, rounds: Sequence[Round]) -> list[tuple[int, tuple[int, ...], str | None, Any]]:
+    return [
+        (request.prompt, request.members, request.prompt_template, request.after)
+        for request in strategy.ask(rounds, SETTING)
+    ]
 
 
 def test_each_right_row_of_a_middling_group_is_followed_by_a_group_and_each_of_these_by_another() -> None:
     strategy = stages(then=[PROPOSE, SOLVE])
-    first = drawn(strategy.ask((), SETTING), [1.0, 0.0, 1.0, 1.0])  # the second group is solved, and not gone on from
-    assert asked(strategy, [first]) == [(2, (0, 1), "variant", ((0, 0),))]
-    second = drawn(strategy.ask([first], SETTING), [0.0, 0.0])
-    assert asked(strategy, [first, second]) == [
+    first = round_of(
+        strategy.ask((), SETTING), [1.0, 0.0, 1.0, 1.0]
+    )  # the second group is solved, and not gone on from
+    assert requests_of(strategy, [first]) == [(2, (0, 1), "variant", ((0, 0),))]
+    second = round_of(strategy.ask([first], SETTING), [0.0, 0.0])
+    assert requests_of(strategy, [first, second]) == [
         (3, (0, 1, 2), "posed", ((2, 0),)),
         (4, (0, 1, 2), "posed", ((2, 1),)),
     ]
-    third = drawn(strategy.ask([first, second], SETTING), [0.0] * 6)
+    third = round_of(strategy.ask([first, second], SETTING), [0.0] * 6)
     assert strategy.ask([first, second, third], SETTING) == ()
-    nothing = drawn(strategy.ask((), SETTING), [0.0] * 4)
+    nothing = round_of(strategy.ask((), SETTING), [0.0] * 4)
     assert strategy.ask([nothing], SETTING) == ()
 
 
 def test_an_answer_continues_until_it_ends_or_the_chunks_are_used() -> None:
     chunk = {"prompt_template": "tail", "rows": "unfinished", "group": "parent", "members": 1, "times": 2}
     strategy = stages(then=[chunk])
-    first = drawn(strategy.ask((), SETTING), [0.0] * 4, [True, False, False, False])
-    assert asked(strategy, [first]) == [
+    first = round_of(strategy.ask((), SETTING), [0.0] * 4, [True, False, False, False])
+    assert requests_of(strategy, [first]) == [
         (0, (2,), "tail", ((0, 1),)),
         (1, (2,), "tail", ((1, 0),)),
         (1, (3,), "tail", ((1, 1),)),
     ]
-    second = drawn(strategy.ask([first], SETTING), [0.0] * 3, [False, True, False])
-    assert asked(strategy, [first, second]) == [(0, (3,), "tail", ((0, 2),)), (1, (4,), "tail", ((1, 3),))]
-    third = drawn(strategy.ask([first, second], SETTING), [0.0] * 2, [False, False])
+    second = round_of(strategy.ask([first], SETTING), [0.0] * 3, [False, True, False])
+    assert requests_of(strategy, [first, second]) == [(0, (3,), "tail", ((0, 2),)), (1, (4,), "tail", ((1, 3),))]
+    third = round_of(strategy.ask([first, second], SETTING), [0.0] * 2, [False, False])
     assert strategy.ask([first, second, third], SETTING) == ()
 
 
 def test_rows_inserted_together() -> None:
-    first = drawn(stages(then=[SOLVE]).ask((), SETTING), [0.0, 1.0, 1.0, 1.0])
+    first = round_of(stages(then=[SOLVE]).ask((), SETTING), [0.0, 1.0, 1.0, 1.0])
     pair = stages(then=[{"prompt_template": "lesson", "show": "pair", "members": 1}])
-    assert asked(pair, [first]) == [(2, (0,), "lesson", ((0, 1), (0, 0)))]  # the other group has no wrong row
-    whole = stages(then=[{"prompt_template": "referee", "show": "group", "members": 1}])
-    assert asked(whole, [first]) == [
+    assert requests_of(pair, [first]) == [(2, (0,), "lesson", ((0, 1), (0, 0)))]  # the other group has no wrong row
+    stage = stages(then=[{"prompt_template": "referee", "show": "group", "members": 1}])
+    assert requests_of(stage, [first]) == [
         (2, (0,), "referee", ((0, 0), (0, 1))),
         (3, (0,), "referee", ((1, 0), (1, 1))),
     ]
@@ -95,10 +100,10 @@ def test_a_stage_without_rows_is_left_out_and_a_later_one_follows_another() -> N
         ],
     )
     begun = strategy.ask((), SETTING)
-    assert [(one.prompt_template, one.trained) for one in begun] == [("draft", False)] * 2
-    right = drawn(begun, [1.0] * 4)
-    assert asked(strategy, [right]) == [(2, (0,), "check", ((0, 0),)), (3, (0,), "check", ((1, 0),))]
-    assert strategy.ask([right, drawn(strategy.ask([right], SETTING), [1.0, 1.0])], SETTING) == ()
+    assert [(request.prompt_template, request.trained) for request in begun] == [("draft", False)] * 2
+    right = round_of(begun, [1.0] * 4)
+    assert requests_of(strategy, [right]) == [(2, (0,), "check", ((0, 0),)), (3, (0,), "check", ((1, 0),))]
+    assert strategy.ask([right, round_of(strategy.ask([right], SETTING), [1.0, 1.0])], SETTING) == ()
 
 
 @pytest.mark.parametrize(

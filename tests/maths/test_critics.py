@@ -43,7 +43,7 @@ def test_advantages_are_standardized_over_the_job() -> None:
     # kept 1, 2 here and 3, 6 elsewhere: mean 3, squares 4 + 1 + 0 + 9 over 3 = 14 / 3, whose root is 2.1602469
     elsewhere = iter([torch.tensor([2.0, 9.0]), torch.tensor(9.0)])
     feedback = feedback_of([1.0, 1.0], [0, 1], mask=[[1, 1, 0], [1, 0, 0]], valid=[True, False])
-    job = replace(feedback, summed=lambda mine: mine + next(elsewhere))
+    job = replace(feedback, summed=lambda value: value + next(elsewhere))
     advantage_BT = torch.tensor([[1.0, 2.0, 7.0], [7.0, 7.0, 7.0]], dtype=torch.float64)
     result_BT = whitened().assign(job, advantage_BT)
     expected = torch.tensor([[-0.9258201, -0.4629100, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)

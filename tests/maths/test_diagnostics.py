@@ -90,10 +90,10 @@ def test_a_rank_without_a_slice_has_no_part_of_any_name_and_adds_as_zero():
 
 def test_sums_add_and_the_largest_log_ratio_is_the_larger():
     left, right = measure(RATIO_BT[:, :1], ADVANTAGE_BT[:, :1]), measure(RATIO_BT[:, 1:], ADVANTAGE_BT[:, 1:])
-    both, whole = left + right, measure(RATIO_BT, ADVANTAGE_BT)
+    both, total = left + right, measure(RATIO_BT, ADVANTAGE_BT)
     assert both.num_decisions == 4
     assert float(both.log_ratio_abs_max) == pytest.approx(0.6931471806)
-    assert both.as_metrics()["policy/ratio_std"] == pytest.approx(whole.as_metrics()["policy/ratio_std"])
+    assert both.as_metrics()["policy/ratio_std"] == pytest.approx(total.as_metrics()["policy/ratio_std"])
 
 
 def test_zero_is_neutral_and_has_metrics():
@@ -142,5 +142,5 @@ def test_diagnostics_hold_no_graph():
     sums = diagnostics.value_sums["kl"]
     numbers = [*diagnostics.loss_sums.values(), sums.count, sums.total]
     numbers += [getattr(diagnostics, f.name) for f in fields(diagnostics) if not f.name.endswith("_sums")]
-    numbers += [number for one in diagnostics.change_sums.values() for number in (one.count, one.total)]
+    numbers += [number for total in diagnostics.change_sums.values() for number in (total.count, total.total)]
     assert all(isinstance(number, Tensor) and not number.requires_grad for number in numbers)

@@ -53,8 +53,8 @@ def test_gradients_from_samples_of_the_other_policy_equal_its_divergence() -> No
     """DPH-RL: k3 of the other over the policy and minus the log-probability, over the other's samples."""
     logits = LOGITS.clone().requires_grad_()
     logprob, other = logits.log_softmax(0), OTHER_LOGITS.log_softmax(0)
-    divergence, learnt = (other.exp() * k3(other, logprob)).sum(), (other.exp() * -logprob).sum()
-    torch.testing.assert_close(grad(divergence, logits), grad(learnt, logits), rtol=0, atol=1e-14)
+    divergence, surrogate = (other.exp() * k3(other, logprob)).sum(), (other.exp() * -logprob).sum()
+    torch.testing.assert_close(grad(divergence, logits), grad(surrogate, logits), rtol=0, atol=1e-14)
 
 
 def test_gradients_of_the_estimators_in_expectation() -> None:

@@ -99,12 +99,12 @@ def test_scopes_are_assigned_to_their_decisions():
 
 
 def test_the_job_concatenates_processes_and_separates_their_groups():
-    one, two = feedback_of([1.0, 0.0], [0, 0]), feedback_of([0.5], [0])
-    job = joined([one.job, two.job], rank=1)
+    first, two = feedback_of([1.0, 0.0], [0, 0]), feedback_of([0.5], [0])
+    job = joined([first.job, two.job], rank=1)
     assert job.reward_N.tolist() == [1.0, 0.0, 0.5]
     assert job.group_N.tolist() == [0, 0, 1]
     assert job.local_rows == slice(2, 3)
-    alone = job_feedback(one.reward_B, one.valid_B, one.group_B, one.mask_BT, one.old_logprob_BT)
+    alone = job_feedback(first.reward_B, first.valid_B, first.group_B, first.mask_BT, first.old_logprob_BT)
     assert torch.equal(joined([alone], rank=0).reward_N, alone.reward_N)
 
 

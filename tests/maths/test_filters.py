@@ -132,10 +132,10 @@ def test_samples_that_are_no_members_are_not_kept_and_take_no_place(name: str):
 def test_filters_that_keep_everybody_keep_everybody():
     feedback = feedback_of([1.0, 0.0, 0.5], [0, 0, 1])
     advantage_BT = torch.randn(3, 1).expand(3, 3)
-    for kept in (
+    for sample_filter in (
         largest_advantages(rate=0.0),
         most_varied(count=2),
         best_and_worst(best=1, worst=1),
         most_efficient(count=2),
     ):
-        assert kept.keep(feedback, advantage_BT).all()
+        assert sample_filter.keep(feedback, advantage_BT).all()

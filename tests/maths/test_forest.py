@@ -100,7 +100,7 @@ RAGGED = [[0, 0, 0, 0], [0, 0, 1, 1], [2, 2, 2, 2]]
 
 
 def test_a_branch_may_weigh_as_one_however_many_leaves_it_has():
-    feedback = feedback_of([1.0, 0.0, 0.0], [0] * 3, drawn_by=RAGGED)
+    feedback = feedback_of([1.0, 0.0, 0.0], [0] * 3, sampled_by=RAGGED)
     # V of the branches 1/2 and 0; of the prompt 1/3 over the leaves and 1/4 over the branches
     for mean_of, root in (("leaves", 1 / 3), ("children", 1 / 4)):
         advantage_BT = temporal_difference(mean_of=mean_of).assign(feedback, torch.zeros(3, 4))
@@ -115,8 +115,8 @@ def test_a_branch_may_weigh_as_one_however_many_leaves_it_has():
 
 def test_segments_of_one_parent_are_compared():
     # two branches of two leaves, 1, 1 and 1, 0: values 1 and 0.5, so +-0.707107, along all of the branch
-    drawn_by = [[0, 0, 0], [0, 0, 1], [2, 2, 2], [2, 2, 3]]
-    feedback = feedback_of([1.0, 1.0, 1.0, 0.0], [0] * 4, drawn_by=drawn_by)
+    sampled_by = [[0, 0, 0], [0, 0, 1], [2, 2, 2], [2, 2, 3]]
+    feedback = feedback_of([1.0, 1.0, 1.0, 0.0], [0] * 4, sampled_by=sampled_by)
     advantage_BT = siblings(mean_of="children").assign(feedback, torch.zeros(4, 3))
     result_BT = along_segments().assign(feedback, advantage_BT)
     upper, lower = [ROOT_HALF] * 2, [-ROOT_HALF] * 2
@@ -129,15 +129,15 @@ def test_separately_sampled_equal_decisions_are_separate_nodes():
     # the same states for both rows, as of equal tokens: found, they part nowhere; drawn, at the prompt
     states, rewards = [[0, 1], [0, 1]], [1.0, 0.0]
     result = feedback_of(rewards, [0, 0], states=states)
-    other = feedback_of(rewards, [0, 0], states=states, drawn_by=[[0, 0], [1, 1]])
-    result_BT, sampled_BT = (temporal_difference().assign(one, torch.zeros(2, 2)) for one in (result, other))
+    other = feedback_of(rewards, [0, 0], states=states, sampled_by=[[0, 0], [1, 1]])
+    result_BT, sampled_BT = (temporal_difference().assign(feedback, torch.zeros(2, 2)) for feedback in (result, other))
     assert result_BT.tolist() == [[0.0, 0.5], [0.0, -0.5]]
     assert sampled_BT.tolist() == [[0.5, 0.0], [-0.5, 0.0]]
     assert sampled_states(torch.tensor([[0, 0], [0, 1]])).tolist() == [[0, 1], [2, 1]]
 
 
 def test_each_decision_trains_once():
-    keep_BT = each_decision_once().keep(feedback_of([1.0, 0.0, 0.0], [0] * 3, drawn_by=RAGGED), torch.ones(3, 4))
+    keep_BT = each_decision_once().keep(feedback_of([1.0, 0.0, 0.0], [0] * 3, sampled_by=RAGGED), torch.ones(3, 4))
     assert keep_BT.tolist() == [[True] * 4, [False, False, True, True], [True] * 4]
     chains = feedback_of(REWARDS, [0] * 4, states=torch.arange(8).reshape(4, 2).tolist(), mask=[[1, 0]] * 4)
     assert each_decision_once().keep(chains, torch.ones(4, 2)).equal(chains.mask_BT)

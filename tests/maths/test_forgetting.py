@@ -30,7 +30,7 @@ def test_the_second_half_is_sampled_by_weights_that_unlearned_the_first() -> Non
     rounds: list[Round] = []
     for members, weights in (((0, 1), None), ((2, 3, 4), FORGETTING)):
         requests = strategy.ask(rounds, setting)
-        assert [(one.prompt, one.members, one.weights) for one in requests] == [
+        assert [(request.prompt, request.members, request.weights) for request in requests] == [
             (prompt, members, weights) for prompt in range(2)
         ]
         rounds.append(answered(requests, [0.0] * 2 * len(members)))

@@ -22,7 +22,7 @@ from mmgrpo.values import ENTROPY
 from tests.maths.feedback_rows import feedback_of
 
 
-def given(estimator: Estimator, feedback: Feedback, advantage: float = 1.0) -> Tensor:
+def advantages(estimator: Estimator, feedback: Feedback, advantage: float = 1.0) -> Tensor:
     """What samples of one advantage get, (B, T)."""
     return estimator.assign(feedback, torch.full(feedback.mask_BT.shape, advantage, dtype=torch.float64))
 
@@ -32,27 +32,29 @@ def check(result_BT: Tensor, expected: list[list[float]]) -> None:
 
 
 def test_samples_as_likely_as_each_other_keep_their_advantage() -> None:
-    result_BT = given(perplexity_weight(strength=1.0), feedback_of([1.0, 0.0], [0, 0], old_logprob=[[-2.0], [-2.0]]))
+    result_BT = advantages(
+        perplexity_weight(strength=1.0), feedback_of([1.0, 0.0], [0, 0], old_logprob=[[-2.0], [-2.0]])
+    )
     check(result_BT, [[1.0], [1.0]])
 
 
 def test_likelier_samples_count_more_by_their_kept_decisions() -> None:
     # means -1 and -3 of the decisions kept: z = -1 and 1
     feedback = feedback_of([1.0, 0.0], [0, 0], mask=[[1, 0], [1, 1]], old_logprob=[[-1.0, -99.0], [-2.0, -4.0]])
-    check(given(perplexity_weight(strength=0.1), feedback), [[1.1, 1.1], [0.9, 0.9]])
+    check(advantages(perplexity_weight(strength=0.1), feedback), [[1.1, 1.1], [0.9, 0.9]])
 
 
 @pytest.mark.parametrize(("step", "is_on"), [(1, False), (2, True), (3, True), (4, False)])
 def test_late_decisions_count_more_in_some_steps(step: int, is_on: bool) -> None:
     # two kept decisions, at 0 and 1 / 2: sigmoid(-7.5) and a half, held at half of 0.08
     feedback = feedback_of([1.0], [0], mask=[[1, 1, 0]], step=step)
-    result_BT = given(late_decisions(strength=0.1, start=2, end=4), feedback, -0.08)[:, :2]
+    result_BT = advantages(late_decisions(strength=0.1, start=2, end=4), feedback, -0.08)[:, :2]
     check(result_BT, [[-0.0800553, -0.12]] if is_on else [[-0.08, -0.08]])
 
 
 def test_a_group_that_is_all_right_has_made_no_mistakes() -> None:
     feedback = feedback_of([1.0, 1.0], [0, 0], old_logprob=[[log(0.5)], [log(0.25)]])
-    check(given(confident_mistakes(), feedback), [[0.0], [0.0]])
+    check(advantages(confident_mistakes(), feedback), [[0.0], [0.0]])
 
 
 @pytest.mark.parametrize(
@@ -62,13 +64,13 @@ def test_a_group_that_is_all_right_has_made_no_mistakes() -> None:
 )
 def test_uncertain_groups_count_less(share: tuple[float, ...], expected: float) -> None:
     feedback = feedback_of([1.0, 0.0, 0.0, 0.0], [0] * 4, named_rewards={"answers": share})
-    check(given(uncertain_groups(shares="answers", strength=0.1), feedback), [[expected] * 3] * 4)
+    check(advantages(uncertain_groups(shares="answers", strength=0.1), feedback), [[expected] * 3] * 4)
 
 
 def test_groups_of_equal_rewards_get_zeros() -> None:
     # w = sigmoid(5 (1 - 1)) = 0.5 of what is right, and nothing of what is wrong
     feedback = feedback_of([1.0, 0.0, 0.0, 1.0], [0, 0, 1, 1], named_rewards={"answers": (0.5, 0.5, 0.5, 0.5)})
-    check(given(global_consistency(shares="answers"), feedback), [[0.5] * 3, [0.0] * 3, [0.0] * 3, [0.5] * 3])
+    check(advantages(global_consistency(shares="answers"), feedback), [[0.5] * 3, [0.0] * 3, [0.0] * 3, [0.5] * 3])
 
 
 def stepped(scores: list[list[float]]) -> Scoped:
@@ -80,7 +82,7 @@ def stepped(scores: list[list[float]]) -> Scoped:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "count", "kept"),
+    ("rewards", "count", "expected"),
     [
         ([1, 1, 0, 0], 2, [1, 2]),  # the right one of a single step goes, and the wrong one of three too good steps
         ([1, 1, 1, 0], 3, [1, 2, 3]),  # an odd place is a right one's
@@ -88,11 +90,11 @@ def stepped(scores: list[list[float]]) -> Scoped:
         ([1, 0, 0, 0], 4, [0, 1, 2, 3]),
     ],
 )
-def test_members_with_consistent_steps_train(rewards: list[float], count: int, kept: list[int]) -> None:
+def test_members_with_consistent_steps_train(rewards: list[float], count: int, expected: list[int]) -> None:
     steps = stepped([[0.9] if place == (1 if rewards[0] == 0 else 0) else [0.5, 0.1 * place] for place in range(4)])
     feedback = feedback_of(rewards, [0] * 4, mask=[[1, 1]] * 4, scoped={"steps": steps})
-    result_BT = given(consistent_members(reward="steps", count=count, eps=0.0), feedback)
-    assert result_BT[:, 0].nonzero()[:, 0].tolist() == kept
+    result_BT = advantages(consistent_members(reward="steps", count=count, eps=0.0), feedback)
+    assert result_BT[:, 0].nonzero()[:, 0].tolist() == expected
     assert float(result_BT.sum()) == pytest.approx(0.0, abs=1e-6)
 
 
@@ -104,7 +106,7 @@ def test_a_filter_keeps_at_least_one_member() -> None:
 def test_longer_failures_are_pushed_harder() -> None:
     # right: 1; wrong: 1 and 3, so 2 - 0.5^2; a group without a right one stays
     mask = [[1, 0, 0], [1, 0, 0], [1, 1, 1], [1, 1, 1]]
-    result_BT = given(concise_failures(base=2.0), feedback_of([1.0, 0.0, 0.0, 0.0], [0, 0, 0, 1], mask=mask))
+    result_BT = advantages(concise_failures(base=2.0), feedback_of([1.0, 0.0, 0.0, 0.0], [0, 0, 0, 1], mask=mask))
     check(result_BT[:, :1], [[1.0], [1.0], [1.75], [1.0]])
 
 
@@ -119,4 +121,4 @@ def test_of_passages_within_each_other_the_shortest_counts() -> None:
     )
     third = 1 / 3
     expected = [[1.0, 1.0, 1.0, third, third], [third, 1.0, 1.0, 1.0, third], [1.0, 1.0, 1.0, third, 1.0]]
-    check(given(sure_segments(share=0.8, least=3), feedback), expected)
+    check(advantages(sure_segments(share=0.8, least=3), feedback), expected)

@@ -51,10 +51,10 @@ def nft(velocity: Tensor, *, strength: float, advantage: float) -> Tensor:
         positive_error(strength): errors.positive[:, None],
         negative_error(strength): errors.negative[:, None],
     }
-    one_BT = torch.ones(1, 1, dtype=torch.float64)
+    unit_BT = torch.ones(1, 1, dtype=torch.float64)
     term = diffusion_nft(strength=strength)
     assert set(term.values) == set(values)
-    return term.loss(decisions_of(0 * one_BT, advantage * one_BT, values=values)).value
+    return term.loss(decisions_of(0 * unit_BT, advantage * unit_BT, values=values)).value
 
 
 def test_errors_of_the_implied_policies():
@@ -78,12 +78,12 @@ def test_diffusion_nft_at_the_old_weights_moves_by_twice_the_optimality_less_one
         velocity = OLD.clone().requires_grad_()
         return torch.autograd.grad(nft(velocity, strength=1.0, advantage=advantage), velocity)[0]
 
-    whole = slope(5.0)
-    assert whole.abs().sum() > 0
-    torch.testing.assert_close(slope(2.5), 0.5 * whole)
-    torch.testing.assert_close(slope(-5.0), -whole)
-    torch.testing.assert_close(slope(9.0), whole)
-    torch.testing.assert_close(slope(0.0), torch.zeros_like(whole))
+    full = slope(5.0)
+    assert full.abs().sum() > 0
+    torch.testing.assert_close(slope(2.5), 0.5 * full)
+    torch.testing.assert_close(slope(-5.0), -full)
+    torch.testing.assert_close(slope(9.0), full)
+    torch.testing.assert_close(slope(0.0), torch.zeros_like(full))
     # its value does not tell: it is one for any advantage
     values = [nft(OLD, strength=1.0, advantage=advantage).item() for advantage in (-5.0, 0.0, 2.5)]
     assert values == pytest.approx([values[0]] * 3)
@@ -166,7 +166,7 @@ def test_values_carry_their_strength():
 
 def test_levels_are_those_of_the_rows_of_images():
     """Of a latent of 0 and a velocity of 1 the error is the level itself: l^2 over |l|."""
-    zero, one = torch.zeros(3, 1, 2, 2), torch.ones(3, 1, 2, 2)
+    zero, unit = torch.zeros(3, 1, 2, 2), torch.ones(3, 1, 2, 2)
     level = torch.tensor([0.25, 0.5, 1.0])
-    errors = matching_errors(zero, zero, level, one, one, strength=1.0)
+    errors = matching_errors(zero, zero, level, unit, unit, strength=1.0)
     assert errors.positive.tolist() == pytest.approx([0.25, 0.5, 1.0])

@@ -199,10 +199,12 @@ def test_places_are_counted_in_each_segment():
 
 
 def test_later_modulations_read_earlier_ones():
-    one_BT, two_BT = torch.full((1, 1), 2.0), torch.full((1, 1), 3.0)
-    both = Modulated(low_BT=two_BT, loss_BT=two_BT).after(Modulated(low_BT=one_BT, high_BT=one_BT, loss_BT=one_BT))
+    first_BT, two_BT = torch.full((1, 1), 2.0), torch.full((1, 1), 3.0)
+    both = Modulated(low_BT=two_BT, loss_BT=two_BT).after(
+        Modulated(low_BT=first_BT, high_BT=first_BT, loss_BT=first_BT)
+    )
     assert both.low_BT is two_BT
-    assert both.high_BT is one_BT
+    assert both.high_BT is first_BT
     assert both.divergence_BT is None
     assert both.loss_BT is not None
     assert both.loss_BT.item() == 6.0
@@ -255,8 +257,8 @@ def test_rare_successes_have_a_smaller_divergence_weight():
     divergence_BT = divergence_by_success().of(decisions, {}).divergence_BT
     assert divergence_BT is not None
     torch.testing.assert_close(divergence_BT[:, 0], torch.tensor([rare] * 4 + [1.0] * 3))
-    held = replace(decisions, advantage_BT=-decisions.advantage_BT)
-    result_BT = divergence_by_success().of(held, {}).divergence_BT
+    negated = replace(decisions, advantage_BT=-decisions.advantage_BT)
+    result_BT = divergence_by_success().of(negated, {}).divergence_BT
     assert result_BT is not None
     assert result_BT.tolist() == [[1.0]] * 7
     with pytest.raises(ConfigError, match="needs reward_BT and group_BT"):

@@ -33,7 +33,7 @@ def gaussian_logprob(mean: Tensor) -> Tensor:
     return (-((LATENT - mean) ** 2) / (2 * STD**2) - math.log(STD) - 0.5 * math.log(2 * math.pi)).mean()
 
 
-def one_step(mean: Tensor, advantage: float) -> Decisions:
+def single_step(mean: Tensor, advantage: float) -> Decisions:
     def as_BT(value: Tensor | float) -> Tensor:
         return torch.as_tensor(value, dtype=torch.float64).reshape(1, 1)
 
@@ -52,7 +52,7 @@ def one_step(mean: Tensor, advantage: float) -> Decisions:
 @pytest.mark.parametrize(("advantage", "expected"), [(2.0, -2 * 0.9886585546), (-2.0, 2 * (1 - 1e-4))])
 def test_flow_grpo_step(advantage: float, expected: float):
     # log-probs -0.2370228013 and -0.2484290513; the bound 1e-4 holds a ratio that fell on a bad decision
-    decisions = one_step(OLD_MEAN + GAP, advantage)
+    decisions = single_step(OLD_MEAN + GAP, advantage)
     assert decisions.old_logprob_BT.item() == pytest.approx(-0.2370228013, abs=1e-10)
     assert decisions.logprob_BT.item() == pytest.approx(-0.2484290513, abs=1e-10)
     loss = Objective(surrogate=functools.partial(clipped, low=1e-4, high=1e-4), aggregate=sample_sum)(decisions)
@@ -69,7 +69,7 @@ def test_grpo_guard_step():
     noise = Noise(std_BT=torch.full((1, 1), STD), step_BT=step_BT, level_BT=step_BT)
     objective = Objective(surrogate=unclipped, aggregate=sample_sum, step_weight=inverse_step, normalize_ratio=True)
     weight_BT = objective.weights(mask_BT, count(mask_BT), noise)
-    decisions = replace(one_step(OLD_MEAN + GAP, -1.0), weight_BT=weight_BT)
+    decisions = replace(single_step(OLD_MEAN + GAP, -1.0), weight_BT=weight_BT)
     assert decisions[DRIFT].item() == pytest.approx(4.6875e-4, abs=1e-12)
     loss = objective(decisions)
     assert loss.value.item() == pytest.approx(4 * 0.9956345564, abs=1e-9)

@@ -48,7 +48,7 @@ BOUND = {
 }
 OFF_POLICY = ("nft", "shaped", "shaped_probability", "mixture")
 """Those that are no policy gradient on policy."""
-HELD = ("cispo", "vespo", "gppo", "nft", "mixture")
+WITHOUT_CLIPPING = ("cispo", "vespo", "gppo", "nft", "mixture")
 """Those that take some of what they are given as a constant."""
 
 
@@ -164,9 +164,9 @@ def test_masked_values_never_leak(junk: float, ratio_level: str):
         assert tensor is None or tensor.isfinite().all()
 
 
-def with_all(decisions: Decisions, given: Mapping[str | Value, Tensor]) -> Decisions:
-    fields: Any = {name: tensor for name, tensor in given.items() if isinstance(name, str)}
-    return replace(decisions, **fields, values={v: tensor for v, tensor in given.items() if isinstance(v, Value)})
+def with_all(decisions: Decisions, values: Mapping[str | Value, Tensor]) -> Decisions:
+    fields: Any = {name: tensor for name, tensor in values.items() if isinstance(name, str)}
+    return replace(decisions, **fields, values={v: tensor for v, tensor in values.items() if isinstance(v, Value)})
 
 
 def test_junk_in_the_noise_of_masked_decisions_never_leaks():
@@ -181,8 +181,10 @@ def assert_close(result: Diagnostics, expected: Diagnostics) -> None:
     left, right = result.as_numbers(), expected.as_numbers()
     assert left.loss_sums == pytest.approx(right.loss_sums)
     assert left.value_sums.keys() == right.value_sums.keys()
-    for name, known in left.value_sums.items():
-        assert (known.count, known.total) == pytest.approx((right.value_sums[name].count, right.value_sums[name].total))
+    for name, value_sum in left.value_sums.items():
+        assert (value_sum.count, value_sum.total) == pytest.approx(
+            (right.value_sums[name].count, right.value_sums[name].total)
+        )
     names = [field.name for field in fields(Diagnostics) if not field.name.endswith("_sums")]
     assert [getattr(left, n) for n in names] == pytest.approx([getattr(right, n) for n in names])
 
@@ -194,46 +196,46 @@ def add(losses: Sequence[Loss]) -> tuple[Tensor, Diagnostics]:
 def test_slices_of_a_separable_objective_add_up():
     decisions, objective = draw(), full_objective()
     assert objective.separable
-    whole, whole_grad_BT = differentiate(objective, decisions)
+    total, total_grad_BT = differentiate(objective, decisions)
     rows, columns = torch.arange(6), torch.randperm(5, generator=torch.Generator().manual_seed(3))
-    losses, grad_BT = [], torch.zeros_like(whole_grad_BT)
+    losses, grad_BT = [], torch.zeros_like(total_grad_BT)
     for some_rows in (rows[:4], rows[4:]):
         for column in columns.split(2):
             loss, slice_grad_BT = differentiate(objective, cut(decisions, some_rows, column))
             losses.append(loss)
             grad_BT[some_rows[:, None], column] = slice_grad_BT
     value, diagnostics = add(losses)
-    torch.testing.assert_close(value, whole.value)
-    torch.testing.assert_close(grad_BT, whole_grad_BT)
-    assert_close(diagnostics, whole.diagnostics)
+    torch.testing.assert_close(value, total.value)
+    torch.testing.assert_close(grad_BT, total_grad_BT)
+    assert_close(diagnostics, total.diagnostics)
 
 
 @pytest.mark.parametrize("ratio_level", RATIO_LEVELS)
 def test_permuted_micro_batches_give_the_same_update(ratio_level: str):
     decisions, objective = draw(), full_objective(ratio_level=ratio_level)
     assert objective.separable == (ratio_level == "token")
-    whole, whole_grad_BT = differentiate(objective, decisions)
+    total, total_grad_BT = differentiate(objective, decisions)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(4))
     parts = [differentiate(objective, cut(decisions, rows, torch.arange(5))) for rows in order.split(4)]
     value, diagnostics = add([loss for loss, _ in parts])
-    torch.testing.assert_close(value, whole.value)
-    torch.testing.assert_close(torch.cat([grad_BT for _, grad_BT in parts]), whole_grad_BT[order])
-    assert_close(diagnostics, whole.diagnostics)
+    torch.testing.assert_close(value, total.value)
+    torch.testing.assert_close(torch.cat([grad_BT for _, grad_BT in parts]), total_grad_BT[order])
+    assert_close(diagnostics, total.diagnostics)
 
 
 @pytest.mark.parametrize("ratio_level", ["token", "segment", "sequence"])
 def test_padding_does_not_change_the_loss(ratio_level: str):
     decisions, objective = draw(), full_objective(ratio_level=ratio_level)
-    whole, grad_BT = differentiate(objective, decisions)
+    total, grad_BT = differentiate(objective, decisions)
     padded = decisions.map(lambda matrix_BT: torch.cat([matrix_BT, torch.zeros_like(matrix_BT[:, :3])], dim=1))
     loss, padded_grad_BT = differentiate(objective, padded)
-    torch.testing.assert_close(loss.value, whole.value)
-    assert_close(loss.diagnostics, whole.diagnostics)
+    torch.testing.assert_close(loss.value, total.value)
+    assert_close(loss.diagnostics, total.diagnostics)
     torch.testing.assert_close(padded_grad_BT[:, :5], grad_BT)
     assert (padded_grad_BT[:, 5:] == 0).all()
 
 
-@pytest.mark.parametrize("name", [name for name in SURROGATES if name not in HELD])
+@pytest.mark.parametrize("name", [name for name in SURROGATES if name not in WITHOUT_CLIPPING])
 @pytest.mark.parametrize("ratio_level", RATIO_LEVELS)
 def test_gradients_match_finite_differences(name: str, ratio_level: str):
     decisions, objective = draw(seed=5), full_objective(name, ratio_level=ratio_level)

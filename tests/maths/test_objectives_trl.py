@@ -271,8 +271,8 @@ def test_metrics_equal_trls():
         )
     )
     ratio = (LOGPROB_BT - OLD_LOGPROB_BT).exp()[MASK_BT]
-    known = k3(LOGPROB_BT), ENTROPY_BT
-    kl, entropy = ((x_BT.where(MASK_BT, 0.0).sum(1) / MASK_BT.sum(1)).mean().item() for x_BT in known)
+    values = k3(LOGPROB_BT), ENTROPY_BT
+    kl, entropy = ((x_BT.where(MASK_BT, 0.0).sum(1) / MASK_BT.sum(1)).mean().item() for x_BT in values)
     assert loss.diagnostics.as_metrics() == pytest.approx(
         {
             "policy/loss": 0.215260 + 0.5 * kl - 0.25 * entropy,

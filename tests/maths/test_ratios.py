@@ -71,13 +71,13 @@ def test_levels_are_nested():
     generator = torch.Generator().manual_seed(0)
     log_ratio_BT = torch.randn(3, 6, generator=generator, dtype=torch.float64)
     mask_BT = torch.rand(3, 6, generator=generator) > 0.3
-    one_BT, own_BT = torch.zeros(3, 6, dtype=torch.int64), torch.arange(6).expand(3, 6)
+    shared_BT, separate_BT = torch.zeros(3, 6, dtype=torch.int64), torch.arange(6).expand(3, 6)
     torch.testing.assert_close(
-        segment_log_ratio_BT(log_ratio_BT, mask_BT, one_BT), sequence_log_ratio_BT(log_ratio_BT, mask_BT, one_BT)
+        segment_log_ratio_BT(log_ratio_BT, mask_BT, shared_BT), sequence_log_ratio_BT(log_ratio_BT, mask_BT, shared_BT)
     )
     torch.testing.assert_close(
-        segment_log_ratio_BT(log_ratio_BT, mask_BT, own_BT)[mask_BT],
-        decision_log_ratio_BT(log_ratio_BT, mask_BT, own_BT)[mask_BT],
+        segment_log_ratio_BT(log_ratio_BT, mask_BT, separate_BT)[mask_BT],
+        decision_log_ratio_BT(log_ratio_BT, mask_BT, separate_BT)[mask_BT],
     )
 
 

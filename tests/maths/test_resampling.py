@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.maths.sounds import level_db, power_spectrogram, resampled
-from tests.heard import tone
+from tests.audio_signals import tone
 
 EDGE_S = 0.05  # a sine that begins and ends at once is not band-limited there
 

@@ -99,8 +99,8 @@ def test_ranks_sum_discounted_later_hits():
     result_BT = ranks(reward="steps", eps=1.0).assign(feedback, torch.zeros(2, 4))
     torch.testing.assert_close(result_BT[0], value / 2 / (value * 0.5**0.5 + 1), atol=1e-6, rtol=0)
     # rank by rank: hits of ranks 2 and 4 alone
-    own_BT = ranks(reward="steps", discounted=False, eps=0.0).assign(feedback, torch.zeros(2, 4))
-    torch.testing.assert_close(own_BT[0], torch.tensor([0.0, 0.5**0.5, 0.0, 0.5**0.5]))
+    undiscounted_BT = ranks(reward="steps", discounted=False, eps=0.0).assign(feedback, torch.zeros(2, 4))
+    torch.testing.assert_close(undiscounted_BT[0], torch.tensor([0.0, 0.5**0.5, 0.0, 0.5**0.5]))
 
 
 def test_differences_to_the_next_step():

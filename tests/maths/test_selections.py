@@ -44,14 +44,14 @@ def decisions(values: Mapping[Value, Tensor] | None = None, **changes: Any) -> D
 
 def test_the_share_of_the_highest_entropies_is_kept() -> None:
     # sorted 0.1 0.2 0.3 0.4 0.5: the quantile 0.6 lies at 2.4 between 0.3 and 0.4
-    kept = top_entropy(share=0.4).keep(decisions(), torch.tensor([0.5, 0.1, 0.3, 0.4, 0.2]))
-    assert kept.tolist() == [[False, True, False], [True, False, False]]
+    keep = top_entropy(share=0.4).keep(decisions(), torch.tensor([0.5, 0.1, 0.3, 0.4, 0.2]))
+    assert keep.tolist() == [[False, True, False], [True, False, False]]
 
 
 def test_the_share_is_that_of_each_sample() -> None:
     # the medians are 0.3 of 0.1, 0.3, 0.5 and 0.3 of 0.2, 0.4; what other samples have does not matter
-    kept = sample_top_entropy(share=0.5).keep(decisions(), torch.tensor([9.0]))
-    assert kept.tolist() == [[False, True, True], [True, False, False]]
+    keep = sample_top_entropy(share=0.5).keep(decisions(), torch.tensor([9.0]))
+    assert keep.tolist() == [[False, True, True], [True, False, False]]
     nothing = replace(decisions(), mask_BT=torch.zeros_like(MASK_BT))
     assert not sample_top_entropy(share=0.5).keep(nothing, torch.tensor([9.0])).any()
 
@@ -78,9 +78,9 @@ def test_a_process_without_decisions_keeps_none() -> None:
 def test_bad_rows_far_from_the_policy_are_left_out() -> None:
     # falls of (0.3 + 0.5) / 2 = 0.4 nats; the value beside the mask is no decision
     old_BT = torch.tensor([[9.0, 9.0, 9.0], [0.3, 0.5, NAN]])
-    for limit, kept in ((0.41, True), (0.39, False)):
+    for limit, keep in ((0.41, True), (0.39, False)):
         keep_BT = near_policy(limit=limit).keep(decisions(old_logprob_BT=old_BT), NO_ENTROPY_N)
-        assert keep_BT.tolist() == [[True, True, True], [kept, kept, False]]
+        assert keep_BT.tolist() == [[True, True, True], [keep, keep, False]]
 
 
 def test_rows_on_the_policy_are_kept_at_limit_zero() -> None:

@@ -24,7 +24,7 @@ SETTING = Setting(step=0, num_prompts=2, group_size=2)
 
 def answered(requests: Sequence[Request], rewards: Sequence[float | None]) -> Round:
     """The round that these rewards answer, in the order of requests and members."""
-    rows = [(n, one.prompt, member) for n, one in enumerate(requests) for member in one.members]
+    rows = [(n, request.prompt, member) for n, request in enumerate(requests) for member in request.members]
     request_B, prompt_B, member_B = torch.tensor(rows, dtype=torch.long).reshape(-1, 3).unbind(1)
     return Round(
         requests=requests,
@@ -38,7 +38,7 @@ def answered(requests: Sequence[Request], rewards: Sequence[float | None]) -> Ro
     )
 
 
-def kept(strategy: Strategy, rounds: Sequence[Round], setting: Setting = SETTING) -> list[list[bool]]:
+def keep_masks(strategy: Strategy, rounds: Sequence[Round], setting: Setting = SETTING) -> list[list[bool]]:
     return [keep_B.tolist() for keep_B in strategy.keep(rounds, setting)]
 
 
@@ -61,17 +61,17 @@ def test_refill_requests_further_prompts_until_two_groups_differ() -> None:
     third = answered(again, [0, 1])
     assert strategy.ask([first, second, third], four) == ()
     expected = [[False] * 4 + [True, True] + [False] * 2, [False, False], [True, True]]
-    assert kept(strategy, [first, second, third], four) == expected
+    assert keep_masks(strategy, [first, second, third], four) == expected
 
 
 def test_refill_keeps_at_most_its_target_and_gives_up() -> None:
     strategy = refill(target=1, rounds=2, factor=3.0)
     first = answered(strategy.ask((), SETTING), [1, 0, 0, 1])
     assert strategy.ask([first], SETTING) == ()
-    assert kept(strategy, [first]) == [[True, True, False, False]]
+    assert keep_masks(strategy, [first]) == [[True, True, False, False]]
     equal = answered(strategy.ask((), SETTING), [1, 1, 0, 0])
     more = strategy.ask([equal], SETTING)
-    assert [one.prompt for one in more] == [2, 3, 4]  # one missing, times three
+    assert [request.prompt for request in more] == [2, 3, 4]  # one missing, times three
     assert strategy.ask([equal, answered(more, [1] * 6)], SETTING) == ()
 
 
@@ -81,13 +81,13 @@ def test_refill_takes_groups_of_enough_variance() -> None:
     requests = refill().ask((), four)
     first = answered(requests, [1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1])
     for variance, prompts in ((None, [0, 1]), (0.0, [0, 1]), (0.75, [0, 1]), (0.8, [1]), (1.0, [1])):
-        (keep,) = kept(refill(variance=variance), [first], four)
-        assert [n for n, one in enumerate(zip(*[iter(keep)] * 4, strict=True)) if all(one)] == prompts
+        (keep,) = keep_masks(refill(variance=variance), [first], four)
+        assert [n for n, group in enumerate(zip(*[iter(keep)] * 4, strict=True)) if all(group)] == prompts
     # of three the largest has one or two right; a reward that does not apply is none of them
     odd = answered(requests, [1, 0, 0, None, 1, 0.5, 0, None, 0, 0, 0, 0])
-    (keep,) = kept(refill(variance=1.0), [odd], four)
+    (keep,) = keep_masks(refill(variance=1.0), [odd], four)
     assert keep[:8] == [True] * 4 + [False] * 4
-    assert [one.prompt for one in refill(variance=0.8).ask([first], four)] == [3, 4]
+    assert [request.prompt for request in refill(variance=0.8).ask([first], four)] == [3, 4]
 
 
 def test_members_have_different_contexts() -> None:
@@ -101,12 +101,14 @@ def test_members_have_different_contexts() -> None:
         Request(prompt=1, members=(1,), prompt_template="rules", train_without_template=True, as_on_policy=True),
     )
     six = Setting(step=0, num_prompts=1, group_size=6)
-    assert [one.members for one in mixed_prompt_templates(prompt_templates=["a", "b", "c"]).ask((), six)] == [
+    assert [request.members for request in mixed_prompt_templates(prompt_templates=["a", "b", "c"]).ask((), six)] == [
         (0, 1),
         (2, 3),
         (4, 5),
     ]
-    assert [one.members for one in mixed_prompt_templates(prompt_templates=["a", "b"], sizes=[1, 5]).ask((), six)] == [
+    assert [
+        request.members for request in mixed_prompt_templates(prompt_templates=["a", "b"], sizes=[1, 5]).ask((), six)
+    ] == [
         (0,),
         (1, 2, 3, 4, 5),
     ]
@@ -125,8 +127,8 @@ def test_a_failed_group_is_resampled_with_a_hint() -> None:
     assert (more.prompt, more.members, more.prompt_template, more.train_without_template) == (0, (2,), "hint", True)
     second = answered([more], [1])
     assert strategy.ask([first, second], SETTING) == ()
-    assert kept(strategy, [first, second]) == [[True, False, True, True], [True]]
-    assert kept(on_failure(members=1, prompt_template="hint", replace_failed=False), [first, second]) == [
+    assert keep_masks(strategy, [first, second]) == [[True, False, True, True], [True]]
+    assert keep_masks(on_failure(members=1, prompt_template="hint", replace_failed=False), [first, second]) == [
         [True] * 4,
         [True],
     ]
@@ -137,37 +139,37 @@ def test_the_right_answer_of_the_least_hint_joins() -> None:
     setting = Setting(step=1, num_prompts=3, group_size=2)
     first = answered(strategy.ask((), setting), [0, 0, 1, 0, 0, 0])
     more = strategy.ask([first], setting)
-    assert [(one.prompt, one.members, one.prompt_template, one.train_without_template) for one in more] == [
-        (prompt, (2 + tier,), "abc"[tier], False) for prompt in (0, 2) for tier in range(3)
-    ]
+    assert [
+        (request.prompt, request.members, request.prompt_template, request.train_without_template) for request in more
+    ] == [(prompt, (2 + tier,), "abc"[tier], False) for prompt in (0, 2) for tier in range(3)]
     second = answered(more, [0, 1, 1, 0, None, 0])  # prompt 0 by the second hint, prompt 2 by none
     assert strategy.ask([first, second], setting) == ()
-    assert kept(strategy, [first, second], setting) == [
+    assert keep_masks(strategy, [first, second], setting) == [
         [True, False, True, True, True, True],
         [False, True, False, False, False, False],
     ]
     assert strategy.ask([first], SETTING) == ()  # before its start
-    assert kept(strategy, [first], setting) == [[True] * 6]
+    assert keep_masks(strategy, [first], setting) == [[True] * 6]
 
 
 def test_scouts_send_the_best_and_the_worst() -> None:
     strategy = two_stage_scouts(scouts=4, best=1, worst=1, settings={"strength": 0.3})
     requests = strategy.ask((), SETTING)
-    assert all(not one.trained and one.members == (0, 1, 2, 3) for one in requests)
+    assert all(not request.trained and request.members == (0, 1, 2, 3) for request in requests)
     first = answered(requests, [0.1, 0.9, 0.5, 0.3, 0.5, 0.5, 0.5, None])
     more = strategy.ask([first], SETTING)
     # of equal ones the first; what no reward applied to is the worst
     assert more == (Request(prompt=0, members=(0, 1)), Request(prompt=1, members=(0, 3)))
     second = answered(more, [0, 1, 0, 1])
-    assert kept(strategy, [first, second]) == [[False] * 8, [True] * 4]
+    assert keep_masks(strategy, [first, second]) == [[False] * 8, [True] * 4]
 
 
 def test_remembered_rows_join_their_group() -> None:
     row = ReplayRow(key="b", text="x", reward=1.0, advantage=0.5, step=0)
     memory = Memory().with_replay([row], per_prompt=2, total=9)
     setting = Setting(step=1, num_prompts=2, group_size=2, memory=memory, key_of=lambda n: "ab"[n])
-    *own, read = with_replay(num=4).ask((), setting)
-    assert tuple(own) == SETTING.groups(0, 2)
+    *sampled, read = with_replay(num=4).ask((), setting)
+    assert tuple(sampled) == SETTING.groups(0, 2)
     assert (read.prompt, read.members, read.off_policy_rows) == (1, (2,), (row,))
     assert with_replay(num=4, start=2).ask((), setting) == SETTING.groups(0, 2)
     assert with_replay(num=4, least=2).ask((), setting) == SETTING.groups(0, 2)  # one row is held
@@ -176,13 +178,13 @@ def test_remembered_rows_join_their_group() -> None:
 
 def test_an_answer_joins_every_group_or_those_that_failed() -> None:
     every = with_answer(column="solution").ask((), SETTING)
-    assert [(one.prompt, one.members, one.off_policy_rows) for one in every[2:]] == [
+    assert [(request.prompt, request.members, request.off_policy_rows) for request in every[2:]] == [
         (0, (2,), (Answer("solution"),)),
         (1, (2,), (Answer("solution"),)),
     ]
     strategy = with_answer(below=1.0)
     first = answered(strategy.ask((), SETTING), [1, 0, 0, 0])
-    assert [one.prompt for one in strategy.ask([first], SETTING)] == [1]
+    assert [request.prompt for request in strategy.ask([first], SETTING)] == [1]
     unscored = answered(strategy.ask((), SETTING), [1, 0, None, None])
     assert strategy.ask([unscored], SETTING) == ()  # nobody says that group 1 failed
 
@@ -193,7 +195,10 @@ def test_answers_of_several_take_the_place_of_failures() -> None:
     first = answered(strategy.ask((), setting), [0, 0, 0, 0, 1, 0])
     (read,) = strategy.ask([first], setting)
     assert (read.prompt, read.members, read.off_policy_rows) == (0, (3, 4), (Answer("one"), Answer("two")))
-    assert kept(strategy, [first, answered([read], [1, 1])], setting) == [[True, False, False] + [True] * 3, [True] * 2]
+    assert keep_masks(strategy, [first, answered([read], [1, 1])], setting) == [
+        [True, False, False] + [True] * 3,
+        [True] * 2,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,8 @@ def test_marginal_variance_of_gaussian_data_is_kept_to_second_order(sampler) -> 
     def error(h: float) -> float:
         step = flow_step(sigma, sigma - h)
         kernel = sampler(step, strength=0.7)
-        one = torch.ones((), dtype=torch.float64)
-        exact = velocity_to_prediction(one, exact_velocity(one, step.level, 0.0, data_variance), step.level)
+        unit = torch.ones((), dtype=torch.float64)
+        exact = velocity_to_prediction(unit, exact_velocity(unit, step.level, 0.0, data_variance), step.level)
         return float(kernel_mean(kernel, exact)) ** 2 * variance(step.level) + kernel.std**2 - variance(step.next_level)
 
     assert abs(error(0.02)) < 1e-3

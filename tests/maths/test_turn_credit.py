@@ -28,8 +28,8 @@ def turns_of(rows: Sequence[Exchange]) -> Turns:
     return Turns(
         rewards=Scoped(
             scope_BT=scope_BT,
-            value_BS=torch.tensor([[math.nan if one is None else one for one in row] for row in reward_rows]),
-            valid_BS=torch.tensor([[one is not None for one in row] for row in reward_rows]),
+            value_BS=torch.tensor([[math.nan if reward is None else reward for reward in row] for row in reward_rows]),
+            valid_BS=torch.tensor([[reward is not None for reward in row] for row in reward_rows]),
         ),
         keys_B_S=[[key for key, _ in exchange] for exchange in rows],
     )
@@ -51,12 +51,12 @@ def credit(feedback: Feedback, **numbers: object) -> list[list[float]]:
     zero_BT = torch.zeros(feedback.mask_BT.shape)
     result_BT = anchor_states(**numbers).assign(feedback, zero_BT)  # type: ignore[arg-type]
     assert not result_BT[~feedback.mask_BT].any()
-    return [row[kept].tolist() for row, kept in zip(result_BT, feedback.mask_BT, strict=True)]
+    return [row[mask_T].tolist() for row, mask_T in zip(result_BT, feedback.mask_BT, strict=True)]
 
 
 def close(advantage_BT: list[list[float]], expected: Sequence[Sequence[float]], tolerance: float = 2e-6) -> bool:
     return [len(row) for row in advantage_BT] == [len(row) for row in expected] and all(
-        mine == pytest.approx(theirs, abs=tolerance) for mine, theirs in zip(advantage_BT, expected, strict=True)
+        ours == pytest.approx(theirs, abs=tolerance) for ours, theirs in zip(advantage_BT, expected, strict=True)
     )
 
 
@@ -89,8 +89,8 @@ def test_a_turn_is_compared_with_those_of_its_state() -> None:
     assert credit(feedback_for(rows), normalize=False) == [[0.5], [-0.5, 0.0]]
     assert credit(feedback_for(rows), normalize=False, weight=3.0) == [[1.5], [-1.5, 0.0]]
     assert credit(feedback_for(rows, [0, 1]), normalize=False) == [[0.0], [0.0, 0.0]]  # states are those of a group
-    kept_BT = torch.randn(2, 4)
-    assert torch.equal(anchor_states(weight=0.0).assign(feedback_for(rows), kept_BT), kept_BT)
+    advantage_BT = torch.randn(2, 4)
+    assert torch.equal(anchor_states(weight=0.0).assign(feedback_for(rows), advantage_BT), advantage_BT)
 
 
 def test_turns_without_a_return_are_not_compared() -> None:

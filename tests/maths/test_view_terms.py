@@ -94,8 +94,8 @@ def test_gradients_go_through_a_view_if_a_term_declares_it():
     ids=lambda term: term.name,
 )
 def test_rows_without_the_view_count_as_zeros(term: Term):
-    known = {MASKED: torch.tensor([[-2.0], [math.nan]]).double()}
-    decisions = decisions_of([[-1.0], [-1.5]], view={**known, mask_of_view("masked"): torch.tensor([[1.0], [0.0]])})
+    values = {MASKED: torch.tensor([[-2.0], [math.nan]]).double()}
+    decisions = decisions_of([[-1.0], [-1.5]], view={**values, mask_of_view("masked"): torch.tensor([[1.0], [0.0]])})
     alone = decisions_of([[-1.0]], view={MASKED: torch.tensor([[-2.0]]).double()})
     result, expected = term.loss(decisions), term.loss(alone)
     assert result.value.item() == pytest.approx(expected.value.item() / 2)

@@ -29,8 +29,8 @@ def decisions_of(
     group: Sequence[int] = (0, 0),
 ) -> Decisions:
     """Two rows, the first right: the mean over the kept decisions."""
-    known = {value: torch.tensor(rows, dtype=torch.float64, requires_grad=True) for value, rows in values.items()}
-    shape = next(iter(known.values())).shape
+    leaves = {value: torch.tensor(rows, dtype=torch.float64, requires_grad=True) for value, rows in values.items()}
+    shape = next(iter(leaves.values())).shape
     mask_BT = torch.ones(shape, dtype=torch.bool) if mask is None else torch.tensor(mask).bool()
     old_BT = torch.full(shape, -1.0, dtype=torch.float64)
     change_BT = torch.zeros(shape, dtype=torch.float64) if log_ratio is None else torch.tensor(log_ratio).double()
@@ -45,7 +45,7 @@ def decisions_of(
         reward_BT=of_rows,
         group_BT=torch.tensor(group)[:, None].expand(shape),
         num_groups=len(set(group)),
-        values=known,
+        values=leaves,
     )
 
 
@@ -61,21 +61,23 @@ def test_candidates_share_the_gradient_of_a_right_sample_and_not_its_loss() -> N
     # K = 2 at ratio 1: of the unsure token of the right row 0.99 is its own and 0.01 goes to the mean of its candidates
     decisions = decisions_of({ENTROPY: UNSURE, top_logprob(2): [[-3.0, -4.0, -5.0]] * 2})
     term = clipped_with_candidates(num=2, share=0.01, quantile=0.8)
-    value, (own, candidates) = loss_of(term, decisions, decisions.logprob_BT, decisions[top_logprob(2)])
+    value, (sampled, candidates) = loss_of(term, decisions, decisions.logprob_BT, decisions[top_logprob(2)])
     assert value == pytest.approx(0.0)
     sixth = 1 / 6
-    assert torch.tensor(own).flatten().tolist() == pytest.approx([-sixth, -sixth, -0.99 * sixth, sixth, sixth, sixth])
+    assert torch.tensor(sampled).flatten().tolist() == pytest.approx(
+        [-sixth, -sixth, -0.99 * sixth, sixth, sixth, sixth]
+    )
     assert torch.tensor(candidates).flatten().tolist() == pytest.approx([0, 0, -0.01 * sixth, 0, 0, 0])
 
 
 def test_beyond_its_bound_a_ratio_trains_no_candidate() -> None:
     values = {ENTROPY: UNSURE, top_logprob(3): [[-3.0, -4.0, -5.0]] * 2}
     decisions = decisions_of(values, log_ratio=[[0, 0, log(1.5)], [0, 0, 0]])
-    value, (own, candidates) = loss_of(
+    value, (sampled, candidates) = loss_of(
         clipped_with_candidates(high=0.3), decisions, decisions.logprob_BT, decisions[top_logprob(3)]
     )
     assert value == pytest.approx(-0.3 / 6)
-    assert (own[0][2], torch.tensor(candidates).abs().max().item()) == (0.0, 0.0)
+    assert (sampled[0][2], torch.tensor(candidates).abs().max().item()) == (0.0, 0.0)
 
 
 def test_first_choices_of_wrong_samples_count_more_where_the_policy_is_unsure() -> None:

@@ -33,9 +33,9 @@ EVERYDAY = {
 
 def families(of: str, names: Iterable[str]) -> list[Any]:
     """The parameters of a test, a family each; those that are not of every day have the mark ``nightly``."""
-    known = tuple(names)
-    assert set(EVERYDAY[of]) <= set(known)
-    return [pytest.param(name, marks=() if name in EVERYDAY[of] else pytest.mark.nightly) for name in known]
+    valid_names = tuple(names)
+    assert set(EVERYDAY[of]) <= set(valid_names)
+    return [pytest.param(name, marks=() if name in EVERYDAY[of] else pytest.mark.nightly) for name in valid_names]
 
 
 def daily(cases: Iterable[Any], *names: Any) -> list[Any]:

@@ -178,7 +178,7 @@ class FramesPipeline(FieldPipeline):
         return Pictures(images=[_picture(row) for row in state.detach()])
 
 
-class OwnSchedulerPipeline(FieldPipeline):
+class CustomSchedulerPipeline(FieldPipeline):
     """Brings a scheduler of its own, so that diffusers does not count it among the components."""
 
     def __init__(self, net: nn.Module, scheduler: Any = None) -> None:
@@ -202,14 +202,14 @@ class SleepingPipeline(FieldPipeline):
         return Pictures(images=[_picture(torch.zeros(SIZE * SIZE)) for _ in prompt])
 
 
-class OneStringPipeline(FieldPipeline):
+class SingleStringPipeline(FieldPipeline):
     """Takes one prompt and one generator, as they are."""
 
     @torch.no_grad()
     def __call__(self, prompt: str, generator: torch.Generator, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
         """Draws a picture."""
-        one = prompt.removesuffix("?")  # a list has no such method
-        return inspect.unwrap(FieldPipeline.__call__)(self, [one], [generator], num_inference_steps)
+        text = prompt.removesuffix("?")  # a list has no such method
+        return inspect.unwrap(FieldPipeline.__call__)(self, [text], [generator], num_inference_steps)
 
 
 class LabeledPipeline(FieldPipeline):

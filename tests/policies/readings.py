@@ -59,16 +59,16 @@ class Hand:
 
     def prediction(self, text: str, noisy: Tensor, share: float) -> Tensor:
         """What the network says at a level, u of (0, 1) on flow."""
-        pipe, one = self.pipeline, torch.tensor([share])
+        pipe, level = self.pipeline, torch.tensor([share])
         if self.name == "sd15":
             embeds, _ = pipe.encode_prompt([text], "cpu", 1, False)
-            return pipe.unet(noisy, (one * 1000).long(), encoder_hidden_states=embeds, return_dict=False)[0]
+            return pipe.unet(noisy, (level * 1000).long(), encoder_hidden_states=embeds, return_dict=False)[0]
         if self.name == "sd3":
             embeds, _, pooled, _ = pipe.encode_prompt(
                 prompt=[text], prompt_2=None, prompt_3=None, do_classifier_free_guidance=False, max_sequence_length=64
             )
             return pipe.transformer(
-                hidden_states=noisy, timestep=one * 1000, encoder_hidden_states=embeds, pooled_projections=pooled,
+                hidden_states=noisy, timestep=level * 1000, encoder_hidden_states=embeds, pooled_projections=pooled,
                 return_dict=False,
             )[0]  # fmt: skip
         if self.name == "flux":
@@ -76,19 +76,19 @@ class Hand:
             side = int(noisy.shape[1] ** 0.5)
             ids = pipe._prepare_latent_image_ids(1, side, side, torch.device("cpu"), torch.float32)
             return pipe.transformer(
-                hidden_states=noisy, timestep=one, guidance=torch.full((1,), 3.5), encoder_hidden_states=embeds,
+                hidden_states=noisy, timestep=level, guidance=torch.full((1,), 3.5), encoder_hidden_states=embeds,
                 pooled_projections=pooled, txt_ids=text_ids, img_ids=ids, return_dict=False,
             )[0]  # fmt: skip
         embeds, _ = pipe.encode_prompt([text], do_classifier_free_guidance=False, max_sequence_length=64)
-        return pipe.transformer(noisy, (one * 1000).long(), embeds, return_dict=False)[0]
+        return pipe.transformer(noisy, (level * 1000).long(), embeds, return_dict=False)[0]
 
     def noised(self, clean: Tensor, group: int, member: int, place: int) -> tuple[Tensor, Tensor, float, float]:
         """x_t, the target, u and sigma."""
         uniform, noise = draws(group, member, place, clean.shape)
         if self.name == "sd15":
-            kept = self.pipeline.scheduler.alphas_cumprod[int(uniform * 1000)]
-            sigma = (1 - kept).sqrt()
-            return kept.sqrt() * clean + sigma * noise, noise, uniform, float(sigma)
+            alpha_cumprod = self.pipeline.scheduler.alphas_cumprod[int(uniform * 1000)]
+            sigma = (1 - alpha_cumprod).sqrt()
+            return alpha_cumprod.sqrt() * clean + sigma * noise, noise, uniform, float(sigma)
         if self.name == "wan":  # its schedule has integers
             uniform = int(uniform * 1000) / 1000
         return (1 - uniform) * clean + uniform * noise, noise - clean, uniform, uniform

@@ -142,7 +142,7 @@ def stock_file(tmp_path: Path, **settings: Any) -> tuple[Any, Path]:
     return pipe, tmp_path / DIFFUSERS_FILE
 
 
-def drawn(pipe: Any) -> np.ndarray:
+def generated(pipe: Any) -> np.ndarray:
     call = {**tiny_policies.settings_of("sd15")["call"], "output_type": "np"}
     return np.asarray(pipe(prompt=["a cat"], generator=torch.Generator().manual_seed(3), **call).images)
 
@@ -191,7 +191,7 @@ def test_policy_adds_the_adapters_of_the_stock_pipeline(form: str, tmp_path: Pat
     if form in ("no header", "script", "kohya", "bare"):
         rewritten(file, form)
     stock = tiny_policies.pipeline_of("sd15")
-    untrained = drawn(stock)
+    untrained = generated(stock)
     if form == "bare":
         stock.unet.load_lora_adapter(tmp_path, prefix=None, weight_name=DIFFUSERS_FILE)
     else:
@@ -199,21 +199,21 @@ def test_policy_adds_the_adapters_of_the_stock_pipeline(form: str, tmp_path: Pat
     pipe = tiny_policies.pipeline_of("sd15")
     lora = {"rank": 4, "alpha": 8.0, "targets": SD_TARGETS}
     DenoisingPolicy(pipe, {**tiny_policies.settings_of("sd15"), "lora": lora, "adapter": str(tmp_path)})
-    assert np.abs(drawn(pipe) - drawn(stock)).max() < 1e-5
-    assert np.abs(drawn(stock) - untrained).max() > 1e-2
+    assert np.abs(generated(pipe) - generated(stock)).max() < 1e-5
+    assert np.abs(generated(stock) - untrained).max() > 1e-2
 
 
 def test_unreadable_files_raise_with_a_suggested_fix(tmp_path: Path) -> None:
     made("sd15", **LORA).save(tmp_path)
     file = tmp_path / DIFFUSERS_FILE
-    whole, tensors = file.read_bytes(), copied(file)
+    data, tensors = file.read_bytes(), copied(file)
 
     def refusal() -> str:
         with pytest.raises(CheckpointError) as error:
             made("sd15", adapter=str(tmp_path), **LORA)
         return str(error.value)
 
-    file.write_bytes(whole[:900])
+    file.write_bytes(data[:900])
     assert "(900 bytes) is not a complete safetensors file" in refusal()
     with pytest.raises(CheckpointError, match="is not a complete safetensors file"):
         made("sd15", **LORA).load(tmp_path)
@@ -247,7 +247,7 @@ def test_a_reader_without_the_header_gets_the_scale(lora: dict[str, Any], tmp_pa
     save_file(copied(tmp_path / DIFFUSERS_FILE), tmp_path / DIFFUSERS_FILE)
     stock = tiny_policies.pipeline_of("sd15")
     stock.load_lora_weights(tmp_path)
-    assert np.array_equal(drawn(stock), drawn(policy.pipeline))
+    assert np.array_equal(generated(stock), generated(policy.pipeline))
 
 
 def test_an_export_has_any_scale_in_its_factors(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_an_export_has_any_scale_in_its_factors(tmp_path: Path) -> None:
             save_file(copied(exported / DIFFUSERS_FILE), exported / DIFFUSERS_FILE)
         stock = tiny_policies.pipeline_of("sd15")
         stock.load_lora_weights(exported)
-        assert np.abs(drawn(stock) - drawn(policy.pipeline)).max() < 1e-5
+        assert np.abs(generated(stock) - generated(policy.pipeline)).max() < 1e-5
     begun = made("sd15", lora={"rank": 4, "alpha": 3.0}, adapter=str(exported))
     torch.testing.assert_close(trained_weights(begun), trained_weights(policy), rtol=1e-6, atol=0)
 

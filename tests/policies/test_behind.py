@@ -25,7 +25,7 @@ def pictures(**settings) -> DenoisingPolicy:
     return DenoisingPolicy(pipeline_of("sd3"), settings_of("sd3", **settings))
 
 
-def drawn(policy: Built, prompts: list[Prompt]) -> Rollout:
+def rollout_of(policy: Built, prompts: list[Prompt]) -> Rollout:
     return policy.rollout(prompts, group_size=2, seed=3)
 
 
@@ -35,9 +35,9 @@ def again(policy: Built, prompts: list[Prompt]) -> Rollout:
 
 
 CASES: dict[str, tuple[Callable[[], Built], list[Prompt], Callable[[Built, list[Prompt]], Rollout]]] = {
-    "tokens": (lambda: policy_of("llama"), prompts_of("llama"), drawn),
-    "pictures and tokens": (lambda: policy_of("qwen2.5-vl"), prompts_of("qwen2.5-vl"), drawn),
-    "steps": (pictures, [Prompt("a red fox"), Prompt("two blue squares")], drawn),
+    "tokens": (lambda: policy_of("llama"), prompts_of("llama"), rollout_of),
+    "pictures and tokens": (lambda: policy_of("qwen2.5-vl"), prompts_of("qwen2.5-vl"), rollout_of),
+    "steps": (pictures, [Prompt("a red fox"), Prompt("two blue squares")], rollout_of),
     "noised samples": (pictures, [Prompt("a red fox"), Prompt("two blue squares")], again),
 }
 
@@ -77,11 +77,11 @@ def test_another_prompt_gives_its_log_probabilities(name: str) -> None:
     assert ((result_BT - now_BT).abs() > 1e-5)[rollout.mask_BT].float().mean() > 0.5
     torch.testing.assert_close(back_BT, now_BT, atol=1e-6, rtol=1e-6)
     if name in ("tokens", "pictures and tokens"):
-        given = [
+        overridden = [
             OffPolicySample(sample=replace(sample, prompt=prompt))
             for sample, prompt in zip(rollout.samples, swapped, strict=True)
         ]
-        torch.testing.assert_close(policy.read(given, seed=0).old_logprob_BT, result_BT, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(policy.read(overridden, seed=0).old_logprob_BT, result_BT, atol=1e-6, rtol=1e-6)
 
 
 def test_members_with_different_prompts_share_no_state() -> None:
@@ -99,7 +99,7 @@ def test_members_with_different_prompts_share_no_state() -> None:
 
 def test_unsupported_views_raise() -> None:
     words, images = policy_of("llama"), pictures()
-    written, painted = drawn(words, prompts_of("llama")), drawn(images, [Prompt("a red fox")])
+    written, painted = rollout_of(words, prompts_of("llama")), rollout_of(images, [Prompt("a red fox")])
     with pytest.raises(ConfigError, match="of another kind"):
         words.override_prompts(painted, [sample.prompt for sample in painted.samples])
     with pytest.raises(ConfigError, match="of another kind"):
@@ -111,9 +111,10 @@ def test_unsupported_views_raise() -> None:
 
 def test_conversations_with_other_prompts_raise() -> None:
     policy = policy_of("llama")
-    rollout = drawn(policy, prompts_of("llama"))
+    rollout = rollout_of(policy, prompts_of("llama"))
     samples = [
-        replace(one, turns=(CompletionTurn(start=0, end=1, reward=None, key=""),)) for one in rollout.trace.completions
+        replace(completion, turns=(CompletionTurn(start=0, end=1, reward=None, key=""),))
+        for completion in rollout.trace.completions
     ]
     exchanged = replace(rollout, trace=replace(rollout.trace, completions=samples))
     with pytest.raises(ConfigError, match="a conversation"):
@@ -122,7 +123,7 @@ def test_conversations_with_other_prompts_raise() -> None:
 
 def test_a_masked_image_changes_the_log_probabilities() -> None:
     policy = policy_of("qwen2.5-vl")
-    rollout = drawn(policy, prompts_of("qwen2.5-vl"))
+    rollout = rollout_of(policy, prompts_of("qwen2.5-vl"))
     other = [replace(s.prompt, images=[picture(*p.size, seed=9) for p in s.prompt.images]) for s in rollout.samples]
     assert not torch.allclose(
         logprobs(policy, policy.override_prompts(rollout, other)), logprobs(policy, rollout), atol=1e-4

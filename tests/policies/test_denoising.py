@@ -214,11 +214,11 @@ def test_schedulers_without_decisions_use_a_first_order_replacement(
     kind: str, stand_in: str, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     name = "sd3" if kind.startswith("FlowMatch") else "sd15"
-    own, replaced = pipeline_of(name), pipeline_of(name)
-    own.scheduler = getattr(diffusers, kind).from_config(own.scheduler.config)
-    replaced.scheduler = getattr(diffusers, stand_in).from_config(own.scheduler.config, **changes)
+    stock, replaced = pipeline_of(name), pipeline_of(name)
+    stock.scheduler = getattr(diffusers, kind).from_config(stock.scheduler.config)
+    replaced.scheduler = getattr(diffusers, stand_in).from_config(stock.scheduler.config, **changes)
     with caplog.at_level(logging.WARNING, logger="mmgrpo"):
-        policy, expected = policy_of(name, own), policy_of(name, replaced)
+        policy, expected = policy_of(name, stock), policy_of(name, replaced)
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"steps of {kind} cannot be decisions: they are sampled and scored with {stand_in}" in line
     assert any(kind in choice for choice in policy.resolved_settings)
@@ -229,19 +229,19 @@ def test_schedulers_without_decisions_use_a_first_order_replacement(
     assert rollout.noise is not None
     assert as_replaced.noise is not None
     assert torch.equal(rollout.noise.level_BT, as_replaced.noise.level_BT)
-    assert type(own.scheduler).__name__ == kind
+    assert type(stock.scheduler).__name__ == kind
 
 
 def test_deterministic_samples_use_the_original_scheduler() -> None:
     pipeline, prompts = pipeline_of("sd15"), prompts_of("sd15")[:1]
-    own: Any = diffusers.PNDMScheduler.from_config(pipeline.scheduler.config, skip_prk_steps=True)
-    pipeline.scheduler = own
+    stock_scheduler: Any = diffusers.PNDMScheduler.from_config(pipeline.scheduler.config, skip_prk_steps=True)
+    pipeline.scheduler = stock_scheduler
     policy = policy_of("sd15", pipeline)
     greedy = policy.rollout(prompts, group_size=1, seed=SEED, plan=GREEDY).samples[0]
     arguments = {**settings_of("sd15")["call"], "prompt": [prompts[0].text], "generator": _generators(prompts, 1)}
     stock = pipeline(**arguments).images[0]
     np.testing.assert_allclose(np.asarray(greedy.image, float), np.asarray(stock, float), atol=1)
-    pipeline.scheduler = diffusers.DDIMScheduler.from_config(own.config, clip_sample=False)
+    pipeline.scheduler = diffusers.DDIMScheduler.from_config(stock_scheduler.config, clip_sample=False)
     other = pipeline(**{**arguments, "generator": _generators(prompts, 1)}).images[0]
     assert np.abs(np.asarray(stock, float) - np.asarray(other, float)).max() > 1
 
@@ -319,14 +319,14 @@ def test_prompts_and_their_ids_are_checked() -> None:
 
 
 def test_images_are_equal_for_every_output_type() -> None:
-    def drawn(form: str) -> Sequence[Sample]:
+    def samples_of(form: str) -> Sequence[Sample]:
         policy = policy_of("sd3", call={"output_type": form})
         return policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED).samples
 
-    expected = [np.asarray(sample.image) for sample in drawn("pil")]
+    expected = [np.asarray(sample.image) for sample in samples_of("pil")]
     for form in ("np", "pt"):
-        for sample, picture in zip(drawn(form), expected, strict=True):
+        for sample, picture in zip(samples_of(form), expected, strict=True):
             assert np.array_equal(np.asarray(sample.image), picture)
-    latents = [sample.array for sample in drawn("latent")]  # are no picture
+    latents = [sample.array for sample in samples_of("latent")]  # are no picture
     assert [None if array is None else tuple(array.shape) for array in latents] == [(4, 8, 8)] * len(expected)
-    assert not any(sample.image for sample in drawn("latent"))
+    assert not any(sample.image for sample in samples_of("latent"))

@@ -15,8 +15,8 @@ from mmgrpo.policies.diffusion.waveforms import waveform_of
 
 from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.types import Audio, Example, OffPolicySample, Prompt, Sample
+from tests.audio_signals import tone
 from tests.breadth import assembly
-from tests.heard import tone
 from tests.policies.contract import move, values
 
 NAME = "StableAudioPipeline"

@@ -75,8 +75,10 @@ def test_rows_equal_those_of_a_run_at_their_size(name: str, plan: Plan) -> None:
     for bucket, rows in ((0, [0, 1, 4, 5]), (1, [2, 3])):
         size = SIZES[name][bucket]
         alone = policy_of(name, call=size)
-        own = Plan(stochastic=plan.stochastic, prompt_ids=tuple(sorted({row // 2 for row in rows})))
-        only = alone.rollout([all_prompts[group] for group in own.prompt_ids or ()], group_size=2, seed=3, plan=own)
+        separate_plan = Plan(stochastic=plan.stochastic, prompt_ids=tuple(sorted({row // 2 for row in rows})))
+        only = alone.rollout(
+            [all_prompts[group] for group in separate_plan.prompt_ids or ()], group_size=2, seed=3, plan=separate_plan
+        )
         for row, expected in zip(rows, only.samples, strict=True):
             sample = mixed.samples[row]
             frames = sample.video or [sample.image]
@@ -113,23 +115,23 @@ def chosen(sizes: Sequence[dict[str, int]], rows: Sequence[DenoisingRow], choose
     sampling = StepSampler(sampler="flow_sde", strength=0.7, density="gaussian", reduction="mean")
     buckets = Buckets(BucketSettings.model_validate({"sizes": sizes, "choose": choose}))
     parts = buckets.row_sets(
-        [[one] for one in rows], SamplingParams(step_sampler=sampling, call={"width": 1, "steps": 4})
+        [[row] for row in rows], SamplingParams(step_sampler=sampling, call={"width": 1, "steps": 4})
     )
-    actual = {id(one): dict(part.params.call) for part in parts for one in part.rows}
-    return [{**actual[id(one)]} for one in rows]
+    actual = {id(row): dict(part.params.call) for part in parts for row in part.rows}
+    return [{**actual[id(row)]} for row in rows]
 
 
 def test_random_buckets_are_uniform_and_keyed_by_step_and_group() -> None:
     sizes = [{"width": 8 * n, "height": 8} for n in (1, 2, 3, 4)]
     steps = [[row(group, seed=seed) for group in range(400)] for seed in (1, 2)]
-    sampled = [one["width"] for rows in steps for one in chosen(sizes, rows, "random")]
+    sampled = [call["width"] for rows in steps for call in chosen(sizes, rows, "random")]
     counts = [sampled.count(size["width"]) for size in sizes]
     assert sum(counts) == 800
     assert all(abs(count - 200) < 4 * math.sqrt(800 * 0.25 * 0.75) for count in counts)  # within 4 standard errors
     assert sampled[:400] != sampled[400:]
-    assert [one["width"] for one in chosen(sizes, steps[0][5::-1], "random")] == sampled[5::-1]
+    assert [call["width"] for call in chosen(sizes, steps[0][5::-1], "random")] == sampled[5::-1]
     members = [row(3, seed=1, member=member) for member in range(4)]
-    assert {one["width"] for one in chosen(sizes, members, "random")} == {sampled[3]}
+    assert {call["width"] for call in chosen(sizes, members, "random")} == {sampled[3]}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_the_nearest_size_is_mainly_nearest_in_aspect_ratio(columns: dict[str, A
 def test_lengths_distinguish_sizes_of_one_aspect_ratio() -> None:
     sizes = [{"width": 8, "height": 8, "num_frames": frames} for frames in (5, 17, 81)]
     rows = [row(n, width=8, height=8, num_frames=frames) for n, frames in enumerate((1, 16, 60, 999))]
-    assert [one["num_frames"] for one in chosen(sizes, rows, "nearest")] == [5, 17, 81, 81]
+    assert [call["num_frames"] for call in chosen(sizes, rows, "nearest")] == [5, 17, 81, 81]
 
 
 @pytest.mark.parametrize("columns", [{}, {"width": 8}, {"width": 8, "height": "8"}, {"width": 8, "height": 0}])

@@ -29,7 +29,7 @@ def test_declared_repeated_blocks_are_compiled_else_the_complete_denoiser(name: 
     assert compiled(policy_of(name).pipeline.transformer) == set()
 
 
-def learnt(policy: DenoisingPolicy, rollout: Rollout) -> tuple[float, Tensor]:
+def updated(policy: DenoisingPolicy, rollout: Rollout) -> tuple[float, Tensor]:
     """The on-policy gap, and the gradient of the sum of the log-probabilities."""
     gap = 0.0
     for evaluation in policy.evaluate(rollout):
@@ -49,7 +49,7 @@ def test_compiled_sd3_equals_uncompiled() -> None:
         for parameter in policy.trainable:  # a second factor of 0 would let nothing of the first be seen
             parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=1)
-        actual[on] = (rollout.old_logprob_BT, *learnt(policy, rollout))
+        actual[on] = (rollout.old_logprob_BT, *updated(policy, rollout))
     (logprob_BT, gap, gradient), (compiled_BT, compiled_gap, compiled_gradient) = actual[False], actual[True]
     torch.testing.assert_close(compiled_BT, logprob_BT, rtol=0, atol=1e-5)
     assert max(gap, compiled_gap) < 1e-5

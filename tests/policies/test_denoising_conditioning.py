@@ -182,21 +182,21 @@ def test_an_image_column_sets_the_ip_adapter(name: str, guided: bool) -> None:
     def policy(**settings: Any) -> DenoisingPolicy:
         return policy_of(name, with_ip_adapter(pipeline_of(name)), guided=guided, **settings)
 
-    def drawn(by: DenoisingPolicy, row: int, style: int = -1) -> list[Sample]:
+    def samples_of(by: DenoisingPolicy, row: int, style: int = -1) -> list[Sample]:
         prompt = Prompt(TEXTS[row], columns={"style": _picture(style)} if style >= 0 else {})
         return list(by.rollout([prompt], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,))).samples)
 
-    shown = policy(pictures={"ip_adapter_image": "style"})
+    conditioned = policy(pictures={"ip_adapter_image": "style"})
     prompts = [Prompt(text, columns={"style": _picture(row)}) for row, text in enumerate(TEXTS)]
-    rollout = shown.rollout(prompts, group_size=2, seed=SEED)
-    assert shown._instrumented.form.media_batching is MediaBatching.SHARED  # a list is one of adapters
-    assert torch.equal(values(shown, rollout), rollout.old_logprob_BT)
+    rollout = conditioned.rollout(prompts, group_size=2, seed=SEED)
+    assert conditioned._instrumented.form.media_batching is MediaBatching.SHARED  # a list is one of adapters
+    assert torch.equal(values(conditioned, rollout), rollout.old_logprob_BT)
     for row in (0, 1):
-        expected = drawn(policy(call={"ip_adapter_image": _picture(row)}), row)
+        expected = samples_of(policy(call={"ip_adapter_image": _picture(row)}), row)
         assert sample_difference(expected, rollout.samples[2 * row : 2 * row + 2]) <= 1
-    assert sample_difference(drawn(shown, 0, style=1), rollout.samples[:2]) > 1
-    shown.pipeline.set_ip_adapter_scale(0.0)
-    assert sample_difference(drawn(shown, 0, style=1), drawn(shown, 0, style=0)) == 0
+    assert sample_difference(samples_of(conditioned, 0, style=1), rollout.samples[:2]) > 1
+    conditioned.pipeline.set_ip_adapter_scale(0.0)
+    assert sample_difference(samples_of(conditioned, 0, style=1), samples_of(conditioned, 0, style=0)) == 0
 
 
 @pytest.mark.parametrize(
@@ -230,10 +230,10 @@ def test_images_that_the_call_may_ignore_warn(caplog: pytest.LogCaptureFixture) 
 
 
 def test_media_are_batched_in_each_way() -> None:
-    one, two = _picture(1), _picture(2)
-    assert batch_media([one, two], MediaBatching.EACH) == [one, two]
-    assert batch_media([[one, two], [two, one]], MediaBatching.EACH) == [[one, two], [two, one]]
-    assert batch_media([one, two], MediaBatching.NESTED) == [[one], [two]]
-    assert batch_media([one, one], MediaBatching.SHARED) is one
-    assert batch_media([one], MediaBatching.NESTED) is one
+    first, two = _picture(1), _picture(2)
+    assert batch_media([first, two], MediaBatching.EACH) == [first, two]
+    assert batch_media([[first, two], [two, first]], MediaBatching.EACH) == [[first, two], [two, first]]
+    assert batch_media([first, two], MediaBatching.NESTED) == [[first], [two]]
+    assert batch_media([first, first], MediaBatching.SHARED) is first
+    assert batch_media([first], MediaBatching.NESTED) is first
     assert [showing.following for showing in MediaBatching] == [*list(MediaBatching)[1:], MediaBatching.ALONE]

@@ -163,10 +163,10 @@ def test_video_files_are_opened(tmp_path: Path) -> None:
     """As its frames are, to the codec's rounding."""
     frames = [Image.new("RGB", (32, 32), (40 * n, 40 * n, 40 * n)) for n in range(5)]
     (tmp_path / "a.mp4").write_bytes(encoded(frames, side=32, quality=1))
-    shown = [
+    videos = [
         load_media(Prompt("a", videos=[video]), image="image", columns={})["video"]
         for video in (str(tmp_path / "a.mp4"), frames)
     ]
-    assert [frame.size for frame in shown[0]] == [(32, 32)] * 5
-    differences = [np.abs(np.asarray(a).astype(int) - np.asarray(b)).max() for a, b in zip(*shown, strict=True)]
+    assert [frame.size for frame in videos[0]] == [(32, 32)] * 5
+    differences = [np.abs(np.asarray(a).astype(int) - np.asarray(b)).max() for a, b in zip(*videos, strict=True)]
     assert max(differences) <= 4

@@ -100,10 +100,10 @@ def test_noise_is_a_function_of_the_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "kept"),
+    ("kind", "num_elements"),
     [("FieldPipeline", 4), ("CastingPipeline", 4), ("ScalingPipeline", 4), ("PaintingPipeline", 3)],
 )
-def test_elements_overwritten_by_the_pipeline_are_excluded(kind: str, kept: int) -> None:
+def test_elements_overwritten_by_the_pipeline_are_excluded(kind: str, num_elements: int) -> None:
     policy = _policy(foreign_pipelines.build(getattr(foreign_pipelines, kind)))
     rollout = policy.rollout(PROMPTS, group_size=2, seed=3, plan=Plan(values=(DRIFT,)))
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
@@ -111,7 +111,7 @@ def test_elements_overwritten_by_the_pipeline_are_excluded(kind: str, kept: int)
     for row, transitions in enumerate(rollout.trace.transitions):
         for t, transition in enumerate(transitions[:3]):
             std = rollout.noise.std_BT[row, t]
-            error = (transition.next_state - transition.mean)[0, :kept]
+            error = (transition.next_state - transition.mean)[0, :num_elements]
             expected = (-(error**2) / (2 * std**2) - std.log() - 0.5 * math.log(2 * math.pi)).mean()
             assert float(rollout.old_logprob_BT[row, t]) == pytest.approx(float(expected), rel=1e-5)
 

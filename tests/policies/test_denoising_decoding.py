@@ -46,7 +46,7 @@ def pixels(samples: list[Sample]) -> np.ndarray:
     return np.stack([[np.asarray(frame, dtype=float) / 255 for frame in clip if frame] for clip in frames])
 
 
-def drawn(policy: DenoisingPolicy, plan: Plan) -> tuple[Rollout, int]:
+def rollout_and_calls(policy: DenoisingPolicy, plan: Plan) -> tuple[Rollout, int]:
     """A rollout of four rows, and the most that was decoded at once."""
     with most_at_once(policy) as most:
         rollout = policy.rollout(PROMPTS, group_size=2, seed=3, plan=plan)
@@ -64,8 +64,8 @@ def drawn(policy: DenoisingPolicy, plan: Plan) -> tuple[Rollout, int]:
 )
 def test_row_by_row_decoding_gives_the_same_pixels(name: str, rounded: float) -> None:
     plan = Plan(stochastic=(1,))
-    full, at_once = drawn(policy_of(name), plan)
-    rows, in_turn = drawn(policy_of(name, decode={"rows": True}), plan)
+    full, at_once = rollout_and_calls(policy_of(name), plan)
+    rows, in_turn = rollout_and_calls(policy_of(name, decode={"rows": True}), plan)
     apart = np.abs(pixels([*rows.samples]) - pixels([*full.samples]))
     assert (apart > 0).mean() <= rounded
     assert apart.max() <= bool(rounded) / 255 + 1e-9
@@ -76,8 +76,8 @@ def test_row_by_row_decoding_gives_the_same_pixels(name: str, rounded: float) ->
 def test_tiled_decoding_uses_smaller_inputs() -> None:
     plan, size = Plan(stochastic=()), {"height": 64, "width": 64}
     tiles = {f"tile_sample_{name}": pixels for name, pixels in (*SMALL, *OVERLAPPING)}
-    full, at_once = drawn(policy_of("wan", call=size), plan)
-    parts, in_turn = drawn(policy_of("wan", call=size, decode={"tiles": tiles}), plan)
+    full, at_once = rollout_and_calls(policy_of("wan", call=size), plan)
+    parts, in_turn = rollout_and_calls(policy_of("wan", call=size, decode={"tiles": tiles}), plan)
     assert in_turn * 4 == at_once  # tiles of 32 x 32
     apart = np.abs(pixels([*parts.samples]) - pixels([*full.samples]))
     assert 0 < apart.mean() < 0.03  # random weights have the hardest seams; measured 0.014

@@ -159,6 +159,6 @@ def test_segments_partition_the_steps() -> None:
 def test_masked_decisions_are_not_evaluated() -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
-    kept = replace(rollout, mask_BT=rollout.mask_BT & (torch.arange(4) == 1))
-    slices = list(policy.evaluate(kept))
+    masked = replace(rollout, mask_BT=rollout.mask_BT & (torch.arange(4) == 1))
+    slices = list(policy.evaluate(masked))
     assert [tuple(evaluation.columns) for evaluation in slices] == [(1,)]

@@ -47,8 +47,8 @@ def _same(policy: DenoisingPolicy, prompts: list[Prompt] = PROMPTS) -> None:
     move(plain.trainable)
     move(policy.trainable)
     torch.testing.assert_close(values(policy, actual), values(plain, expected), rtol=1e-5, atol=1e-5)
-    for mine, theirs in zip(gradients(policy, actual), gradients(plain, expected), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(gradients(policy, actual), gradients(plain, expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_a_combined_pipeline_trains_the_nested_one() -> None:
@@ -61,16 +61,16 @@ def test_a_combined_pipeline_trains_the_nested_one() -> None:
 
 
 def test_a_single_prompt_pipeline_runs_row_by_row(caplog: Any) -> None:
-    policy = _policy(foreign_pipelines.OneStringPipeline)
+    policy = _policy(foreign_pipelines.SingleStringPipeline)
     with caplog.at_level(logging.WARNING):
         _same(policy)
-    assert "OneStringPipeline does not take rows as lists" in caplog.text
+    assert "SingleStringPipeline does not take rows as lists" in caplog.text
     assert "'list' object has no attribute 'removesuffix'" in caplog.text
     assert _random_mask(policy).num_unbatched == 4
 
 
 def test_a_single_prompt_pipeline_samples_deterministically() -> None:
-    plain, policy = _policy(), _policy(foreign_pipelines.OneStringPipeline)
+    plain, policy = _policy(), _policy(foreign_pipelines.SingleStringPipeline)
     still = Plan(stochastic=())
     assert sample_difference(_random_mask(policy, plan=still).samples, _random_mask(plain, plan=still).samples) <= 1
 
@@ -153,19 +153,19 @@ def test_unbatched_and_non_finite_audio_is_handled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rate", "seen"),
+    ("name", "rate", "stated"),
     [
         ("AudioLDMPipeline", 16000, False),  # of its vocoder
         ("LongCatAudioDiTPipeline", 24000, False),  # of its autoencoder
         ("LTX2Pipeline", 16000, True),  # of its vocoder, whose autoencoder says the rate of its spectrograms
     ],
 )
-def test_diffusers_pipelines_state_their_sampling_rate(name: str, rate: int, seen: bool) -> None:
+def test_diffusers_pipelines_state_their_sampling_rate(name: str, rate: int, stated: bool) -> None:
     call = assembly.arguments(name)
     policy = DenoisingPolicy(assembly.build(name), {"call": call, "rollout_batch": 1, "update_batch": 1})
     (sample,) = policy.rollout([Prompt("a fox")], group_size=1, seed=0, plan=Plan(stochastic=())).samples
     assert sample.audio is not None
-    assert (sample.audio.sampling_rate, sample.array, bool(sample.video)) == (rate, None, seen)
+    assert (sample.audio.sampling_rate, sample.array, bool(sample.video)) == (rate, None, stated)
     assert float(sample.audio.values.abs().max()) > 0
 
 
@@ -185,7 +185,7 @@ def test_a_row_may_have_several_entries_in_the_state() -> None:
 
 
 def test_a_scheduler_outside_the_components_is_recorded() -> None:
-    policy = _policy(foreign_pipelines.OwnSchedulerPipeline)
+    policy = _policy(foreign_pipelines.CustomSchedulerPipeline)
     assert "scheduler" not in policy.pipeline.components
     _same(policy)
 

@@ -77,8 +77,8 @@ def test_torch_multihead_attention_gets_no_adapters() -> None:
 
 
 def test_several_denoisers_share_target_endings() -> None:
-    one, other = pipeline_of("pixart-sigma").transformer, kandinsky5()
-    actual = adapter_targets({"transformer": one, "transformer_2": other})
+    denoiser, other = pipeline_of("pixart-sigma").transformer, kandinsky5()
+    actual = adapter_targets({"transformer": denoiser, "transformer_2": other})
     assert set(actual) == {
         *PROJECTIONS, "to_query", "to_key", "to_value", "self_attention.out_layer", "cross_attention.out_layer",
     }  # fmt: skip

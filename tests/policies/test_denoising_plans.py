@@ -61,8 +61,8 @@ def test_ragged_groups_share_states_within_groups(batch: int) -> None:
     torch.testing.assert_close(values(policy, rollout), rollout.old_logprob_BT, rtol=1e-6, atol=1e-6)
     apart = []
     for p in (0, 1):
-        own = replace(plan, members=members[p : p + 1], prompt_ids=ids[p : p + 1])
-        apart.append(policy.rollout(prompts[p : p + 1], group_size=1, seed=SEED, plan=own))
+        group_plan = replace(plan, members=members[p : p + 1], prompt_ids=ids[p : p + 1])
+        apart.append(policy.rollout(prompts[p : p + 1], group_size=1, seed=SEED, plan=group_plan))
     for row, (p, r) in enumerate([(0, 0), (1, 0), (1, 1), (1, 2)]):
         torch.testing.assert_close(rollout.old_logprob_BT[row], apart[p].old_logprob_BT[r], rtol=1e-5, atol=1e-5)
 
@@ -93,17 +93,17 @@ def test_duplicate_members_raise() -> None:
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 def test_rollout_settings_are_used_in_scoring(name: str) -> None:
     policy = policy_of(name)
-    own = policy.rollout(prompts_of(name), group_size=2, seed=SEED)
+    result = policy.rollout(prompts_of(name), group_size=2, seed=SEED)
     plan = Plan(settings={"strength": 0.3, "call": {"num_inference_steps": 3}})
     rollout = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=plan)
-    assert (own.shape, rollout.shape) == ((4, 4), (4, 3))
+    assert (result.shape, rollout.shape) == ((4, 4), (4, 3))
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
-    assert own.noise is not None
+    assert result.noise is not None
     assert rollout.noise is not None
     weaker = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=Plan(settings={"strength": 0.35}))
     assert weaker.noise is not None
     if name != "sd15":  # of flow_sde's steps the std is proportional to the strength: 0.35 is half of 0.7
-        torch.testing.assert_close(weaker.noise.std_BT, 0.5 * own.noise.std_BT)
+        torch.testing.assert_close(weaker.noise.std_BT, 0.5 * result.noise.std_BT)
     move(policy.trainable)
     fresh = policy_of(name, strength=0.3, call={"num_inference_steps": 3})
     move(fresh.trainable)
@@ -161,11 +161,11 @@ def test_latents_are_stored_if_the_plan_requests_them(name: str, stochastic: tup
     assert not torch.equal(latents[0], latents[1])
     if stochastic != ():
         assert all(torch.equal(latent, final_latent(rollout, row)) for row, latent in enumerate(latents))
-    shown = policy.pipeline.vae.decode  # what is decoded is what was kept, in the pipeline's own way
+    decode = policy.pipeline.vae.decode  # what is decoded is what was kept, in the pipeline's own way
     if name == "sd3":
         config = policy.pipeline.vae.config
         with torch.no_grad():
-            pixels = shown(latents[1] / config.scaling_factor + config.shift_factor).sample
+            pixels = decode(latents[1] / config.scaling_factor + config.shift_factor).sample
         image = policy.pipeline.image_processor.postprocess(pixels)[0]
         assert np.abs(np.asarray(image, dtype=float) - np.asarray(rollout.samples[1].image, dtype=float)).max() <= 1
 
@@ -197,7 +197,7 @@ def test_a_fast_remainder_is_shorter_and_changes_no_decision(order: int, same_in
         )
     torch.testing.assert_close(values(policy, short), short.old_logprob_BT, rtol=1e-6, atol=1e-6)
     trained = gradients(policy, short)
-    assert any(float(one.abs().max()) > 0 for one in trained)
+    assert any(float(gradient.abs().max()) > 0 for gradient in trained)
 
 
 def test_a_second_order_remainder_equals_the_multistep_solver() -> None:

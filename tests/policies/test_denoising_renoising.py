@@ -82,10 +82,10 @@ def test_batches_do_not_change_noise_or_gradient(name: str) -> None:
     some = wide.read([samples[2], samples[1]], seed=SEED)
     torch.testing.assert_close(some.old_logprob_BT, rollout.old_logprob_BT[[2, 1]], rtol=2e-5, atol=1e-6)
     parts = zip(gradients(wide, rollout, [0, 3]), gradients(wide, rollout, [1, 2]), strict=True)
-    assert relative_difference([one + two for one, two in parts], full) < 1e-4
+    assert relative_difference([first + two for first, two in parts], full) < 1e-4
     masked = rollout.keep(torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]]).bool())
-    kept_BT = values(wide, masked)
-    torch.testing.assert_close(kept_BT, rollout.old_logprob_BT * masked.mask_BT, rtol=2e-5, atol=1e-6)
+    masked_BT = values(wide, masked)
+    torch.testing.assert_close(masked_BT, rollout.old_logprob_BT * masked.mask_BT, rtol=2e-5, atol=1e-6)
     assert sum(e.num_forwards for e in wide.evaluate(masked)) == 6
 
 
@@ -93,8 +93,8 @@ def test_batches_do_not_change_noise_or_gradient(name: str) -> None:
 @pytest.mark.parametrize("name", families("reading", READ))
 def test_every_pipeline_renoises_its_samples(name: str, guided: bool) -> None:
     policy, alone = (policy_of(name, guided=guided, batch=batch, reading=READING) for batch in (12, 1))
-    for one in (policy, alone):
-        move(one.trainable)
+    for reader in (policy, alone):
+        move(reader.trainable)
     samples = latents_of(policy, prompts_of(name, TEXTS))
     rollout = policy.read(samples, seed=SEED)
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
@@ -121,7 +121,7 @@ def test_guidance_is_part_of_the_prediction() -> None:
 def test_noise_depends_on_keys_and_can_be_shared_by_a_group() -> None:
     policy = policy_of("sd3", reading=READING)
     samples = latents_of(policy)
-    samples = [replace(one, sample=replace(one.sample, latent=samples[0].sample.latent)) for one in samples]
+    samples = [replace(item, sample=replace(item.sample, latent=samples[0].sample.latent)) for item in samples]
     apart, again = (policy.read(samples, seed=seed).values[LEVEL] for seed in (SEED, SEED + 1))
     assert len({*apart.flatten().tolist(), *again.flatten().tolist()}) == 2 * 4 * T
     shared = policy.read(samples, seed=SEED, plan=Plan(same_initial_noise=True))
@@ -158,11 +158,11 @@ def test_images_and_latents_give_equal_scores(name: str) -> None:
     pictures = off_policy_samples_of(name)
     clean = clean_states(name, policy)
     latents = [
-        replace(one, sample=replace(one.sample, latent=clean[row // 2], image=None, video=None))
-        for row, one in enumerate(pictures)
+        replace(item, sample=replace(item.sample, latent=clean[row // 2], image=None, video=None))
+        for row, item in enumerate(pictures)
     ]
-    one, other = policy.read(pictures, seed=SEED), policy.read(latents, seed=SEED)
-    torch.testing.assert_close(one.old_logprob_BT, other.old_logprob_BT, rtol=1e-4, atol=1e-5)
+    from_images, other = policy.read(pictures, seed=SEED), policy.read(latents, seed=SEED)
+    torch.testing.assert_close(from_images.old_logprob_BT, other.old_logprob_BT, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

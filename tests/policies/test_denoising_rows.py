@@ -98,20 +98,20 @@ def test_columns_without_a_value_use_the_pipeline_default() -> None:
 
 def _padded(name: str) -> tuple[DenoisingPolicy, Prompt]:
     pipeline = assembly.build(name)
-    (shown, *_), call = trial.prompts_and_call(name, pipeline)
+    (prompt, *_), call = trial.prompts_and_call(name, pipeline)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         settings = assembly.recipes()[name].get("settings") or {}
-        return DenoisingPolicy(pipeline, {"call": call, "lora": {"rank": 2, "alpha": 2.0}, **settings}), shown
+        return DenoisingPolicy(pipeline, {"call": call, "lora": {"rank": 2, "alpha": 2.0}, **settings}), prompt
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "CogView4Pipeline" else pytest.mark.nightly) for name in PADDED]
 )
 def test_a_longer_prompt_is_scored_like_a_row_alone(name: str) -> None:
-    policy, shown = _padded(name)
-    policy.rollout([replace(shown, text=text) for text in PADDED[name]], group_size=1, seed=1)
-    later = policy.rollout([replace(shown, text=text) for text in ("a cat", LONG)], group_size=1, seed=2)
+    policy, prompt = _padded(name)
+    policy.rollout([replace(prompt, text=text) for text in PADDED[name]], group_size=1, seed=1)
+    later = policy.rollout([replace(prompt, text=text) for text in ("a cat", LONG)], group_size=1, seed=2)
     assert later.num_unbatched == 2
     for row in (0, 1):
         assert torch.equal(values(policy, later, [row])[row], later.old_logprob_BT[row])
@@ -119,8 +119,8 @@ def test_a_longer_prompt_is_scored_like_a_row_alone(name: str) -> None:
 
 @pytest.mark.parametrize("first", ["read", "supervised", "greedy"])
 def test_padding_is_measured_outside_rollouts_too(first: str) -> None:
-    policy, shown = _padded("CogView4Pipeline")
-    prompts = [replace(shown, text=text) for text in ("a cat", LONG)]
+    policy, example = _padded("CogView4Pipeline")
+    prompts = [replace(example, text=text) for text in ("a cat", LONG)]
     if first == "greedy":
         policy.rollout(prompts, group_size=1, seed=SEED, plan=Plan(stochastic=()))
     elif first == "read":
@@ -139,11 +139,11 @@ def test_padding_is_measured_outside_rollouts_too(first: str) -> None:
 
 
 def test_prompt_overrides_measure_padding() -> None:
-    policy, shown = _padded("CogView4Pipeline")
-    rollout = policy.rollout([replace(shown, text="a cat")], group_size=1, seed=SEED)
+    policy, prompt = _padded("CogView4Pipeline")
+    rollout = policy.rollout([replace(prompt, text="a cat")], group_size=1, seed=SEED)
     assert rollout.num_unbatched == 0
-    both = policy.rollout([replace(shown, text="a cat"), replace(shown, text="one cat")], group_size=1, seed=SEED)
-    view = policy.override_prompts(both, [replace(shown, text=text) for text in ("a cat", LONG)])
+    both = policy.rollout([replace(prompt, text="a cat"), replace(prompt, text="one cat")], group_size=1, seed=SEED)
+    view = policy.override_prompts(both, [replace(prompt, text=text) for text in ("a cat", LONG)])
     assert torch.equal(values(policy, view)[0], values(policy, view, [0])[0])
 
 
@@ -159,7 +159,7 @@ def test_bfloat16_rounding_keeps_rows_batched() -> None:
     assert policy.rollout(prompts_of("qwen-image"), group_size=1, seed=SEED).num_unbatched == 0
 
 
-def dependence_on_one(folder: Path, names: Sequence[str]) -> list[float]:
+def batch_dependence(folder: Path, names: Sequence[str]) -> list[float]:
     """Rows alone of each step, where the second process alone has measured that they depend on their batch."""
     policy = policy_of("sd3")
     if os.environ["RANK"] == "1":

@@ -138,14 +138,14 @@ def _ltx_condition(**settings: Any) -> DenoisingPolicy:
 @pytest.mark.parametrize("guided", [True, False])
 def test_tokens_at_other_levels_are_excluded_from_decisions(guided: bool) -> None:
     policy = _ltx_condition(guided=guided)
-    shown = [Prompt("a red fox", images=(_picture(32),))]
-    rollout = policy.rollout(shown, group_size=2, seed=SEED, plan=Plan(values=(DRIFT,)))
+    image_prompts = [Prompt("a red fox", images=(_picture(32),))]
+    rollout = policy.rollout(image_prompts, group_size=2, seed=SEED, plan=Plan(values=(DRIFT,)))
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     first = rollout.trace.transitions[0][0]
     assert first.keep is not None
-    kept = first.keep.float().mean(-1)[0]
-    num_tokens = len(kept)
-    assert kept.tolist() == [0.0] * (num_tokens // 2) + [1.0] * (num_tokens // 2)  # the first of two latent frames
+    keep = first.keep.float().mean(-1)[0]
+    num_tokens = len(keep)
+    assert keep.tolist() == [0.0] * (num_tokens // 2) + [1.0] * (num_tokens // 2)  # the first of two latent frames
     move(policy.trainable)
     assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients(policy, rollout))
 

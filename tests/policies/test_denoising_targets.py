@@ -118,7 +118,7 @@ def uneven(name: str) -> Any:
     return pipeline
 
 
-def one_row(policy: DenoisingPolicy, text: str) -> dict[str, Any]:
+def single_row(policy: DenoisingPolicy, text: str) -> dict[str, Any]:
     row = DenoisingRow(prompt=Prompt(text), seed=0, group=0, member=0)
     return policy._instrumented.form.arguments([row], {**policy.settings.call, "num_inference_steps": 2})
 
@@ -136,9 +136,9 @@ def test_targets_decode_to_their_images(name: str) -> None:
 @pytest.mark.parametrize("name", ["flux", "qwen-image", "wan"])
 def test_the_layout_of_a_bfloat16_pipeline_is_measured_in_float32(name: str) -> None:
     plain, half = (policy_of(name, pipeline_of(name).to(dtype)) for dtype in (torch.float32, torch.bfloat16))
-    one, other = (measure_layout(policy._instrumented, one_row(policy, TEXTS[0])) for policy in (plain, half))
-    assert torch.equal(one.source_N, other.source_N)
-    torch.testing.assert_close(one.scale_N, other.scale_N, rtol=2e-6, atol=0)
+    full, other = (measure_layout(policy._instrumented, single_row(policy, TEXTS[0])) for policy in (plain, half))
+    assert torch.equal(full.source_N, other.source_N)
+    torch.testing.assert_close(full.scale_N, other.scale_N, rtol=2e-6, atol=0)
     assert {module.dtype for module in (half.pipeline.vae, half.pipeline.transformer)} == {torch.bfloat16}
     assert type(half.pipeline.vae) is type(plain.pipeline.vae)
 
@@ -200,15 +200,15 @@ def test_euler_and_ddim_give_the_same_supervised_loss() -> None:
 
 def test_examples_with_images_train_with_their_images() -> None:
     policy = policy_of("flux-kontext")
-    shown = [picture(seed, 16, 16) for seed in (7, 8)]
+    input_images = [picture(seed, 16, 16) for seed in (7, 8)]
     examples = [
         Example(Prompt(text, images=(image,)), image=picture(i, 16, 16))
-        for i, (text, image) in enumerate(zip(TEXTS, shown, strict=True))
+        for i, (text, image) in enumerate(zip(TEXTS, input_images, strict=True))
     ]
     with torch.no_grad():
         together = policy.supervised_loss(examples, seeds=SEEDS).mean
         alone = [policy.supervised_loss([e], seeds=[s]).mean for e, s in zip(examples, SEEDS, strict=True)]
-        other = Example(Prompt(TEXTS[1], images=(shown[0],)), image=examples[1].image)
+        other = Example(Prompt(TEXTS[1], images=(input_images[0],)), image=examples[1].image)
         wrong = policy.supervised_loss([other], seeds=SEEDS[1:]).mean
     assert float(together) == pytest.approx(float(sum(alone)) / 2, rel=1e-6)
     assert abs(float(wrong) - float(alone[1])) > 1e-3 * float(alone[1])

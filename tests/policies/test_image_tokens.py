@@ -55,8 +55,8 @@ def unguided_by_hand(name: str, policy: ImageTokensPolicy, ids_P: Tensor, codes:
 def by_hand(name: str, policy: ImageTokensPolicy, rollout: Rollout, row: int) -> Tensor:
     """Log-probabilities of all codes, (T, K), with guidance and temperature."""
     prompt, codes = rollout.trace.prompts[row], list(rollout.samples[row].tokens or ())
-    shown, blank = (unguided_by_hand(name, policy, ids_P, codes) for ids_P in (prompt.token_P, prompt.blank_P))
-    return ((blank + SCALE * (shown - blank)) / TEMPERATURE).log_softmax(-1)
+    conditional, blank = (unguided_by_hand(name, policy, ids_P, codes) for ids_P in (prompt.token_P, prompt.blank_P))
+    return ((blank + SCALE * (conditional - blank)) / TEMPERATURE).log_softmax(-1)
 
 
 @every_family

@@ -37,12 +37,12 @@ def test_the_laws(name: str, law: Law, settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", families("image_tokens", FAMILIES))
 def test_a_replayed_window_trains_the_codes_that_were_sampled(name: str) -> None:
-    own = subject(name, FULL)
-    policy = own.make(own.rows)
+    replay = subject(name, FULL)
+    policy = replay.make(replay.rows)
     assert isinstance(policy, ImageTokensPolicy)
-    rollout = own.rollout(policy, Plan(stochastic=(1, 3), settings={"temperature": 2.0, "guidance_scale": 2.0}))
-    read = policy.read([rollout.off_policy_sample(row, Source.REPLAY) for row in range(own.rows)], seed=0)
-    assert read.mask_BT.sum(1).tolist() == [2] * own.rows
+    rollout = replay.rollout(policy, Plan(stochastic=(1, 3), settings={"temperature": 2.0, "guidance_scale": 2.0}))
+    read = policy.read([rollout.off_policy_sample(row, Source.REPLAY) for row in range(replay.rows)], seed=0)
+    assert read.mask_BT.sum(1).tolist() == [2] * replay.rows
     assert torch.equal(read.mask_BT, rollout.mask_BT)
     gap_BT = (values(policy, read) - rollout.old_logprob_BT)[rollout.mask_BT]
     assert gap_BT.exp().tolist() == pytest.approx([1.0] * len(gap_BT), abs=1e-4)

@@ -85,13 +85,13 @@ def test_checkpointed_layers_run_twice_and_only_under_grad() -> None:
 
 
 def test_logits_made_in_chunks_are_the_same() -> None:
-    whole, chunked = policy_of("llama"), policy_of("llama", head_bytes=1)
-    rollout = rollout_of(whole, "llama", group_size=8)
+    complete, chunked = policy_of("llama"), policy_of("llama", head_bytes=1)
+    rollout = rollout_of(complete, "llama", group_size=8)
     assert int(rollout.mask_BT.sum()) > 64  # several chunks of 16
-    move(whole.trainable)
+    move(complete.trainable)
     move(chunked.trainable)
-    assert largest_difference(values(chunked, rollout), values(whole, rollout), rollout.mask_BT) < 1e-6
-    assert relative_difference(gradients(chunked, rollout), gradients(whole, rollout)) < 1e-6
+    assert largest_difference(values(chunked, rollout), values(complete, rollout), rollout.mask_BT) < 1e-6
+    assert relative_difference(gradients(chunked, rollout), gradients(complete, rollout)) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llava-onevision", "internvl"])
@@ -143,14 +143,14 @@ def test_the_divergence_is_from_the_untrained_model() -> None:
     for evaluation in policy.evaluate(rollout, values=[k1, ENTROPY, reference]):
         assert evaluation.rows is not None
         index = evaluation.rows[:, None], torch.tensor(list(evaluation.columns))[None]
-        kept = rollout.mask_BT[index]
+        indices = rollout.mask_BT[index]
         assert set(evaluation.values) == {k1, ENTROPY, reference}
         expected = evaluation.logprob_BT - rollout.old_logprob_BT[index]
-        assert torch.allclose(evaluation.values[k1][kept], expected[kept], atol=2e-5)
-        assert torch.allclose(evaluation.values[reference][kept], rollout.old_logprob_BT[index][kept], atol=2e-5)
+        assert torch.allclose(evaluation.values[k1][indices], expected[indices], atol=2e-5)
+        assert torch.allclose(evaluation.values[reference][indices], rollout.old_logprob_BT[index][indices], atol=2e-5)
         assert not evaluation.values[reference].requires_grad
-        assert (evaluation.values[ENTROPY][kept] > 0).all()
-        assert (evaluation.values[ENTROPY][~kept] == 0).all()
+        assert (evaluation.values[ENTROPY][indices] > 0).all()
+        assert (evaluation.values[ENTROPY][~indices] == 0).all()
         assert evaluation.num_forwards == 2 * len(evaluation.rows)  # the reference is asked once for both
     assert next(iter(policy.evaluate(rollout))).values == {}
 
@@ -183,9 +183,9 @@ def test_adapters_are_read_by_peft(tmp_path: Path) -> None:
     theirs = PeftModel.from_pretrained(copy.deepcopy(bare), tmp_path).eval()
     ids = torch.arange(5, 15)[None] + 100
     with torch.no_grad():
-        expected, own = policy.model(input_ids=ids).logits, theirs(input_ids=ids).logits
+        expected, actual = policy.model(input_ids=ids).logits, theirs(input_ids=ids).logits
         untrained = bare(input_ids=ids).logits
-    assert torch.allclose(own, expected, atol=1e-5)
+    assert torch.allclose(actual, expected, atol=1e-5)
     assert not torch.allclose(untrained, expected, atol=1e-2)
     assert all("visual" not in name for name, p in policy.model.named_parameters() if p.requires_grad)
 
@@ -197,8 +197,8 @@ def test_weights_are_read_by_transformers(tmp_path: Path) -> None:
     again = type(policy.model).from_pretrained(tmp_path / "model")
     processor: Any = AutoProcessor.from_pretrained(tmp_path / "model")
     assert processor.chat_template == policy.processor.chat_template
-    for (name, mine), theirs in zip(policy.model.state_dict().items(), again.state_dict().values(), strict=True):
-        assert torch.equal(mine, theirs), name
+    for (name, ours), theirs in zip(policy.model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
 
 
 def test_frozen_vision_is_not_trained() -> None:

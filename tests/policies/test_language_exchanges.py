@@ -37,17 +37,17 @@ class Asking(Environment):
     """Says something after each turn, ``turns - 1`` times."""
 
     turns: int = 3
-    told: str = "two red"
-    shown: tuple[Any, ...] = ()
-    heard: list[str] = field(default_factory=list)
+    reply: str = "two red"
+    images: tuple[Any, ...] = ()
+    answers: list[str] = field(default_factory=list)
 
     def reset(self, prompt: Prompt) -> Turn:
         return Turn()
 
     def step(self, text: str) -> Turn:
-        self.heard.append(text)
+        self.answers.append(text)
         return Turn(
-            text=self.told, images=self.shown, reward=float(len(self.heard)), done=len(self.heard) == self.turns
+            text=self.reply, images=self.images, reward=float(len(self.answers)), done=len(self.answers) == self.turns
         )
 
 
@@ -68,9 +68,9 @@ class Opening(Environment):
 def terse(name: str, **settings: Any) -> LanguagePolicy:
     """A policy of few words, so that its turns are short."""
     bare = policy_of(name)
-    kept = {*range(60, 70), *bare._end_ids.tolist()}
+    allowed_tokens = {*range(60, 70), *bare._end_ids.tolist()}
     vocabulary = bare.model.config.get_text_config().vocab_size
-    suppress = tuple(token for token in range(vocabulary) if token not in kept)
+    suppress = tuple(token for token in range(vocabulary) if token not in allowed_tokens)
     return policy_of(name, **{"max_new_tokens": LENGTH, "suppress": suppress, "temperature": 8.0, **settings})
 
 
@@ -87,8 +87,8 @@ def logprobs_at_once(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
 
 def plain_row(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor:
     encoded, token_T = policy._encoder(rollout.samples[row].prompt), torch.tensor(rollout.samples[row].tokens)
-    whole = encoded.with_tokens(token_T, policy.path.fill)
-    inputs = {"input_ids": whole.ids_P[None], **whole.per_token, **whole.media}
+    token_ids = encoded.with_tokens(token_T, policy.path.fill)
+    inputs = {"input_ids": token_ids.ids_P[None], **token_ids.per_token, **token_ids.media}
     logits_TV = policy.model(**inputs).logits[0, encoded.length - 1 : -1] / policy.settings.temperature
     logits_TV = logits_TV.index_fill(-1, policy._sampling.suppressed, -torch.inf)
     logprob_T = logits_TV.log_softmax(-1)[torch.arange(len(token_T)), token_T]
@@ -107,8 +107,8 @@ def test_a_silent_environment_equals_single_turns(name: str, plan: dict[str, Any
         assert torch.equal(getattr(silent, same), getattr(plain, same))
     assert [sample.tokens for sample in silent.samples] == [sample.tokens for sample in plain.samples]
     assert [sample.finished for sample in silent.samples] == [sample.finished for sample in plain.samples]
-    for mine, theirs in zip(gradients(policy, silent), gradients(policy, plain), strict=True):
-        assert torch.equal(mine, theirs)
+    for ours, theirs in zip(gradients(policy, silent), gradients(policy, plain), strict=True):
+        assert torch.equal(ours, theirs)
     for sample in silent.samples:
         assert list(sample.turn_ends) == [len(sample.tokens or ())]
         assert list(sample.turn_rewards) == [2.0 if sample.finished else None]
@@ -163,7 +163,7 @@ def test_environment_texts_are_forced_and_turns_are_trained(name: str, settings:
             if number:
                 assert tokens[spans[number - 1][1] : start] == token_ids
         assert torch.equal(rollout.mask_BT[row], expected_T)
-        assert environment.heard == [
+        assert environment.answers == [
             policy._tokenizer.decode(tokens[start:end], skip_special_tokens=True)
             for start, end in spans
             if tokens[end - 1] in ends
@@ -172,7 +172,7 @@ def test_environment_texts_are_forced_and_turns_are_trained(name: str, settings:
             n + 1.0 if tokens[end - 1] in ends else None for n, (_, end) in enumerate(spans)
         ]
         assert list(sample.turn_keys) == ["", "two red", "two red"][: len(spans)]
-        assert sample.finished == (len(environment.heard) == 3)
+        assert sample.finished == (len(environment.answers) == 3)
     if "top_k" not in settings:
         expected_BT = logprobs_at_once(policy, rollout)
         assert largest_difference(rollout.old_logprob_BT, expected_BT, rollout.mask_BT) < 3e-6
@@ -193,8 +193,8 @@ def test_environment_texts_have_no_gradient() -> None:
 
 
 def test_states_have_the_key_or_the_text_of_the_environment() -> None:
-    named, seen = Turn(text="go on", key="cell 3"), Turn(text="go on", images=[picture()])
-    assert (named.state, Turn(text="go on").state, Turn().state, seen.state) == ("cell 3", "go on", "", None)
+    named, pictured = Turn(text="go on", key="cell 3"), Turn(text="go on", images=[picture()])
+    assert (named.state, Turn(text="go on").state, Turn().state, pictured.state) == ("cell 3", "go on", "", None)
     rollout = exchange(terse("llama"), "llama", lambda: Opening(named))
     assert {tuple(sample.turn_keys) for sample in rollout.samples} == {("cell 3",)}
     plain = terse("llama").rollout(prompts_of("llama"), group_size=2, seed=SEED)
@@ -205,9 +205,9 @@ def test_samples_of_a_conversation_are_rescored_exactly() -> None:
     policy = terse("llama")
     rollout = exchange(policy, "llama", Asking)
     read = policy.read([OffPolicySample(sample=sample) for sample in rollout.samples], seed=0)
-    for mine, theirs in zip(read.samples, rollout.samples, strict=True):
+    for ours, theirs in zip(read.samples, rollout.samples, strict=True):
         for turns in ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys"):
-            assert getattr(mine, turns) == getattr(theirs, turns)
+            assert getattr(ours, turns) == getattr(theirs, turns)
     for same in ("mask_BT", "segment_BT", "state_BT"):
         assert torch.equal(getattr(read, same), getattr(rollout, same))
     assert largest_difference(read.old_logprob_BT, rollout.old_logprob_BT, rollout.mask_BT) < 3e-6
@@ -218,14 +218,14 @@ def test_an_exchange_ends_after_its_turns() -> None:
     rollout = exchange(policy, "llama", lambda: Asking(turns=9), max_turns=2)
     assert max(len(sample.turn_ends) for sample in rollout.samples) == 2
     assert not any(sample.finished for sample in rollout.samples)
-    once = exchange(policy, "llama", lambda: Asking(told=""))  # nothing said ends it
+    once = exchange(policy, "llama", lambda: Asking(reply=""))  # nothing said ends it
     assert {len(sample.turn_ends) for sample in once.samples} == {1}
     assert any(sample.finished for sample in once.samples)
 
 
 def test_a_row_keeps_its_numbers_over_its_turns() -> None:
-    one_by_one, together = terse("llama", batch=1), terse("llama", batch=64)
-    rows = [exchange(policy, "llama", Asking) for policy in (one_by_one, together)]
+    single, together = terse("llama", batch=1), terse("llama", batch=64)
+    rows = [exchange(policy, "llama", Asking) for policy in (single, together)]
     assert [sample.tokens for sample in rows[0].samples] == [sample.tokens for sample in rows[1].samples]
 
 
@@ -233,10 +233,10 @@ def test_the_first_text_of_the_environment_follows_the_prompt() -> None:
     policy = terse("qwen2.5-vl")
     rollout = exchange(policy, "qwen2.5-vl", lambda: Opening(Turn(text="how many", images=[picture(seed=5)])))
     first = prompts_of("qwen2.5-vl")[0]
-    shown = Prompt(f"{first.text}\nhow many", images=[*first.images, picture(seed=5)])
+    extended = Prompt(f"{first.text}\nhow many", images=[*first.images, picture(seed=5)])
     assert rollout.samples[0].prompt.text == first.text  # the rewards know what was asked
     encoded = rollout.trace.prompts[rollout.trace.prompt_of_B[0]]
-    assert torch.equal(encoded.ids_P, policy._encoder(shown).ids_P)
+    assert torch.equal(encoded.ids_P, policy._encoder(extended).ids_P)
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 3e-6
     text = exchange(terse("llama"), "llama", lambda: Opening(Turn(text="how many")))
     assert text.trace.prompt_of_B == [0] * 4 + [1] * 4  # members that are told the same share what they read
@@ -244,14 +244,14 @@ def test_the_first_text_of_the_environment_follows_the_prompt() -> None:
     prompt = Prompt("what", messages=turns)
     plan = Plan(environment=lambda: Opening(Turn(text="how many")))
     rollout = policy.rollout([prompt], group_size=2, seed=SEED, plan=plan)
-    whole = Prompt("what", messages=[*turns, {"role": "user", "content": "how many"}])
-    assert torch.equal(rollout.trace.prompts[0].ids_P, policy._encoder(whole).ids_P)
+    conversation = Prompt("what", messages=[*turns, {"role": "user", "content": "how many"}])
+    assert torch.equal(rollout.trace.prompts[0].ids_P, policy._encoder(conversation).ids_P)
 
 
 def test_unsupported_conversations_raise() -> None:
     with pytest.raises(ConfigError, match=r"turns are the segments of a conversation: remove policy\.segment_end"):
         exchange(terse("llama", segment_end="e"), "llama", Silent)
     with pytest.raises(DataError, match="reads text only"):
-        exchange(terse("llama"), "llama", lambda: Asking(shown=(picture(),)))
+        exchange(terse("llama"), "llama", lambda: Asking(images=(picture(),)))
     with pytest.raises(PolicyError, match="it cannot continue after an answer"):
         t5().rollout([Prompt("what")], group_size=1, seed=SEED, plan=Plan(environment=Silent))

@@ -124,8 +124,8 @@ def test_tokens_are_those_of_the_template_for_the_complete_conversation(name: st
         tokens = list(sample.tokens or ())
         spans = zip(sample.turn_starts, sample.turn_ends, strict=True)
         answers = [policy._tokenizer.decode([t for t in tokens[start:end] if t not in ends]) for start, end in spans]
-        row_L, whole_L = row_ids(policy, rollout, row), processed(policy, rollout, row, answers)["input_ids"][0]
-        expected_L = whole_L[: len(row_L)]
+        row_L, template_L = row_ids(policy, rollout, row), processed(policy, rollout, row, answers)["input_ids"][0]
+        expected_L = template_L[: len(row_L)]
         assert bool(((row_L == expected_L) | torch.isin(row_L, policy._end_ids)).all())  # any end token may end a turn
 
 
@@ -139,8 +139,8 @@ def test_gradients_are_those_of_a_plain_call(name: str) -> None:
     total = sum((weight_BT[row] * plain_logprobs(policy, rollout, row)).sum() for row in range(len(rollout.samples)))
     assert isinstance(total, Tensor)
     expected = torch.autograd.grad(total, policy.trainable, allow_unused=True)
-    pairs = [(mine, theirs) for mine, theirs in zip(gradient_parts, expected, strict=True) if theirs is not None]
-    assert relative_difference([mine for mine, _ in pairs], [theirs for _, theirs in pairs]) < 1e-5
+    pairs = [(ours, theirs) for ours, theirs in zip(gradient_parts, expected, strict=True) if theirs is not None]
+    assert relative_difference([ours for ours, _ in pairs], [theirs for _, theirs in pairs]) < 1e-5
 
 
 def test_samples_are_read_as_they_were_sampled() -> None:
@@ -152,8 +152,8 @@ def test_samples_are_read_as_they_were_sampled() -> None:
 
 
 def test_rows_do_not_depend_on_their_batch() -> None:
-    one_by_one, together = (terse("qwen2.5-vl", max_new_tokens=LENGTH, batch=batch) for batch in (1, 64))
-    rollouts = [conversation(policy, "qwen2.5-vl") for policy in (one_by_one, together)]
+    single, together = (terse("qwen2.5-vl", max_new_tokens=LENGTH, batch=batch) for batch in (1, 64))
+    rollouts = [conversation(policy, "qwen2.5-vl") for policy in (single, together)]
     assert [sample.tokens for sample in rollouts[0].samples] == [sample.tokens for sample in rollouts[1].samples]
 
 

@@ -68,20 +68,22 @@ def test_an_answer_of_a_data_set_is_its_text_and_the_end() -> None:
     prompt = prompts_of("llama")[0]
     answers = [Sample(prompt, 4, 0, text="one red"), Sample(prompt, 4, 1, text="one red", finished=False)]
     handed: list[Any] = []
-    read = policy.read([OffPolicySample(sample=one) for one in answers], seed=0, plan=Plan(on_samples=handed.extend))
+    read = policy.read(
+        [OffPolicySample(sample=sample) for sample in answers], seed=0, plan=Plan(on_samples=handed.extend)
+    )
     tokens = policy._encoder.encode_text("one red").tolist()
     end = policy._encoder.end_id(policy._end_ids.tolist())
     assert [list(sample.tokens or ()) for sample in read.samples] == [[*tokens, end], tokens]
     assert read.mask_BT.tolist() == [[True] * (len(tokens) + 1), [True] * len(tokens) + [False]]
     assert read.state_BT[0].tolist()[: len(tokens)] == read.state_BT[1].tolist()[: len(tokens)]
-    assert [id(one) for one in handed] == [id(one) for one in read.samples]
+    assert [id(sample) for sample in handed] == [id(sample) for sample in read.samples]
     assert read.prompt_index_B.tolist() == [4, 4]
 
 
 def test_forced_beginnings_of_read_rows_are_masked() -> None:
     policy = policy_of("llama")
     rollout = rollout_of(policy)
-    rows = [replace(one, num_forced=2) for one in off_policy_samples_of(rollout, stored=False)]
+    rows = [replace(item, num_forced=2) for item in off_policy_samples_of(rollout, stored=False)]
     read = policy.read(rows, seed=0)
     assert not read.mask_BT[:, :2].any()
     assert torch.equal(read.mask_BT[:, 2:], rollout.mask_BT[:, 2:])
@@ -99,7 +101,7 @@ def test_another_prompt_changes_only_the_log_probabilities(name: str) -> None:
     rollout, first = rollout_of(policy, name), prompts_of(name)[0]
     hint = replace(first, text=f"{first.text} two")
     rows = [
-        replace(one, sample=replace(one.sample, prompt=hint)) for one in off_policy_samples_of(rollout, stored=False)
+        replace(item, sample=replace(item.sample, prompt=hint)) for item in off_policy_samples_of(rollout, stored=False)
     ]
     hinted, bare = policy.read(rows, seed=0), policy.read(off_policy_samples_of(rollout, stored=False), seed=0)
     for same in ("mask_BT", "segment_BT", "prompt_index_B"):
@@ -116,8 +118,8 @@ def plainly(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
     result_BT = torch.zeros(rollout.shape)
     for row, sample in enumerate(rollout.samples):
         encoded, token_T = policy._encoder(sample.prompt), torch.tensor(list(sample.tokens or ()))
-        whole = encoded.with_tokens(token_T, policy.path.fill)
-        inputs = {"input_ids": whole.ids_P[None], **whole.per_token, **whole.media}
+        token_ids = encoded.with_tokens(token_T, policy.path.fill)
+        inputs = {"input_ids": token_ids.ids_P[None], **token_ids.per_token, **token_ids.media}
         logits_TV = policy.model(**inputs).logits[0, encoded.length - 1 : -1] / policy.settings.temperature
         logits_TV[:, policy._sampling.suppressed] = -torch.inf
         result_BT[row, : len(token_T)] = logits_TV.log_softmax(-1)[torch.arange(len(token_T)), token_T]

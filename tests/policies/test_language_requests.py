@@ -38,14 +38,14 @@ def part(rollout: Rollout, rows: list[int], width: int) -> Tensor:
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
 def test_members_are_sampled_by_their_numbers(name: str) -> None:
     policy = policy_of(name)
-    whole = rollout_of(policy, name, group_size=6)
+    complete = rollout_of(policy, name, group_size=6)
     some = rollout_of(policy, name, members=((2, 5), (0, 3, 4)))
     rows = [2, 5, 6, 9, 10]
-    assert [sample.tokens for sample in some.samples] == [whole.samples[row].tokens for row in rows]
+    assert [sample.tokens for sample in some.samples] == [complete.samples[row].tokens for row in rows]
     assert [(sample.group, sample.member) for sample in some.samples] == [(0, 2), (0, 5), (1, 0), (1, 3), (1, 4)]
     assert some.prompt_index_B.tolist() == [0, 0, 1, 1, 1]
     width = some.shape[1]
-    assert (part(some, list(range(5)), width) - part(whole, rows, width)).abs().max() < 2e-6
+    assert (part(some, list(range(5)), width) - part(complete, rows, width)).abs().max() < 2e-6
     assert on_policy_gap(policy, some) < 2e-6
     with pytest.raises(DataError, match=r"Plan\.members is for 1 prompts"):
         rollout_of(policy, name, members=((0,),))
@@ -128,13 +128,13 @@ def ends_with_the_beginning(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
     begun = [prompt.with_tokens(trace.completions[0].token_T[:count], policy.path.fill) for prompt in trace.prompts]
     cut = [
         replace(
-            one,
-            token_T=one.token_T[count:],
-            logprob_T=one.logprob_T[count:],
-            is_decision_T=one.is_decision_T[count:],
-            support=None if one.support is None else one.support.part(count, len(one.token_T)),
+            completion,
+            token_T=completion.token_T[count:],
+            logprob_T=completion.logprob_T[count:],
+            is_decision_T=completion.is_decision_T[count:],
+            support=None if completion.support is None else completion.support.part(count, len(completion.token_T)),
         )
-        for one in trace.completions
+        for completion in trace.completions
     ]
     later = replace(
         rollout,
@@ -189,7 +189,7 @@ def test_a_branch_without_log_probabilities_is_masked() -> None:
 def test_beginnings_of_several_lengths_are_written_in_one_batch() -> None:
     policy, alone = policy_of("llama", batch=64), policy_of("llama", batch=1)
     prompts = [replace(p, prefix=prefix) for p, prefix in zip(prompts_of("llama"), (PREFIX, None), strict=True)]
-    together, apart = (one.rollout(prompts, group_size=4, seed=SEED) for one in (policy, alone))
+    together, apart = (policy.rollout(prompts, group_size=4, seed=SEED) for policy in (policy, alone))
     assert [sample.tokens for sample in together.samples] == [sample.tokens for sample in apart.samples]
     assert largest_difference(together.old_logprob_BT, apart.old_logprob_BT, together.mask_BT) < 2e-6
     assert max(len(sample.tokens or ()) for sample in together.samples) == 7
@@ -224,8 +224,8 @@ def test_entropies_of_a_rollout_are_those_of_its_evaluation(settings: dict[str, 
     assert torch.equal(plain.old_logprob_BT, rollout.old_logprob_BT)
     result_BT = torch.zeros(rollout.shape)
     with torch.no_grad():
-        for one in policy.evaluate(rollout, values=(ENTROPY,)):
-            assert one.rows is not None
-            result_BT[one.rows[:, None], torch.tensor(one.columns)] = one.values[ENTROPY]
+        for evaluation in policy.evaluate(rollout, values=(ENTROPY,)):
+            assert evaluation.rows is not None
+            result_BT[evaluation.rows[:, None], torch.tensor(evaluation.columns)] = evaluation.values[ENTROPY]
     assert (result_BT - rollout.values[ENTROPY]).abs().max() < 1e-5
     assert (rollout.values[ENTROPY][rollout.mask_BT] > 0).all()

@@ -22,8 +22,8 @@ from transformers import (
 from mmgrpo.data.audio_loading import encode_wav, resample_audio
 from mmgrpo.errors import DataError
 from mmgrpo.types import Plan, Prompt
+from tests.audio_signals import silence, tone
 from tests.breadth.language.families import families
-from tests.heard import silence, tone
 from tests.policies import contract
 from tests.policies.contract import Subject, values
 from tests.policies.tiny_language import TEMPERATURE, TEXTS, parameters_of, policy_of
@@ -106,13 +106,13 @@ def test_answers_depend_on_the_audio() -> None:
 
 def test_a_group_hears_its_prompt_once() -> None:
     policy = hearing()
-    heard: list[Tensor] = []
+    encoded: list[Tensor] = []
     tower = policy.model.get_submodule("model.audio_tower" if hasattr(policy.model, "model") else "audio_tower")
     policy.rollout(PROMPTS[:1], group_size=4, seed=0)
-    handle = tower.register_forward_pre_hook(lambda module, args, kwargs: heard.append(args[0]), with_kwargs=True)
+    handle = tower.register_forward_pre_hook(lambda module, args, kwargs: encoded.append(args[0]), with_kwargs=True)
     policy.rollout(PROMPTS[:1], group_size=4, seed=1)
     handle.remove()
-    assert [tuple(features.shape) for features in heard] == [(1, 8, 50)]
+    assert [tuple(features.shape) for features in encoded] == [(1, 8, 50)]
 
 
 def test_audio_of_any_form_and_rate_gives_the_same_input(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_audio_of_any_form_and_rate_gives_the_same_input(tmp_path: Path) -> None
     (tmp_path / "a.wav").write_bytes(encode_wav(sound))
     array = {"array": sound.values[0].numpy(), "sampling_rate": 4000}
     forms = [sound, array, str(tmp_path / "a.wav"), encode_wav(sound)]
-    given = [policy._encoder(Prompt("what ?", audios=[form])).media["input_features"] for form in forms]  # pyright: ignore[reportPrivateUsage]
+    inputs = [policy._encoder(Prompt("what ?", audios=[form])).media["input_features"] for form in forms]  # pyright: ignore[reportPrivateUsage]
     assert rate_of(policy.processor) == 4000
-    for features in given[1:]:
-        torch.testing.assert_close(features, given[0], rtol=0, atol=2e-2)
+    for features in inputs[1:]:
+        torch.testing.assert_close(features, inputs[0], rtol=0, atol=2e-2)
 
 
 def test_audio_without_a_placeholder_raises() -> None:
@@ -172,9 +172,9 @@ def test_a_checkpoint_that_hears_is_loaded_with_its_processor(name: str, tmp_pat
 def test_of_an_omni_model_the_part_that_writes_is_loaded(tmp_path: Path) -> None:
     thinker, processor = _construct("qwen2.5-omni, sound")
     config = Qwen2_5OmniConfig(thinker_config=thinker.config.to_dict(), enable_audio_output=False)
-    whole = Qwen2_5OmniForConditionalGeneration(config)
-    whole.thinker.load_state_dict(thinker.state_dict())
-    whole.save_pretrained(tmp_path)
+    omni = Qwen2_5OmniForConditionalGeneration(config)
+    omni.thinker.load_state_dict(thinker.state_dict())
+    omni.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     policy = LanguagePolicy.from_config({"model": str(tmp_path), "max_new_tokens": 4})
     assert type(policy.model) is Qwen2_5OmniThinkerForConditionalGeneration

@@ -86,8 +86,8 @@ def test_frames_of_a_variable_rate_are_sampled_by_time(tmp_path: Path) -> None:
     fps = open_video(str(path)).fps
     part = {"type": "video", "video": str(path), "nframes": 4, **SMALL}
     visual = visual_inputs(prompt_with(part), policy_of("qwen2.5-vl").processor, {})
-    shown = [Image.fromarray(frame.permute(1, 2, 0).byte().numpy()) for frame in visual.videos[0]]
-    assert levels(shown) == [0, 6, 6, 6]  # after 0, 2, 5 and 7 eighths of 2 seconds; the last comes at the end
+    frames = [Image.fromarray(frame.permute(1, 2, 0).byte().numpy()) for frame in visual.videos[0]]
+    assert levels(frames) == [0, 6, 6, 6]  # after 0, 2, 5 and 7 eighths of 2 seconds; the last comes at the end
     assert visual.metadata[0]["fps"] == pytest.approx(fps)
 
 
@@ -191,8 +191,8 @@ def test_coordinates_have_the_size_of_the_models_image() -> None:
 
 def brightness(samples: list[Sample]) -> list[float]:
     """The mean of the row's video plus the share of vowels in the answer."""
-    shown = [np.mean([np.asarray(frame) for frame in frames_of_video(s.prompt.videos[0])]) / 255 for s in samples]
-    return [float(mean) + sum(map((s.text or "").count, "aeiou")) / 10 for mean, s in zip(shown, samples, strict=True)]
+    means = [np.mean([np.asarray(frame) for frame in frames_of_video(s.prompt.videos[0])]) / 255 for s in samples]
+    return [float(mean) + sum(map((s.text or "").count, "aeiou")) / 10 for mean, s in zip(means, samples, strict=True)]
 
 
 def test_a_run_trains_on_video_files_and_scores_them(tmp_path: Path) -> None:

@@ -77,14 +77,14 @@ def test_chunked_values_and_gradients_equal_the_unchunked_ones(value: Value) -> 
     generator = torch.Generator().manual_seed(3)
     logits_MV = (3 * torch.randn(41, 29, generator=generator)).requires_grad_()
     token_M = torch.randint(29, (41,), generator=generator)
-    parted_M, whole_M = (values_of_vocabulary(value, logits_MV, token_M, chunk=chunk) for chunk in (16, 64))
-    torch.testing.assert_close(parted_M, whole_M, atol=1e-6, rtol=0)
+    parted_M, complete_M = (values_of_vocabulary(value, logits_MV, token_M, chunk=chunk) for chunk in (16, 64))
+    torch.testing.assert_close(parted_M, complete_M, atol=1e-6, rtol=0)
     if value != RANK:
         weight_M = torch.randn(41, generator=generator)
-        parted_MV, whole_MV = (
-            torch.autograd.grad((each_M * weight_M).sum(), logits_MV)[0] for each_M in (parted_M, whole_M)
+        parted_MV, complete_MV = (
+            torch.autograd.grad((each_M * weight_M).sum(), logits_MV)[0] for each_M in (parted_M, complete_M)
         )
-        torch.testing.assert_close(parted_MV, whole_MV, atol=1e-6, rtol=0)
+        torch.testing.assert_close(parted_MV, complete_MV, atol=1e-6, rtol=0)
 
 
 def test_the_gradient_of_the_nucleus_stays_within_it() -> None:

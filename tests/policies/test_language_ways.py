@@ -48,7 +48,7 @@ def bare_tokenizer() -> Any:
     return tokenizer
 
 
-def drawn(model: PreTrainedModel) -> PreTrainedModel:
+def randomized(model: PreTrainedModel) -> PreTrainedModel:
     torch.manual_seed(0)
     _draw(model, 2.5)
     return model.eval()
@@ -67,7 +67,7 @@ def t5(**settings: Any) -> LanguagePolicy:
     tokenizer = bare_tokenizer()
     named = ids_of(tokenizer) | {"decoder_start_token_id": tokenizer.bos_token_id}
     config = T5Config(**T5_SIZES, **named)
-    return wrapped(drawn(T5ForConditionalGeneration(config)), tokenizer, **settings)
+    return wrapped(randomized(T5ForConditionalGeneration(config)), tokenizer, **settings)
 
 
 def t5_loss(policy: LanguagePolicy, prompt: Prompt, tokens: list[int]) -> torch.Tensor:
@@ -173,7 +173,7 @@ def test_a_new_kind_of_row_is_checked_at_first_use(caplog: Any) -> None:
 def test_a_non_causal_model_raises_before_sampling() -> None:
     tokenizer = bare_tokenizer()
     config = BertConfig(**BERT_SIZES, intermediate_size=128, **ids_of(tokenizer), max_position_embeddings=256)
-    policy = wrapped(drawn(BertLMHeadModel(config)), tokenizer)  # is_decoder is false: every token sees all others
+    policy = wrapped(randomized(BertLMHeadModel(config)), tokenizer)  # is_decoder is false: every token sees all others
     portions: list[Any] = []
     with pytest.raises(PolicyError, match="cannot be trained on rows of text alone: no forward path is exact"):
         policy.rollout([Prompt(text) for text in TEXTS], group_size=2, seed=SEED, plan=Plan(on_samples=portions.append))
@@ -183,7 +183,7 @@ def test_a_non_causal_model_raises_before_sampling() -> None:
 def test_logits_are_made_by_the_models_own_head() -> None:
     """Nothing is known of how they are scaled: here they are divided by three."""
     tokenizer = chat_tokenizers.llama()
-    model = drawn(GraniteForCausalLM(GraniteConfig(**causal_models.text(tokenizer), logits_scaling=3.0)))
+    model = randomized(GraniteForCausalLM(GraniteConfig(**causal_models.text(tokenizer), logits_scaling=3.0)))
     policy = wrapped(model, tokenizer)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=SEED)
     assert policy.shares_prefix

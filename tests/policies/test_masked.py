@@ -35,9 +35,9 @@ def test_image_unmasking_follows_the_stock_schedule(schedule: str, num_steps: in
     generator, counts = torch.Generator().manual_seed(0), []
     for timestep in scheduler.timesteps:
         logits = torch.randn(1, length, 9, generator=generator)
-        shown_1L = scheduler.step(logits, timestep, sample_1L, generator=generator).prev_sample
-        counts.append(int((shown_1L != 9).sum() - (sample_1L != 9).sum()))
-        sample_1L = shown_1L
+        unmasked_1L = scheduler.step(logits, timestep, sample_1L, generator=generator).prev_sample
+        counts.append(int((unmasked_1L != 9).sum() - (sample_1L != 9).sum()))
+        sample_1L = unmasked_1L
     assert COUNTS[schedule](length, num_steps) == counts
 
 
@@ -45,7 +45,7 @@ def test_text_unmasking_is_even_within_blocks() -> None:
     # 10 places in 4 steps: 3 3 2 2, as LLaDA's get_num_transfer_tokens counts them
     assert COUNTS["even"](10, 4) == [3, 3, 2, 2]
     actual = unmasking_steps(12, num_steps=4, block_length=6, schedule="even", noise=(3.0, 0.0))
-    assert [(one.start, one.stop, one.count, one.noise) for one in actual] == [
+    assert [(step.start, step.stop, step.count, step.noise) for step in actual] == [
         (0, 6, 3, 3.0),
         (0, 6, 3, 2.0),
         (6, 12, 3, 1.0),
@@ -62,10 +62,10 @@ def by_hand(policy: MaskedPolicy, prompt: Prompt, answer: Sequence[int | None], 
     turn: Any = words.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     prompt_ids = words(turn, add_special_tokens=False)["input_ids"]
     mask = words.convert_tokens_to_ids(MASK)
-    shown = [mask if token is None else token for token in answer]
+    tokens = [mask if token is None else token for token in answer]
     actual = []
     for before in (prompt_ids, [mask] * len(prompt_ids)):
-        logits = model(input_ids=torch.tensor([[*before, *shown]])).logits[0, len(prompt_ids) :].double()
+        logits = model(input_ids=torch.tensor([[*before, *tokens]])).logits[0, len(prompt_ids) :].double()
         actual.append(logits)
     logits = actual[1] + guidance * (actual[0] - actual[1])
     logits[:, mask] = -torch.inf
@@ -121,9 +121,9 @@ def test_without_noise_the_most_confident_tokens_are_unmasked_first() -> None:
     sample = rollout.samples[0]
     assert sample.tokens is not None
     best = by_hand(policy, sample.prompt, [None] * 6, 1.0).max(-1)
-    shown = rollout.trace.passes[0].position_Bn[0].tolist()
-    assert shown == sorted(best.values.topk(2).indices.tolist())
-    assert [sample.tokens[position] for position in shown] == best.indices[shown].tolist()
+    positions = rollout.trace.passes[0].position_Bn[0].tolist()
+    assert positions == sorted(best.values.topk(2).indices.tolist())
+    assert [sample.tokens[position] for position in positions] == best.indices[positions].tolist()
 
 
 @torch.no_grad()
@@ -163,7 +163,7 @@ def test_unmasking_steps_are_decisions_and_support_windows() -> None:
     tokens = policy_of("amused")
     policy = policy_of("amused", decision="reveal", reduction="sum")
     mean = policy_of("amused", decision="reveal", reduction="mean")
-    apart, rollout, means = (one.rollout(prompts_of(), group_size=2, seed=SEED) for one in (tokens, policy, mean))
+    apart, rollout, means = (policy.rollout(prompts_of(), group_size=2, seed=SEED) for policy in (tokens, policy, mean))
     assert rollout.shape == (4, 5)
     assert policy.num_decisions == 5
     sizes = [len(columns) for columns in apart.trace.columns]
@@ -194,14 +194,14 @@ def test_an_evaluation_can_sample() -> None:
     assert not rollout.mask_BT.any()
     assert rollout.samples[0].tokens != rollout.samples[1].tokens
     trained = policy_of("amused").rollout(prompts_of(), group_size=2, seed=SEED)
-    assert [one.tokens for one in rollout.samples] == [one.tokens for one in trained.samples]
+    assert [sample.tokens for sample in rollout.samples] == [sample.tokens for sample in trained.samples]
 
 
 def test_rollout_settings_are_stored_in_its_trace() -> None:
     policy = policy_of("eurobert", num_steps=3)
     rollout = policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(settings={"temperature": 3.0}))
-    own = policy_of("eurobert", num_steps=3, temperature=3.0).rollout(prompts_of(), group_size=2, seed=SEED)
-    assert torch.equal(rollout.old_logprob_BT, own.old_logprob_BT)
+    result = policy_of("eurobert", num_steps=3, temperature=3.0).rollout(prompts_of(), group_size=2, seed=SEED)
+    assert torch.equal(rollout.old_logprob_BT, result.old_logprob_BT)
     assert torch.allclose(values(policy, rollout), rollout.old_logprob_BT, atol=1e-6)
     with pytest.raises(ConfigError, match="no setting 'length'; it takes temperature"):
         policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(settings={"length": 3}))
@@ -263,10 +263,10 @@ def test_supervised_loss_trains_masked_tokens() -> None:
     generator = torch.Generator().manual_seed(seed)
     num = int(torch.randint(1, 17, (), generator=generator))
     hidden = torch.randperm(16, generator=generator)[:num]
-    shown = code_L.scatter(0, hidden, CODES).reshape(1, SIDE, SIDE)
+    masked = code_L.scatter(0, hidden, CODES).reshape(1, SIDE, SIDE)
     condition = policy.predictor.condition(example.prompt).inputs
     micro = torch.tensor([[8.0, 8.0, 0.0, 0.0, 6.0]])
-    logits = pipeline.transformer(shown, condition["states"], condition["pooled"], micro)[0].flatten(1).T
+    logits = pipeline.transformer(masked, condition["states"], condition["pooled"], micro)[0].flatten(1).T
     expected = -logits.log_softmax(-1)[hidden, code_L[hidden]].mean()
     assert actual.mean.item() == pytest.approx(expected.item(), rel=1e-5)
     assert actual.num_terms == 1
@@ -284,13 +284,13 @@ def test_folders_and_functions_are_loaded(tmp_path: Path) -> None:
     for name, more in folders.items():
         loaded = MaskedPolicy.from_config({"model": str(tmp_path / name), **settings, **more})
         actual = loaded.rollout(prompts_of(), group_size=1, seed=SEED, plan=plan)
-        assert [one.tokens for one in actual.samples] == [one.tokens for one in expected.samples]
+        assert [sample.tokens for sample in actual.samples] == [sample.tokens for sample in expected.samples]
     (pipeline,) = parts_of("amused")
     pipeline.save_pretrained(tmp_path / "amused")
     sampled = MaskedPolicy.from_config({"model": str(tmp_path / "amused"), "num_steps": 5})
     ours = policy_of("amused").rollout(prompts_of(), group_size=1, seed=SEED).samples
     theirs = sampled.rollout(prompts_of(), group_size=1, seed=SEED).samples
-    assert [one.tokens for one in ours] == [one.tokens for one in theirs]
+    assert [sample.tokens for sample in ours] == [sample.tokens for sample in theirs]
     built = MaskedPolicy.from_config(
         {"model": "python:tests.tiny.masked_models:eurobert", "dtype": "bfloat16", "length": 4}
     )

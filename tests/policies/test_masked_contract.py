@@ -58,13 +58,13 @@ def test_replayed_rows_have_ratio_one(name: str, order: str, settings: dict[str,
 @every_family
 @pytest.mark.parametrize("estimate", ["whole", "shares", "bound"])
 def test_replayed_rows_keep_their_maskings(name: str, estimate: str) -> None:
-    own = subject(name, num_steps=4, reading={"estimate": estimate, "num_levels": 2})
-    policy = own.make(own.rows)
+    replay = subject(name, num_steps=4, reading={"estimate": estimate, "num_levels": 2})
+    policy = replay.make(replay.rows)
     assert isinstance(policy, MaskedPolicy)
-    read = policy.read([OffPolicySample(sample=sample) for sample in own.rollout(policy).samples], seed=3)
-    contract.check_ratio_of_read_rows(own, policy, read)
+    read = policy.read([OffPolicySample(sample=sample) for sample in replay.rollout(policy).samples], seed=3)
+    contract.check_ratio_of_read_rows(replay, policy, read)
     again = policy_of(name, reading={"estimate": "whole"})  # settings of a resumed run
-    contract.check_ratio_of_read_rows(own, again, read)
+    contract.check_ratio_of_read_rows(replay, again, read)
 
 
 def test_rows_with_several_kinds_of_decisions_share_a_rollout() -> None:

@@ -40,19 +40,19 @@ def test_current_and_behavior_policy_use_the_same_masks(name: str, of: str) -> N
     assert rollout.on_policy
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT * rollout.mask_BT)  # a ratio of exactly 1
     turned = again.read(samples[::-1], seed=SEED)
-    for look, own in zip(turned.trace.passes, rollout.trace.passes, strict=True):
-        assert torch.equal(look.masked_BL.flip(0), own.masked_BL)
+    for look, original in zip(turned.trace.passes, rollout.trace.passes, strict=True):
+        assert torch.equal(look.masked_BL.flip(0), original.masked_BL)
     assert torch.allclose(turned.old_logprob_BT.flip(0), rollout.old_logprob_BT, atol=1e-5)
     if name != "whole":
         hidden = [look.masked_BL for look in rollout.trace.passes]
         other = [look.masked_BL for look in policy.read(samples, seed=SEED + 1).trace.passes]
-        assert any(not torch.equal(one, two) for one, two in zip(hidden, other, strict=True))
-        assert any(not torch.equal(one[0], one[1]) for one in hidden)
+        assert any(not torch.equal(mask, two) for mask, two in zip(hidden, other, strict=True))
+        assert any(not torch.equal(mask[0], mask[1]) for mask in hidden)
     move(policy.trainable)
     assert not torch.allclose(values(policy, rollout), rollout.old_logprob_BT, atol=1e-3)
-    one_by_one = policy_of(of, reading=READINGS[name], num_steps=2, batch=1)
-    move(one_by_one.trainable)
-    assert relative_difference(gradients(one_by_one, rollout), gradients(policy, rollout)) < 1e-4
+    single = policy_of(of, reading=READINGS[name], num_steps=2, batch=1)
+    move(single.trainable)
+    assert relative_difference(gradients(single, rollout), gradients(policy, rollout)) < 1e-4
 
 
 @torch.no_grad()
@@ -82,7 +82,7 @@ def test_a_fully_masked_answer_supports_a_partly_masked_prompt() -> None:
 def test_masked_fractions_increase_and_later_positions_are_masked_more() -> None:
     # low + (high - low) (k + 1) / K
     alike = share_maskings(8, 4, low=0.5, high=0.9, later=False)
-    assert [float(one.probability_L.mean()) for one in alike] == pytest.approx([0.6, 0.7, 0.8, 0.9])
+    assert [float(level.probability_L.mean()) for level in alike] == pytest.approx([0.6, 0.7, 0.8, 0.9])
     (later,) = share_maskings(5, 1, low=0.5, high=0.75, later=True)
     # shown with probability 0.25 (1, 0.75, 0.5, 0.25, 0) / 0.5
     assert later.probability_L.tolist() == pytest.approx([0.5, 0.625, 0.75, 0.875, 1.0])
@@ -91,9 +91,9 @@ def test_masked_fractions_increase_and_later_positions_are_masked_more() -> None
 def test_levels_and_weights_match_gauss_legendre() -> None:
     actual = bound_maskings(2, 3)
     # nodes 1/2 -+ sqrt(3/5)/2 and 1/2, weights 5/18, 8/18, 5/18
-    levels = [float(one.probability_L[0]) for one in actual]
+    levels = [float(level.probability_L[0]) for level in actual]
     assert levels == pytest.approx([0.5 - 0.15**0.5, 0.5, 0.5 + 0.15**0.5])
-    weights = [one.weight * level for one, level in zip(actual, levels, strict=True)]
+    weights = [mask.weight * level for mask, level in zip(actual, levels, strict=True)]
     assert weights == pytest.approx([5 / 18, 8 / 18, 5 / 18])
 
 
@@ -154,8 +154,8 @@ def test_a_level_of_the_bound_is_one_decision() -> None:
     assert rollout.shape == (4, 3)
     for number, masking in enumerate(bound_maskings(6, 3)):
         look = rollout.trace.passes[number]
-        for row, one in enumerate(samples):
-            logprob_L = _logprobs(policy, one.sample, look.masked_BL[row : row + 1])[0]
+        for row, sample in enumerate(samples):
+            logprob_L = _logprobs(policy, sample.sample, look.masked_BL[row : row + 1])[0]
             total = float(logprob_L[look.scored_Bn[row]].sum())
             assert float(rollout.old_logprob_BT[row, number]) == pytest.approx(masking.weight * total, rel=1e-4)
         assert rollout.mask_BT[:, number].tolist() == look.scored_Bn.any(1).tolist()
@@ -201,5 +201,5 @@ def test_a_rescoring_plan_samples_at_random() -> None:
     policy = policy_of("eurobert")
     plain = policy.rollout(prompts_of(), group_size=2, seed=SEED)
     rollout = policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(stochastic=(), for_rescoring=True))
-    assert [one.tokens for one in plain.samples] == [one.tokens for one in rollout.samples]
+    assert [sample.tokens for sample in plain.samples] == [sample.tokens for sample in rollout.samples]
     assert not rollout.mask_BT.any()

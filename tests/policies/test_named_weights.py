@@ -72,10 +72,10 @@ def test_stored_weights_equal_the_current_policy(name: str, settings: dict[str, 
     with policy.reference():  # a full fine-tune's is made here, of the moved weights; the adapters' is the model's own
         reference_BT = values(policy, rollout)
     assert torch.equal(reference_BT, now_BT if settings["lora"] is None else first_BT)
-    for kept in ("reference", "snapshot"):
-        policy.weights.store(kept)
-        assert all(not of_view(policy, rollout, f"{what}@{kept}").any() for what in divergences(name))
-        assert torch.equal(of_view(policy, rollout, f"logprob@{kept}"), now_BT)
+    for weights in ("reference", "snapshot"):
+        policy.weights.store(weights)
+        assert all(not of_view(policy, rollout, f"{what}@{weights}").any() for what in divergences(name))
+        assert torch.equal(of_view(policy, rollout, f"logprob@{weights}"), now_BT)
     move(policy.trainable, seed=6)
     policy.weights.store("snapshot")
     assert torch.equal(of_view(policy, rollout, "logprob@reference"), now_BT)
@@ -88,7 +88,7 @@ def test_using_named_weights_restores_the_current_ones(name: str, settings: dict
     policy, rollout = made(name, settings)
     move(policy.trainable)
     policy.weights.store("one")
-    one_BT = values(policy, rollout)
+    current_BT = values(policy, rollout)
     move(policy.trainable, seed=6)
     before, now_BT = [id(p) for p in policy.trainable], values(policy, rollout)
     everything = (tiny_language if name == "llama" else tiny_policies).parameters_of(policy)
@@ -97,9 +97,9 @@ def test_using_named_weights_restores_the_current_ones(name: str, settings: dict
         parameter.grad = torch.full_like(parameter, 2.0)
     for view in ("one", "reference"):
         with policy.weights.using(view):
-            assert torch.equal(values(policy, rollout), one_BT) == (view == "one")
+            assert torch.equal(values(policy, rollout), current_BT) == (view == "one")
             with policy.weights.using("one"):  # within another
-                assert torch.equal(values(policy, rollout), one_BT)
+                assert torch.equal(values(policy, rollout), current_BT)
     with pytest.raises(RuntimeError, match="halfway"), policy.weights.using("one"):
         raise RuntimeError("halfway")
     assert [id(p) for p in policy.trainable] == before
@@ -107,8 +107,8 @@ def test_using_named_weights_restores_the_current_ones(name: str, settings: dict
     assert [p.requires_grad for p in everything] == flags
     assert torch.equal(values(policy, rollout), now_BT)
     fresh, _ = made(name, settings)
-    for mine, other in zip(policy.trainable, fresh.trainable, strict=True):
-        other.data.copy_(mine.data)
+    for ours, other in zip(policy.trainable, fresh.trainable, strict=True):
+        other.data.copy_(ours.data)
     for result, expected in zip(gradients(policy, rollout), gradients(fresh, rollout), strict=True):
         assert torch.equal(result, expected)
 
@@ -125,13 +125,13 @@ def test_an_average_moves_by_its_decay(name: str, settings: dict[str, Any]) -> N
             parameter.fill_(1.0)
     for expected in (0.1, 0.19, 0.271):
         policy.weights.store("average", decay=0.9)
-        for kept in kept_parameters(policy, "average"):
-            torch.testing.assert_close(kept, torch.full_like(kept, expected), rtol=1e-6, atol=0)
+        for average in stored_parameters(policy, "average"):
+            torch.testing.assert_close(average, torch.full_like(average, expected), rtol=1e-6, atol=0)
     policy.weights.store("average")
-    assert all(bool((kept == 1.0).all()) for kept in kept_parameters(policy, "average"))
+    assert all(bool((parameter == 1.0).all()) for parameter in stored_parameters(policy, "average"))
 
 
-def kept_parameters(policy: Any, name: str) -> list[torch.Tensor]:
+def stored_parameters(policy: Any, name: str) -> list[torch.Tensor]:
     weights = policy.weights
     if weights.lora is None:
         return [p for module in weights._store.of(name).values() for p in module.parameters()]
@@ -156,20 +156,20 @@ def test_the_average_of_a_reference_without_adapters_begins_at_none(name: str, s
 def test_kept_weights_are_saved_and_loaded(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     policy, rollout = made(name, settings)
     other, _ = made(name, settings)
-    kept_BT = {}
+    stored_BT = {}
     for seed, view in enumerate(("reference", "ema_2", "ema")):
         move(policy.trainable, seed=seed)
         policy.weights.store(view)
-        kept_BT[view] = values(policy, rollout)
+        stored_BT[view] = values(policy, rollout)
     move(policy.trainable, seed=9)
     policy.save(tmp_path)
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["ema", "ema_2", "reference"]
     other.load(tmp_path)
     assert torch.equal(values(other, rollout), values(policy, rollout))
-    for view, expected_BT in kept_BT.items():
+    for view, expected_BT in stored_BT.items():
         assert torch.equal(of_view(other, rollout, f"logprob@{view}"), expected_BT)
-        for mine, loaded in zip(kept_parameters(policy, view), kept_parameters(other, view), strict=True):
-            assert torch.equal(mine, loaded)
+        for stored, loaded in zip(stored_parameters(policy, view), stored_parameters(other, view), strict=True):
+            assert torch.equal(stored, loaded)
             assert not loaded.requires_grad
     assert len(other.trainable) == len(policy.trainable)
 

@@ -26,7 +26,7 @@ QUESTION = (
 )
 
 
-def asked(processor: Any, images: list[Any]) -> Any:
+def encoded(processor: Any, images: list[Any]) -> Any:
     turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": digit_questions()[0].text}]}]
     text = processor.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
     return processor(text=[text] * len(images), images=[[image] for image in images], return_tensors="pt")
@@ -34,7 +34,7 @@ def asked(processor: Any, images: list[Any]) -> Any:
 
 def test_a_digit_is_four_tokens_of_sixteen_patches() -> None:
     _, processor = digits_vlm()
-    inputs = asked(processor, [digit_questions()[0].images[0].convert("RGB")])
+    inputs = encoded(processor, [digit_questions()[0].images[0].convert("RGB")])
     assert processor.tokenizer.decode(inputs["input_ids"][0]) == QUESTION.format(" ".join(["<|image_pad|>"] * 4))
     assert inputs["image_grid_thw"].tolist() == [[1, 4, 4]]
 
@@ -79,9 +79,9 @@ def test_rewards_of_the_configuration(name: str, right: str, wrong: str, totals:
 
 
 def test_saved_models_load_as_they_were(tmp_path: Path) -> None:
-    inputs = asked(digits_vlm()[1], [digit_questions()[0].images[0].convert("RGB")])
+    inputs = encoded(digits_vlm()[1], [digit_questions()[0].images[0].convert("RGB")])
     numbers = arithmetic_lm()[1]([held_out_sums()[0].text], return_tensors="pt")
-    for build, model_class, reader, given in (
+    for build, model_class, reader, batch in (
         (digits_vlm, AutoModelForImageTextToText, AutoProcessor, inputs),
         (arithmetic_lm, AutoModelForCausalLM, AutoTokenizer, numbers),
     ):
@@ -91,9 +91,9 @@ def test_saved_models_load_as_they_were(tmp_path: Path) -> None:
         processor.save_pretrained(folder)
         loaded: Any = model_class.from_pretrained(folder)
         again: Any = reader.from_pretrained(folder)
-        assert again.decode(given["input_ids"][0]) == processor.decode(given["input_ids"][0])
+        assert again.decode(batch["input_ids"][0]) == processor.decode(batch["input_ids"][0])
         with torch.no_grad():
-            assert torch.equal(model.eval()(**given).logits, loaded.eval()(**given).logits)
+            assert torch.equal(model.eval()(**batch).logits, loaded.eval()(**batch).logits)
 
 
 @pytest.mark.parametrize(

@@ -108,11 +108,14 @@ def test_denoising_score_matching_loss_on_sd15() -> None:
     clean = latents(pipeline, examples)
     level, noise = draws(clean.shape[1:])
     timestep = (level * 1000).long()
-    kept = pipeline.scheduler.alphas_cumprod[timestep][:, None, None, None]
+    alpha_cumprod = pipeline.scheduler.alphas_cumprod[timestep][:, None, None, None]
     with torch.no_grad():
         embeds, _ = pipeline.encode_prompt(TEXTS, "cpu", 1, False)
         predicted = pipeline.unet(
-            kept.sqrt() * clean + (1 - kept).sqrt() * noise, timestep, encoder_hidden_states=embeds, return_dict=False
+            alpha_cumprod.sqrt() * clean + (1 - alpha_cumprod).sqrt() * noise,
+            timestep,
+            encoder_hidden_states=embeds,
+            return_dict=False,
         )[0]
     expected = mse_loss(predicted, noise)
     assert float(policy.supervised_loss(examples, seeds=SEEDS).mean.detach()) == pytest.approx(
@@ -144,20 +147,20 @@ def test_self_correction_trains_the_way_back_on_sd3() -> None:
         prompt=TEXTS, prompt_2=None, prompt_3=None, max_sequence_length=call["max_sequence_length"]
     )
 
-    def velocity(state: torch.Tensor, level: torch.Tensor, shown: torch.Tensor, shown_pooled: torch.Tensor) -> Any:
+    def velocity(state: torch.Tensor, level: torch.Tensor, embeds: torch.Tensor, pooled: torch.Tensor) -> Any:
         return pipeline.transformer(
             hidden_states=state,
             timestep=level * 1000,
-            encoder_hidden_states=shown,
-            pooled_projections=shown_pooled,
+            encoder_hidden_states=embeds,
+            pooled_projections=pooled,
             return_dict=False,
         )[0]
 
     with torch.no_grad():
-        own = velocity(noisy, sigma, embeds, pooled)
+        conditional = velocity(noisy, sigma, embeds, pooled)
         without = velocity(noisy, sigma, bare, bare_pooled)
-        stepped = noisy + per_row(after - sigma) * (without + 4.5 * (own - without))
-        total = mse_loss(own, noise - clean)
+        stepped = noisy + per_row(after - sigma) * (without + 4.5 * (conditional - without))
+        total = mse_loss(conditional, noise - clean)
         for point in range(2):
             share = torch.cat(
                 [torch.rand(1, generator=torch.Generator().manual_seed(derive_seed(seed, point))) for seed in SEEDS]
@@ -176,9 +179,9 @@ def test_self_correction_trains_the_way_back_on_sd3() -> None:
 
 
 def test_unsupported_supervision_raises() -> None:
-    wrong, shown = make("sd15", supervision={"correction": {}})
+    wrong, example = make("sd15", supervision={"correction": {}})
     with pytest.raises(PolicyError, match=r"correction needs a flow-matching scheduler, got \w+; set it to null"):
-        wrong.supervised_loss(shown, seeds=SEEDS)
+        wrong.supervised_loss(example, seeds=SEEDS)
     policy, _ = make("sd3")
     with pytest.raises(DataError, match="need an image"):
         policy.supervised_loss([Example(Prompt("a cat"))], seeds=[0])

@@ -91,13 +91,13 @@ def test_rows_are_those_of_the_policies_alone() -> None:
     writer = LanguagePolicy(*parts_of(), WRITE)
     drawer = ImageTokensPolicy(*parts_of(), DRAW)
     alone = writer.rollout([PROMPTS[1]], group_size=2, seed=4, plan=Plan(prompt_ids=(7,)))
-    shown = drawer.rollout([PROMPTS[0]], group_size=2, seed=4, plan=Plan(prompt_ids=(3,)))
+    drawing = drawer.rollout([PROMPTS[0]], group_size=2, seed=4, plan=Plan(prompt_ids=(3,)))
     assert [s.tokens for s in written] == [s.tokens for s in alone.samples]
-    assert [s.tokens for s in images] == [s.tokens for s in shown.samples]
+    assert [s.tokens for s in images] == [s.tokens for s in drawing.samples]
     assert rollout.shape == (4, 16)
     width = alone.shape[1]
     torch.testing.assert_close(rollout.old_logprob_BT[:2, :width], alone.old_logprob_BT)
-    torch.testing.assert_close(rollout.old_logprob_BT[2:], shown.old_logprob_BT)
+    torch.testing.assert_close(rollout.old_logprob_BT[2:], drawing.old_logprob_BT)
     assert not rollout.mask_BT[:2, width:].any()
     states = [set(rollout.state_BT[rows][rollout.mask_BT[rows]].tolist()) for rows in (slice(0, 2), slice(2, 4))]
     assert not states[0] & states[1]
@@ -116,11 +116,11 @@ def test_the_same_decisions_with_other_prompts() -> None:
     prompts = [Prompt("two squares", columns={"draw": True}), Prompt("what is the table")]
     overridden_BT = values(policy, policy.override_prompts(rollout, prompts))
     alone = (ImageTokensPolicy(*parts_of(), DRAW), LanguagePolicy(*parts_of(), WRITE))
-    for row, one in enumerate(alone):
-        read = one.read([OffPolicySample(sample=replace(rollout.samples[row], group=0))], seed=0)
+    for row, expert in enumerate(alone):
+        read = expert.read([OffPolicySample(sample=replace(rollout.samples[row], group=0))], seed=0)
         assert read.shape[1] == int(rollout.mask_BT[row].sum())
-        there_BT = values(one, one.override_prompts(read, [prompts[row]]))
-        torch.testing.assert_close(overridden_BT[row, : read.shape[1]], there_BT[0], atol=1e-5, rtol=1e-5)
+        expert_BT = values(expert, expert.override_prompts(read, [prompts[row]]))
+        torch.testing.assert_close(overridden_BT[row, : read.shape[1]], expert_BT[0], atol=1e-5, rtol=1e-5)
 
 
 def test_examples_of_both_kinds_are_a_mean_over_all_their_tokens() -> None:

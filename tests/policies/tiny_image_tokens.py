@@ -15,13 +15,13 @@ from tests.tiny.image_tokens import BEGIN, GRID, make
 
 TEXTS = ("a red fox", "two blue squares on the table")
 DRAWING: dict[str, Any] = {"guidance_scale": 3.0, "temperature": 3.0}
-OWN: dict[str, dict[str, Any]] = {"llamagen": {"grid": GRID, "begin": BEGIN}}
+SETTINGS: dict[str, dict[str, Any]] = {"llamagen": {"grid": GRID, "begin": BEGIN}}
 
 
 def policy_of(name: str, *, batch: int = 8, **settings: Any) -> ImageTokensPolicy:
     """A policy of one's own; all those of a name have the same weights."""
     model, processor, autoencoder = make(name)
-    options = {**DRAWING, **OWN.get(name, {}), "rollout_batch": batch, **settings}
+    options = {**DRAWING, **SETTINGS.get(name, {}), "rollout_batch": batch, **settings}
     if batch == 1:
         options["update_tokens"] = 1
     with torch.random.fork_rng(devices=[]):

@@ -339,9 +339,9 @@ def process_parts(feedback: Feedback, order: Tensor, num: int) -> list[Feedback]
     slices = [part for part in (slice(0, num), slice(num, len(order))) if part.stop > part.start]
     parts = []
     for local_rows in slices:
-        own = order[local_rows]
-        number = torch.full((len(order),), -1).scatter(0, own, torch.arange(len(own)))
-        parts.append(map_feedback(feedback, _taken(own), _taken(order), number))
+        indices = order[local_rows]
+        number = torch.full((len(order),), -1).scatter(0, indices, torch.arange(len(indices)))
+        parts.append(map_feedback(feedback, _taken(indices), _taken(order), number))
     columns = [
         job_feedback(part.reward_B, part.valid_B, part.group_B, part.mask_BT, part.old_logprob_BT, part.values)
         for part in parts

@@ -247,7 +247,7 @@ def strategy_keeps_rows_that_train(case: Case, data: st.DataObject) -> None:
         assert not bool((keep_B & ~trained(round_)).any())
 
 
-def members_have_numbers_of_their_own(case: Case, data: st.DataObject) -> None:
+def member_numbers_are_unique(case: Case, data: st.DataObject) -> None:
     """No two rows of a group have one number, which their random numbers follow from; prompts are numbered from 0."""
     _, _, rounds = played(case, data)
     rows = [(request.prompt, member) for round_ in rounds for request in round_.requests for member in request.members]
@@ -255,15 +255,15 @@ def members_have_numbers_of_their_own(case: Case, data: st.DataObject) -> None:
     assert all(prompt >= 0 and member >= 0 for prompt, member in rows)
 
 
-def what_requests_name_was_there_before(case: Case, data: st.DataObject) -> None:
+def requests_refer_to_earlier_rows(case: Case, data: st.DataObject) -> None:
     """Rows that others go on from, or are shown, are of earlier rounds."""
     _, _, rounds = played(case, data)
-    there: set[tuple[int, int]] = set()
+    earlier_rows: set[tuple[int, int]] = set()
     for round_ in rounds:
         for request in round_.requests:
-            assert set(request.after) <= there
-            assert request.continues is None or (request.prompt, request.continues.member) in there
-        there |= {(request.prompt, member) for request in round_.requests for member in request.members}
+            assert set(request.after) <= earlier_rows
+            assert request.continues is None or (request.prompt, request.continues.member) in earlier_rows
+        earlier_rows |= {(request.prompt, member) for request in round_.requests for member in request.members}
 
 
 def order_of_a_rounds_rows_does_not_matter(case: Case, data: st.DataObject) -> None:
@@ -297,8 +297,8 @@ CHECKS: dict[str, list[Callable[..., None]]] = {
     "strategy": [
         strategy_asks_the_same_again,
         strategy_keeps_rows_that_train,
-        members_have_numbers_of_their_own,
-        what_requests_name_was_there_before,
+        member_numbers_are_unique,
+        requests_refer_to_earlier_rows,
         order_of_a_rounds_rows_does_not_matter,
     ],
 }

@@ -37,7 +37,7 @@ class SumNeededError(Exception):
     """A process has to know what the others add to a sum."""
 
 
-def drawn(case: Case, data: st.DataObject, **kinds: Any) -> tuple[Callable[..., Tensor], Feedback, Tensor]:
+def sample_case(case: Case, data: st.DataObject, **kinds: Any) -> tuple[Callable[..., Tensor], Feedback, Tensor]:
     """The function, and feedback and advantages for it."""
     part = case.bind()()
     some = data.draw(rows(**kinds))
@@ -51,7 +51,7 @@ def by_decision(result: Tensor, feedback: Feedback) -> Tensor:
     return (result[:, None] if result.ndim == 1 else result).expand(feedback.mask_BT.shape)
 
 
-def kept(result: Tensor, feedback: Feedback) -> Tensor:
+def at_decisions(result: Tensor, feedback: Feedback) -> Tensor:
     """The result at kept decisions, all of one shape."""
     return by_decision(result, feedback)[feedback.mask_BT]
 
@@ -68,10 +68,10 @@ def permutation(data: st.DataObject, feedback: Feedback, *, within: bool) -> Ten
 
 def result_has_the_shape_and_dtype(case: Case, data: st.DataObject) -> None:
     """Numbers of the advantages' shape and dtype; of a filter flags, of samples or decisions."""
-    function, feedback, advantage_BT = drawn(case, data)
+    function, feedback, advantage_BT = sample_case(case, data)
     for dtype in (torch.float32, torch.float64):
         result = function(feedback, advantage_BT.to(dtype))
-        assert bool(kept(result, feedback).isfinite().all())
+        assert bool(at_decisions(result, feedback).isfinite().all())
         if case.kind == "filters":
             assert result.dtype == torch.bool
             assert result.shape in (advantage_BT.shape, advantage_BT.shape[:1])
@@ -81,26 +81,26 @@ def result_has_the_shape_and_dtype(case: Case, data: st.DataObject) -> None:
 
 def equal_rewards_are_finite(case: Case, data: st.DataObject) -> None:
     """Numbers where all rewards of a group are equal."""
-    function, feedback, advantage_BT = drawn(case, data, rewards="equal")
-    assert bool(kept(function(feedback, advantage_BT), feedback).isfinite().all())
+    function, feedback, advantage_BT = sample_case(case, data, rewards="equal")
+    assert bool(at_decisions(function(feedback, advantage_BT), feedback).isfinite().all())
 
 
 def unlikely_decisions_are_finite(case: Case, data: st.DataObject) -> None:
     """Numbers where decisions are as unlikely as they get, and other values are 0."""
-    function, feedback, advantage_BT = drawn(case, data)
+    function, feedback, advantage_BT = sample_case(case, data)
     feedback = unlikely(feedback)
-    assert bool(kept(function(feedback, advantage_BT), feedback).isfinite().all())
+    assert bool(at_decisions(function(feedback, advantage_BT), feedback).isfinite().all())
 
 
-def nothing_kept_is_no_error(case: Case, data: st.DataObject) -> None:
+def empty_selection_is_no_error(case: Case, data: st.DataObject) -> None:
     """A result where no decision of any row is kept."""
-    function, feedback, advantage_BT = drawn(case, data)
+    function, feedback, advantage_BT = sample_case(case, data)
     assert len(function(without_decisions(feedback), advantage_BT)) == len(advantage_BT)
 
 
 def inputs_stay_and_calls_repeat(case: Case, data: st.DataObject) -> None:
     """No input is changed, and a second call gives the same."""
-    function, feedback, advantage_BT = drawn(case, data)
+    function, feedback, advantage_BT = sample_case(case, data)
     results: list[Tensor] = []
     assert_unchanged([feedback, advantage_BT], lambda: results.append(function(feedback, advantage_BT).clone()))
     assert_same(function(feedback, advantage_BT), results[0])
@@ -110,7 +110,7 @@ def groups_may_interleave(case: Case, data: st.DataObject) -> None:
     """The order of the groups' rows among each other does not matter, where the order within a group does."""
     if case.label not in EXEMPT[order_of_rows_does_not_matter.__name__]:
         return
-    function, feedback, advantage_BT = drawn(case, data)
+    function, feedback, advantage_BT = sample_case(case, data)
     order = permutation(data, feedback, within=False)
     result = by_decision(function(permuted(feedback, order), advantage_BT[order]), feedback)
     assert_near(result, by_decision(function(feedback, advantage_BT), feedback)[order], feedback.mask_BT[order])
@@ -118,7 +118,7 @@ def groups_may_interleave(case: Case, data: st.DataObject) -> None:
 
 def order_of_rows_does_not_matter(case: Case, data: st.DataObject) -> None:
     """The order of the rows of a group does not matter either."""
-    function, feedback, advantage_BT = drawn(case, data)
+    function, feedback, advantage_BT = sample_case(case, data)
     order = permutation(data, feedback, within=True)
     result = by_decision(function(permuted(feedback, order), advantage_BT[order]), feedback)
     assert_near(result, by_decision(function(feedback, advantage_BT), feedback)[order], feedback.mask_BT[order])
@@ -126,10 +126,10 @@ def order_of_rows_does_not_matter(case: Case, data: st.DataObject) -> None:
 
 def numbers_of_groups_do_not_matter(case: Case, data: st.DataObject) -> None:
     """Groups may have any numbers that differ."""
-    function, feedback, advantage_BT = drawn(case, data)
+    function, feedback, advantage_BT = sample_case(case, data)
     numbers = torch.tensor(data.draw(st.lists(st.integers(-50, 10**6), min_size=4, max_size=4, unique=True)))
     result = function(relabeled(feedback, lambda group: numbers[group]), advantage_BT)
-    assert_near(kept(result, feedback), kept(function(feedback, advantage_BT), feedback))
+    assert_near(at_decisions(result, feedback), at_decisions(function(feedback, advantage_BT), feedback))
 
 
 def on_processes(
@@ -160,7 +160,7 @@ def on_processes(
 
 def processes_do_not_matter(case: Case, data: st.DataObject) -> None:
     """Each process gets for its whole groups what one that has all of them gets."""
-    function, feedback, advantage_BT = drawn(case, data)
+    function, feedback, advantage_BT = sample_case(case, data)
     order = feedback.group_B.argsort(stable=True)
     num = int((feedback.group_B < data.draw(st.integers(1, 3))).sum())
     parts = process_parts(feedback, order, num)
@@ -173,23 +173,25 @@ def processes_do_not_matter(case: Case, data: st.DataObject) -> None:
 
 def junk_does_not_matter(case: Case, data: st.DataObject) -> None:
     """What a number may be where nothing is kept, or no reward applies, changes nothing at kept decisions."""
-    function, feedback, advantage_BT = drawn(case, data)
+    function, feedback, advantage_BT = sample_case(case, data)
     # a row without a kept decision still has the advantage of its sample
     has_advantage_BT = feedback.mask_BT | ~feedback.mask_BT.any(1, keepdim=True)
     result = function(junk_feedback(feedback), junk(advantage_BT, has_advantage_BT))
-    assert_same(kept(result, feedback), kept(function(feedback, advantage_BT), feedback))
+    assert_same(at_decisions(result, feedback), at_decisions(function(feedback, advantage_BT), feedback))
 
 
 def precision_does_not_matter(case: Case, data: st.DataObject) -> None:
     """float32 gives what float64 does, to rounding."""
-    function, feedback, advantage_BT = drawn(case, data)
+    function, feedback, advantage_BT = sample_case(case, data)
     result = function(double(feedback), advantage_BT.double())
-    assert_near(kept(function(feedback, advantage_BT), feedback), kept(result, feedback), tolerance=1e-4)
+    assert_near(
+        at_decisions(function(feedback, advantage_BT), feedback), at_decisions(result, feedback), tolerance=1e-4
+    )
 
 
 def columns_without_decisions_do_not_matter(case: Case, data: st.DataObject) -> None:
     """Rows may be padded further."""
-    function, feedback, advantage_BT = drawn(case, data)
+    function, feedback, advantage_BT = sample_case(case, data)
 
     def padded(tensor: Tensor) -> Tensor:
         if tensor.shape != feedback.mask_BT.shape:
@@ -200,14 +202,14 @@ def columns_without_decisions_do_not_matter(case: Case, data: st.DataObject) -> 
     if wide.sampled_by_BT is not None:
         wide.sampled_by_BT[:, -1] = torch.arange(len(feedback.group_B))
     result = by_decision(function(wide, padded(advantage_BT)), wide)[:, :-1]
-    assert_near(kept(result, feedback), kept(function(feedback, advantage_BT), feedback))
+    assert_near(at_decisions(result, feedback), at_decisions(function(feedback, advantage_BT), feedback))
 
 
 EVERY = [
     result_has_the_shape_and_dtype,
     equal_rewards_are_finite,
     unlikely_decisions_are_finite,
-    nothing_kept_is_no_error,
+    empty_selection_is_no_error,
     inputs_stay_and_calls_repeat,
     groups_may_interleave,
     order_of_rows_does_not_matter,

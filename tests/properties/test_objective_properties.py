@@ -42,7 +42,7 @@ def terms_of(case: Case) -> Sequence[Term]:
     )
 
 
-def drawn(case: Case, data: st.DataObject, **kinds: Any) -> tuple[Decisions, Sequence[Term], Rows]:
+def sample_case(case: Case, data: st.DataObject, **kinds: Any) -> tuple[Decisions, Sequence[Term], Rows]:
     """Decisions with what a term or a modulation reads, and the terms of the case."""
     terms = terms_of(case) if case.kind in LOSSES else ()
     values = {value for term in terms for value in term.values}
@@ -76,8 +76,8 @@ def loss_and_gradients(term: Term, decisions: Decisions) -> tuple[Tensor, list[T
 
 def job_values(decisions: Decisions) -> Mapping[Value, Tensor]:
     """What a modulation or selection may read of the whole update: values of the kept decisions."""
-    own = {LOGPROB: decisions.logprob_BT, OLD_LOGPROB: decisions.old_logprob_BT, ADVANTAGE: decisions.advantage_BT}
-    return {value: tensor[decisions.mask_BT] for value, tensor in {**own, **decisions.values}.items()}
+    local = {LOGPROB: decisions.logprob_BT, OLD_LOGPROB: decisions.old_logprob_BT, ADVANTAGE: decisions.advantage_BT}
+    return {value: tensor[decisions.mask_BT] for value, tensor in {**local, **decisions.values}.items()}
 
 
 def changes(case: Case, decisions: Decisions, of_job: Mapping[Value, Tensor]) -> list[Tensor]:
@@ -90,14 +90,14 @@ def changes(case: Case, decisions: Decisions, of_job: Mapping[Value, Tensor]) ->
 
 def junk_decisions(decisions: Decisions) -> Decisions:
     """The decisions with junk wherever the mask leaves them out."""
-    seen = {value: tensor for value, tensor in decisions.values.items() if value.name == "view_mask"}
+    masks = {value: tensor for value, tensor in decisions.values.items() if value.name == "view_mask"}
     spoiled = decisions.map(lambda tensor: junk(tensor, decisions.mask_BT))
-    return replace(spoiled, values={**spoiled.values, **seen}, reward_BT=decisions.reward_BT)
+    return replace(spoiled, values={**spoiled.values, **masks}, reward_BT=decisions.reward_BT)
 
 
 def loss_and_gradients_are_numbers(case: Case, data: st.DataObject) -> None:
     """A scalar of the dtype of log-probabilities, and numbers for gradients."""
-    decisions, terms, _ = drawn(case, data)
+    decisions, terms, _ = sample_case(case, data)
     for term in terms:
         value, gradients = loss_and_gradients(term, decisions)
         assert (value.shape, value.dtype) == ((), decisions.logprob_BT.dtype)
@@ -107,7 +107,7 @@ def loss_and_gradients_are_numbers(case: Case, data: st.DataObject) -> None:
 
 def equal_rewards_give_numbers_for_losses(case: Case, data: st.DataObject) -> None:
     """Numbers where all rewards of a group are equal, and all advantages 0."""
-    decisions, terms, _ = drawn(case, data, rewards="equal")
+    decisions, terms, _ = sample_case(case, data, rewards="equal")
     for term in terms:
         value, gradients = loss_and_gradients(
             term, replace(decisions, advantage_BT=torch.zeros_like(decisions.advantage_BT))
@@ -118,7 +118,7 @@ def equal_rewards_give_numbers_for_losses(case: Case, data: st.DataObject) -> No
 
 def far_policies_give_numbers(case: Case, data: st.DataObject) -> None:
     """Numbers where log-probabilities fall or rise by up to 64 nats, down to -200."""
-    decisions, terms, _ = drawn(case, data)
+    decisions, terms, _ = sample_case(case, data)
     far_BT = decisions.old_logprob_BT + 64 * (decisions.logprob_BT - decisions.old_logprob_BT)
     for term in terms:
         value, gradients = loss_and_gradients(term, replace(decisions, logprob_BT=far_BT))
@@ -128,7 +128,7 @@ def far_policies_give_numbers(case: Case, data: st.DataObject) -> None:
 
 def junk_does_not_change_a_loss(case: Case, data: st.DataObject) -> None:
     """What a masked decision holds changes no loss, gradient or metric, and has a gradient of 0."""
-    decisions, terms, _ = drawn(case, data)
+    decisions, terms, _ = sample_case(case, data)
     for term in terms:
         value, gradients = loss_and_gradients(term, decisions)
         other, others = loss_and_gradients(term, junk_decisions(decisions))
@@ -144,7 +144,7 @@ def junk_does_not_change_a_loss(case: Case, data: st.DataObject) -> None:
 
 def decisions_stay_and_losses_repeat(case: Case, data: st.DataObject) -> None:
     """No input is changed, and a second call gives the same."""
-    decisions, terms, _ = drawn(case, data)
+    decisions, terms, _ = sample_case(case, data)
     for term in terms:
         results: list[Tensor] = []
         assert_unchanged([decisions], lambda term=term, results=results: results.append(term.loss(decisions).value))
@@ -153,7 +153,7 @@ def decisions_stay_and_losses_repeat(case: Case, data: st.DataObject) -> None:
 
 def order_of_rows_does_not_change_a_loss(case: Case, data: st.DataObject) -> None:
     """Rows in another order have the same loss and the same gradients."""
-    decisions, terms, some = drawn(case, data, ties=False)
+    decisions, terms, some = sample_case(case, data, ties=False)
     order = torch.tensor(data.draw(st.permutations(range(len(some.group_B)))))
     for term in terms:
         value, gradients = loss_and_gradients(term, decisions)
@@ -165,7 +165,7 @@ def order_of_rows_does_not_change_a_loss(case: Case, data: st.DataObject) -> Non
 
 def numbers_of_groups_do_not_change_a_loss(case: Case, data: st.DataObject) -> None:
     """Groups may have any numbers that differ."""
-    decisions, terms, _ = drawn(case, data)
+    decisions, terms, _ = sample_case(case, data)
     numbers = torch.tensor(data.draw(st.lists(st.integers(-50, 10**6), min_size=4, max_size=4, unique=True)))
     assert decisions.group_BT is not None
     for term in terms:
@@ -188,7 +188,7 @@ def slices(term: Term, some: Rows) -> Iterator[Callable[[Tensor], Tensor]]:
 
 def losses_of_slices_add_up(case: Case, data: st.DataObject) -> None:
     """The losses of the slices that a term allows add up to that of all of them, and so do the gradients."""
-    decisions, terms, some = drawn(case, data)
+    decisions, terms, some = sample_case(case, data)
     for term in terms:
         value, gradients = loss_and_gradients(term, decisions)
         leafy, leaves = with_gradients(decisions)
@@ -202,7 +202,7 @@ def losses_of_slices_add_up(case: Case, data: st.DataObject) -> None:
 
 def inactive_decisions_have_no_gradient(case: Case, data: st.DataObject) -> None:
     """A term depends on no decision of which it says so."""
-    decisions, terms, _ = drawn(case, data)
+    decisions, terms, _ = sample_case(case, data)
     for term in terms:
         active_BT = term.active(decisions)
         assert not bool((active_BT & ~decisions.mask_BT).any())
@@ -212,7 +212,7 @@ def inactive_decisions_have_no_gradient(case: Case, data: st.DataObject) -> None
 
 def precision_does_not_change_a_loss(case: Case, data: st.DataObject) -> None:
     """float32 gives what float64 does, to rounding."""
-    decisions, terms, _ = drawn(case, data)
+    decisions, terms, _ = sample_case(case, data)
     for term in terms:
         double = decisions.map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
         assert_near(term.loss(decisions).value.double(), term.loss(double).value, tolerance=1e-4)
@@ -312,7 +312,7 @@ SURROGATE_CHECKS = [
 
 def change_has_the_shape_and_dtype(case: Case, data: st.DataObject) -> None:
     """Bounds in float64, factors in the dtype of log-probabilities, a selection of flags; all (B, T), no gradient."""
-    decisions, _, _ = drawn(case, data)
+    decisions, _, _ = sample_case(case, data)
     leafy, _ = with_gradients(decisions)
     part, of_job = case.bind()(), job_values(decisions)
     if case.kind == "selections":
@@ -338,7 +338,7 @@ def change_has_the_shape_and_dtype(case: Case, data: st.DataObject) -> None:
 
 def junk_does_not_change_a_change(case: Case, data: st.DataObject) -> None:
     """What a masked decision holds changes nothing at kept ones."""
-    decisions, _, _ = drawn(case, data)
+    decisions, _, _ = sample_case(case, data)
     of_job = job_values(decisions)
     results = changes(case, junk_decisions(decisions), of_job)
     for result, expected in zip(results, changes(case, decisions, of_job), strict=True):
@@ -347,7 +347,7 @@ def junk_does_not_change_a_change(case: Case, data: st.DataObject) -> None:
 
 def decisions_stay_and_changes_repeat(case: Case, data: st.DataObject) -> None:
     """No input is changed, and a second call gives the same."""
-    decisions, _, _ = drawn(case, data)
+    decisions, _, _ = sample_case(case, data)
     of_job, results = job_values(decisions), []
     assert_unchanged([decisions, dict(of_job)], lambda: results.extend(changes(case, decisions, of_job)))
     for result, expected in zip(changes(case, decisions, of_job), results, strict=True):
@@ -356,7 +356,7 @@ def decisions_stay_and_changes_repeat(case: Case, data: st.DataObject) -> None:
 
 def order_of_rows_does_not_change_a_change(case: Case, data: st.DataObject) -> None:
     """Rows in another order have the same results; those of the job may stay in their order."""
-    decisions, _, some = drawn(case, data)
+    decisions, _, some = sample_case(case, data)
     order, of_job = torch.tensor(data.draw(st.permutations(range(len(some.group_B))))), job_values(decisions)
     shuffled = {value: tensor.flip(0) for value, tensor in of_job.items()}
     results = changes(case, decisions.map(lambda tensor: tensor[order]), shuffled)
@@ -366,19 +366,19 @@ def order_of_rows_does_not_change_a_change(case: Case, data: st.DataObject) -> N
 
 def slices_do_not_change_a_change(case: Case, data: st.DataObject) -> None:
     """Each group's rows by themselves have the results that they have among others of the job."""
-    decisions, _, some = drawn(case, data)
+    decisions, _, some = sample_case(case, data)
     of_job = job_values(decisions)
-    whole = changes(case, decisions, of_job)
+    complete = changes(case, decisions, of_job)
     for group in set(some.groups):
         of_group_B = some.group_B == group
         results = changes(case, decisions.map(lambda tensor, rows=of_group_B: tensor[rows]), of_job)
-        for result, expected in zip(results, whole if results else (), strict=True):
+        for result, expected in zip(results, complete if results else (), strict=True):
             assert_near(result.double(), expected[of_group_B].double(), decisions.mask_BT[of_group_B])
 
 
 def numbers_of_groups_do_not_change_a_change(case: Case, data: st.DataObject) -> None:
     """Groups may have any numbers that differ."""
-    decisions, _, _ = drawn(case, data)
+    decisions, _, _ = sample_case(case, data)
     numbers = torch.tensor(data.draw(st.lists(st.integers(-50, 10**6), min_size=4, max_size=4, unique=True)))
     assert decisions.group_BT is not None
     of_job = job_values(decisions)
@@ -389,16 +389,16 @@ def numbers_of_groups_do_not_change_a_change(case: Case, data: st.DataObject) ->
 
 def precision_does_not_change_a_change(case: Case, data: st.DataObject) -> None:
     """float32 gives what float64 does, to rounding."""
-    decisions, _, _ = drawn(case, data)
+    decisions, _, _ = sample_case(case, data)
     double = decisions.map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
     results = changes(case, double, job_values(double))
     for result, expected in zip(results, changes(case, decisions, job_values(decisions)), strict=True):
         assert_near(result.double(), expected.double(), decisions.mask_BT)
 
 
-def nothing_kept_is_no_error_of_a_change(case: Case, data: st.DataObject) -> None:
+def empty_mask_changes_without_error(case: Case, data: st.DataObject) -> None:
     """A result where no decision of the update is kept."""
-    decisions, _, _ = drawn(case, data)
+    decisions, _, _ = sample_case(case, data)
     empty = replace(decisions, mask_BT=torch.zeros_like(decisions.mask_BT))
     changes(case, empty, job_values(empty))
 
@@ -411,7 +411,7 @@ CHANGE_CHECKS = [
     slices_do_not_change_a_change,
     numbers_of_groups_do_not_change_a_change,
     precision_does_not_change_a_change,
-    nothing_kept_is_no_error_of_a_change,
+    empty_mask_changes_without_error,
 ]
 
 
@@ -434,7 +434,7 @@ def mapped(noise: Noise, change: Callable[[Tensor], Tensor]) -> Noise:
     return Noise(std_BT=change(noise.std_BT), step_BT=change(noise.step_BT), level_BT=change(noise.level_BT))
 
 
-def weights_are_0_where_nothing_is_kept(case: Case, data: st.DataObject) -> None:
+def empty_mask_gives_zero_weights(case: Case, data: st.DataObject) -> None:
     """Weights of the mask's shape, numbers of at least 0, and 0 where the mask is False; no input is changed."""
     some = data.draw(rows())
     noise, results = noise_of(some), []
@@ -467,13 +467,13 @@ def order_of_rows_does_not_change_a_weight(case: Case, data: st.DataObject) -> N
             return case.bind()(mask_BT[taken], totals)
         return case.bind()(mapped(noise, lambda tensor: tensor[taken]), mask_BT[taken])
 
-    whole_BT = weights(torch.arange(len(mask_BT)))
-    assert_near(weights(order), whole_BT[order])
-    assert_near(torch.cat([weights(torch.tensor([row])) for row in range(len(mask_BT))]), whole_BT)
+    complete_BT = weights(torch.arange(len(mask_BT)))
+    assert_near(weights(order), complete_BT[order])
+    assert_near(torch.cat([weights(torch.tensor([row])) for row in range(len(mask_BT))]), complete_BT)
 
 
 WEIGHT_CHECKS = [
-    weights_are_0_where_nothing_is_kept,
+    empty_mask_gives_zero_weights,
     order_of_rows_does_not_change_a_weight,
 ]
 CHECKS = {

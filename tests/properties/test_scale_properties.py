@@ -47,7 +47,7 @@ class Rewards:
         return replace(self, reward_RPG=reward_RPG, valid_RPG=valid_RPG)
 
 
-def drawn(case: Case, data: st.DataObject, *, equal: bool = False) -> Rewards:
+def sample_case(case: Case, data: st.DataObject, *, equal: bool = False) -> Rewards:
     """Rewards of two or three kinds and prompts; a scale takes the first of them."""
     R, P = (
         (1 if case.kind == "scale" else data.draw(st.sampled_from([2, 3, 1]))),
@@ -84,7 +84,7 @@ def every(number: int) -> Tensor:
 
 def result_has_the_shape_and_dtype_of_rewards(case: Case, data: st.DataObject) -> None:
     """A result of a group's shape and of the rewards' dtype, of numbers."""
-    rewards = drawn(case, data)
+    rewards = sample_case(case, data)
     for dtype in (torch.float32, torch.float64):
         result = replace(rewards, reward_RPG=rewards.reward_RPG.to(dtype))()
         assert (result.dtype, result.shape) == (dtype, rewards.reward_RPG.shape[1:])
@@ -93,33 +93,33 @@ def result_has_the_shape_and_dtype_of_rewards(case: Case, data: st.DataObject) -
 
 def equal_rewards_give_numbers(case: Case, data: st.DataObject) -> None:
     """Numbers where all rewards of a group are equal."""
-    rewards = drawn(case, data, equal=True)
+    rewards = sample_case(case, data, equal=True)
     assert bool(rewards()[rewards.counts_PG].isfinite().all())
 
 
 def large_rewards_give_numbers(case: Case, data: st.DataObject) -> None:
     """Numbers in float64 of any rewards that are finite in float32."""
-    rewards = drawn(case, data)
+    rewards = sample_case(case, data)
     rewards = replace(rewards, reward_RPG=3e38 * (rewards.reward_RPG - 0.25))
     assert bool(rewards()[rewards.counts_PG].isfinite().all())
 
 
-def nothing_is_given_where_no_reward_applies(case: Case, data: st.DataObject) -> None:
+def rows_without_rewards_get_none(case: Case, data: st.DataObject) -> None:
     """An advantage of 0 where no reward applies."""
-    rewards = drawn(case, data)
+    rewards = sample_case(case, data)
     assert bool((rewards()[~rewards.counts_PG] == 0).all())
 
 
 def rewards_that_do_not_apply_do_not_matter(case: Case, data: st.DataObject) -> None:
     """A reward that does not apply may be anything."""
-    rewards = drawn(case, data)
+    rewards = sample_case(case, data)
     spoiled = replace(rewards, reward_RPG=junk(rewards.reward_RPG, rewards.valid_RPG))
     assert_same(spoiled(), rewards(), rewards.counts_PG)
 
 
 def rewards_of_weight_0_do_not_matter(case: Case, data: st.DataObject) -> None:
     """A reward of weight 0 may have any values."""
-    rewards = drawn(case, data)
+    rewards = sample_case(case, data)
     takes_part_R11 = (rewards.weight_R != 0)[:, None, None]
     other = replace(rewards, reward_RPG=rewards.reward_RPG.where(takes_part_R11, 7 - rewards.reward_RPG))
     assert_near(other(), rewards(), rewards.counts_PG, tolerance=1e-9)
@@ -127,7 +127,7 @@ def rewards_of_weight_0_do_not_matter(case: Case, data: st.DataObject) -> None:
 
 def rewards_stay_and_calls_repeat(case: Case, data: st.DataObject) -> None:
     """No input is changed, and a second call gives the same."""
-    rewards = drawn(case, data)
+    rewards = sample_case(case, data)
     results: list[Tensor] = []
     inputs = [rewards.reward_RPG, rewards.weight_R, rewards.valid_RPG]
     assert_unchanged(inputs, lambda: results.append(rewards().clone()))
@@ -136,14 +136,14 @@ def rewards_stay_and_calls_repeat(case: Case, data: st.DataObject) -> None:
 
 def order_of_prompts_does_not_matter(case: Case, data: st.DataObject) -> None:
     """Groups in another order have the same results."""
-    rewards = drawn(case, data)
+    rewards = sample_case(case, data)
     order = torch.tensor(data.draw(st.permutations(range(rewards.reward_RPG.shape[1]))))
     assert_near(rewards.taken(order, every(G))(), rewards()[order], tolerance=1e-6)
 
 
 def order_of_members_does_not_matter(case: Case, data: st.DataObject) -> None:
     """Members of a group in another order have the same results."""
-    rewards = drawn(case, data)
+    rewards = sample_case(case, data)
     order = torch.tensor(data.draw(st.permutations(range(G))))
     result = rewards.taken(every(rewards.reward_RPG.shape[1]), order)()
     assert_near(result, rewards()[:, order], rewards.counts_PG[:, order], tolerance=1e-6)
@@ -154,7 +154,7 @@ def order_within_a_part_does_not_matter(case: Case, data: st.DataObject) -> None
     parts = case.numbers.get("parts") or len(case.numbers.get("baselines", ()))
     if not parts:
         return
-    rewards, size = drawn(case, data), G // parts
+    rewards, size = sample_case(case, data), G // parts
     orders = [torch.tensor(data.draw(st.permutations(range(size)))) + size * part for part in range(parts)]
     order = torch.cat(orders)
     result = rewards.taken(every(rewards.reward_RPG.shape[1]), order)()
@@ -163,7 +163,7 @@ def order_within_a_part_does_not_matter(case: Case, data: st.DataObject) -> None
 
 def order_of_rewards_does_not_matter(case: Case, data: st.DataObject) -> None:
     """Several rewards in another order, with their weights, have the same result."""
-    rewards = drawn(case, data)
+    rewards = sample_case(case, data)
     order = torch.tensor(data.draw(st.permutations(range(len(rewards.weight_R)))))
     other = replace(
         rewards,
@@ -176,14 +176,14 @@ def order_of_rewards_does_not_matter(case: Case, data: st.DataObject) -> None:
 
 def other_groups_do_not_matter(case: Case, data: st.DataObject) -> None:
     """Each group by itself has the result that it has among others."""
-    rewards = drawn(case, data)
+    rewards = sample_case(case, data)
     alone = [rewards.taken(torch.tensor([prompt]), every(G))() for prompt in range(rewards.reward_RPG.shape[1])]
     assert_near(torch.cat(alone), rewards(), rewards.counts_PG, tolerance=1e-6)
 
 
 def members_that_are_missing_do_not_matter(case: Case, data: st.DataObject) -> None:
     """Smaller groups may be filled up with members to which no reward applies."""
-    rewards = drawn(case, data)
+    rewards = sample_case(case, data)
     valid_RPG = rewards.valid_RPG.clone()
     valid_RPG[:, :, G // 2 :] = False
     filled = replace(rewards, valid_RPG=valid_RPG)
@@ -193,7 +193,7 @@ def members_that_are_missing_do_not_matter(case: Case, data: st.DataObject) -> N
 
 def precision_of_rewards_does_not_matter(case: Case, data: st.DataObject) -> None:
     """float32 gives what float64 does, to rounding."""
-    rewards = drawn(case, data)
+    rewards = sample_case(case, data)
     single = replace(rewards, reward_RPG=rewards.reward_RPG.float())
     assert_near(single().double(), rewards(), rewards.counts_PG, tolerance=1e-3)
 
@@ -211,8 +211,8 @@ EVERY = [
     precision_of_rewards_does_not_matter,
 ]
 CHECKS = {
-    "scale": [*EVERY, nothing_is_given_where_no_reward_applies, order_within_a_part_does_not_matter],
-    "combining": [*EVERY, nothing_is_given_where_no_reward_applies, order_of_rewards_does_not_matter],
+    "scale": [*EVERY, rows_without_rewards_get_none, order_within_a_part_does_not_matter],
+    "combining": [*EVERY, rows_without_rewards_get_none, order_of_rewards_does_not_matter],
     "combine": [*EVERY, order_of_rewards_does_not_matter, rewards_of_weight_0_do_not_matter],
 }
 

@@ -99,4 +99,4 @@ def layouts(page: Path, widths: tuple[int, ...], folder: Path) -> list[Layout]:
     done = subprocess.run([*command, frames.as_uri()], capture_output=True, text=True, timeout=300)
     result = re.search(r"FOUND(.*)END", html.unescape(done.stdout), re.DOTALL)
     assert result, f"{program} measured nothing: {done.stderr[-2000:]}"
-    return [Layout(**one) for one in sorted(json.loads(result[1]), key=lambda one: one["width"])]
+    return [Layout(**row) for row in sorted(json.loads(result[1]), key=lambda row: row["width"])]

@@ -92,11 +92,11 @@ def test_the_same_requests_are_next_to_each_other(runs: list[Path]) -> None:
     page = compared(runs)
     captions = page.texts("p", "caption")
     assert captions == [PROMPTS[0]] * 3 + [" ".join(PROMPTS[1].split())] * 2  # request 4 asks two things
-    shown = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
+    images = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
     first, second = (20, 20, 20, 20, 20), (0, 20, 20, 0, 20)
     for place, request in enumerate((0, 1, 2, 3, 5)):
-        np.testing.assert_array_equal(shown[2 * place], pixels(first[place], request))
-        np.testing.assert_array_equal(shown[2 * place + 1], pixels(second[place], request if second[place] else 1))
+        np.testing.assert_array_equal(images[2 * place], pixels(first[place], request))
+        np.testing.assert_array_equal(images[2 * place + 1], pixels(second[place], request if second[place] else 1))
 
 
 def test_files_outside_of_the_folders_are_not_read(runs: list[Path], tmp_path: Path) -> None:

@@ -37,10 +37,10 @@ def test_videos_keep_moving(run: Path, side: int, exact: bool) -> None:
         frames[0].save(folder / "0.webp", save_all=True, append_images=frames[1:], duration=125, lossless=True)
         write_lines(folder / "samples.jsonl", [sample("0.webp", r, 1.0) for r in range(6)])
     for attrs in render(run).attributes("img"):
-        shown = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(decoded(attrs["src"]))]
-        assert len(shown) == 4
-        assert not exact or np.array_equal(np.stack(shown), noise)
-        assert not np.array_equal(shown[0], shown[1])
+        images = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(decoded(attrs["src"]))]
+        assert len(images) == 4
+        assert not exact or np.array_equal(np.stack(images), noise)
+        assert not np.array_equal(images[0], images[1])
 
 
 @pytest.mark.parametrize(("side", "exact"), [(16, True), (256, False)])
@@ -63,9 +63,9 @@ def test_mp4_files_are_played_with_their_frames_at_hand(run: Path, side: int, ex
     for attrs in large[:2]:
         head, carried = attrs["src"].split(",", 1)
         assert head == "data:video/mp4;base64"
-        held = base64.b64decode(carried, validate=True)
-        assert (held == data) is exact
-        frames, rate = clip_frames(held, max_pixels=2**26)
+        content = base64.b64decode(carried, validate=True)
+        assert (content == data) is exact
+        frames, rate = clip_frames(content, max_pixels=2**26)
         assert (len(frames), rate) == (12, 6.0)
         strip = decoded(attrs["data-frames"])
         assert strip.width == 8 * (strip.height + 2) - 2

@@ -18,13 +18,13 @@ from tests.report.page import Page, decoded, render
 
 def test_images_are_the_files_in_reading_order(run: Path) -> None:
     page = render(run)
-    shown = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
+    images = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
     # Grids: per prompt, its members before and then after. Gallery: all 6 requests, each at the 3 steps; the first
     # prompt's rose, the second's stayed.
     grids = [(step, group * MEMBERS + m) for group in (0, 1) for step in (0, 20) for m in range(MEMBERS)]
     gallery = [(step, request) for request in range(6) for step in STEPS]
-    assert len(shown) == 12 + 18
-    for picture, (step, request) in zip(shown, grids + gallery, strict=True):
+    assert len(images) == 12 + 18
+    for picture, (step, request) in zip(images, grids + gallery, strict=True):
         np.testing.assert_array_equal(picture, pixels(step, request))
     assert page.attributes("img")[0]["alt"] == f"step 0: {PROMPTS[0]}; judge 0.250"
     assert not any("class" in attrs for attrs in page.attributes("img"))
@@ -61,8 +61,8 @@ def test_scores_of_the_complete_set_are_displayed_once(run: Path) -> None:
 
 
 def test_a_single_request_keeps_its_numbers(run: Path) -> None:
-    for step, judged in ((0, 0.25), (20, 0.75)):
-        write_lines(run / f"samples/step-{step:06d}/samples.jsonl", [sample("0000.png", 0, judged)])
+    for step, score in ((0, 0.25), (20, 0.75)):
+        write_lines(run / f"samples/step-{step:06d}/samples.jsonl", [sample("0000.png", 0, score)])
     page = render(run)
     assert page.texts("p", "caption")[0] == f"{PROMPTS[0]} 0.250 → 0.750"
     assert "The same for every request" not in page.texts("p", "lead")[0]
@@ -134,10 +134,10 @@ def test_of_too_many_prompts_evenly_spaced_ones_are_displayed(run: Path) -> None
 
 
 def test_input_images_are_next_to_generated_images(run: Path) -> None:
-    shown = run / "samples/shown"
-    shown.mkdir()
+    folder = run / "samples/shown"
+    folder.mkdir()
     for request in range(2 * MEMBERS):
-        Image.fromarray(pixels(99, request)).save(shown / f"{request}.png")
+        Image.fromarray(pixels(99, request)).save(folder / f"{request}.png")
     for step in STEPS:
         path = run / f"samples/step-{step:06d}/samples.jsonl"
         records = [json.loads(line) for line in path.read_text().splitlines()]

@@ -15,7 +15,7 @@ from tests.test_trainer import brightness
 EVALUATION = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 1}, "every": 1}
 
 
-def told(run: Path) -> tuple[str, str]:
+def note_and_status(run: Path) -> tuple[str, str]:
     """How the page says that the run stands, and how far it came."""
     page = Page((run / "report.html").read_text(encoding="utf-8"))
     facts = dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
@@ -27,7 +27,7 @@ def test_the_report_is_renewed_at_every_evaluation_and_at_the_end(tmp_path: Path
 
     def watching(samples: Sequence[Sample]) -> list[float]:
         if (run / "report.html").exists():
-            pages.append(told(run))
+            pages.append(note_and_status(run))
         if len(set(pages)) == 3:
             raise RuntimeError("enough")
         return brightness(samples)
@@ -37,7 +37,7 @@ def test_the_report_is_renewed_at_every_evaluation_and_at_the_end(tmp_path: Path
         trainer.train()
     steps = ["not recorded", "1 step, 2 updates", "2 steps, 4 updates"]
     assert list(dict.fromkeys(pages)) == [("running", step) for step in steps]
-    assert told(run) == ("failed", "2 steps, 4 updates")
+    assert note_and_status(run) == ("failed", "2 steps, 4 updates")
 
 
 def test_a_report_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from mmgrpo.data.audio_loading import encode_wav, load_audio
 from mmgrpo.data.spectrograms import spectrogram
-from tests.heard import tone
+from tests.audio_signals import tone
 from tests.report.folder import STEPS, sample, write_lines
 from tests.report.page import Page, decoded, render
 
 
 def sounds(page: Page) -> list[bytes]:
-    return [base64.b64decode(one["src"].split(",")[1], validate=True) for one in page.attributes("audio")]
+    return [base64.b64decode(player["src"].split(",")[1], validate=True) for player in page.attributes("audio")]
 
 
 def write(run: Path, rows: list[dict], data: bytes) -> None:
@@ -31,11 +31,11 @@ def test_short_audio_is_embedded_unchanged(run: Path) -> None:
     page = render(run)
     players = page.attributes("audio")
     assert len(players) == len(page.attributes("img")) == 30
-    assert all("controls" in one and one["src"].startswith("data:audio/wav;base64,") for one in players)
+    assert all("controls" in player and player["src"].startswith("data:audio/wav;base64,") for player in players)
     assert set(sounds(page)) == {encode_wav(tone())}
-    shown = np.asarray(decoded(page.attributes("img")[0]["src"]).convert("RGB")).astype(int)
+    waveform = np.asarray(decoded(page.attributes("img")[0]["src"]).convert("RGB")).astype(int)
     expected = np.asarray(spectrogram(load_audio(encode_wav(tone())))).astype(int)
-    assert abs(shown - expected).mean() < 8  # WebP
+    assert abs(waveform - expected).mean() < 8  # WebP
     assert "media-src data:" in next(
         m["content"] for m in page.attributes("meta") if "content" in m and "src" in m["content"]
     )
@@ -49,10 +49,10 @@ def test_long_audio_is_reduced_until_the_page_is_small(run: Path) -> None:
     page = render(run)
     assert (run / "report.html").stat().st_size < 8_000_000
     assert "30 images are reduced" in page.texts("p", "lead")[0]
-    kept = load_audio(sounds(page)[0])
-    assert kept.sampling_rate == 24000
-    assert kept.duration_s == pytest.approx(6, abs=0.2)
-    middle = kept.values[0, 24000:48000]
+    embedded = load_audio(sounds(page)[0])
+    assert embedded.sampling_rate == 24000
+    assert embedded.duration_s == pytest.approx(6, abs=0.2)
+    middle = embedded.values[0, 24000:48000]
     assert int(abs(np.fft.rfft(middle.numpy())).argmax()) == 440
 
 
@@ -71,7 +71,7 @@ def test_input_audio_of_texts_can_be_played(run: Path) -> None:
     page = render(run)
     assert set(sounds(page)) == {encode_wav(tone())}
     assert len(page.attributes("audio")) == 6
-    assert any("hole" in one.get("class", "") for one in page.attributes("span"))
+    assert any("hole" in span.get("class", "") for span in page.attributes("span"))
 
 
 def test_unreadable_audio_leaves_an_empty_cell(run: Path) -> None:

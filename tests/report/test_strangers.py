@@ -62,9 +62,9 @@ class TestPlaces:
             records = [sample(name, request, 1.0) for request, name in enumerate(names)]
             write_lines(folder / "samples.jsonl", records)
         page = report(run)
-        shown = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
-        assert len(shown) == 5  # the link that stays within, at two steps in the grid and at three in the gallery
-        assert not any(np.array_equal(picture, SECRET) for picture in shown)
+        images = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
+        assert len(images) == 5  # the link that stays within, at two steps in the grid and at three in the gallery
+        assert not any(np.array_equal(picture, SECRET) for picture in images)
         note = next(text for text in page.texts("p") if text.startswith("Not read"))
         assert "../outside/0000.png" in note
         assert "samples/step-000000/link.png" in note
@@ -81,8 +81,8 @@ class TestPlaces:
     def test_input_images_are_read_only_from_the_folder(self, run: Path, outside: Path) -> None:
         for step in STEPS:
             path = run / f"samples/step-{step:06d}/samples.jsonl"
-            shown = {"images": [str(outside / "0000.png"), "0001.png"]}
-            write_lines(path, [{**sample(None, request, 1.0, "said"), **shown} for request in range(6)])
+            paths = {"images": [str(outside / "0000.png"), "0001.png"]}
+            write_lines(path, [{**sample(None, request, 1.0, "said"), **paths} for request in range(6)])
         pictures = [np.asarray(decoded(attrs["src"])) for attrs in report(run).attributes("img")]
         assert len(pictures) == 6
         assert not any(np.array_equal(picture, SECRET) for picture in pictures)
@@ -213,7 +213,7 @@ class TestTexts:
     )
     def test_an_unreadable_configuration_is_displayed_as_text(self, text: str, run: Path) -> None:
         (run / "config.yaml").write_text(text)
-        assert any(text[:10].strip("\x00") in shown for shown in report(run).texts("pre"))
+        assert any(text[:10].strip("\x00") in block for block in report(run).texts("pre"))
 
     @pytest.mark.parametrize("text", ["[" * 10**6, DEEP, NESTED, "\x00", "7", '{"name": ' + "9" * 5000 + "}"])
     def test_a_header_that_cannot_be_read_is_not_recorded(self, text: str, run: Path) -> None:

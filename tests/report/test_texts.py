@@ -67,10 +67,10 @@ def test_before_and_after_with_input_images(written: Path) -> None:
     assert by_class(page, "row")[0] == f"which 0? {HOSTILE} reference: 7 {answers[1]} {answers[2]}"
     labels = [attrs["data-label"] for attrs in page.attributes("div") if attrs.get("class") == "answer"]
     assert labels == ["before, step 0", "after, step 20"] * 2
-    shown = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
+    images = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
     # two requests before and after, then two groups in each of two steps: picture 0 and picture 1 each time
-    assert len(shown) == 6
-    for index, picture in enumerate(shown):
+    assert len(images) == 6
+    for index, picture in enumerate(images):
         np.testing.assert_array_equal(picture, pixels(index % 2))
 
 
@@ -152,11 +152,11 @@ def test_a_conversation_is_displayed_turn_by_turn(tmp_path: Path) -> None:
         Prompt("17 + 25?"), 0, 0, text="17+25=4242", tokens=[1, 2, 3], turn_starts=[0, 2], turn_ends=[1, 3],
         turn_texts=["17+25=", "42"], turn_rewards=[None, None], turn_keys=["17 + 25?", f"42 {HOSTILE}"],
     )  # fmt: skip
-    one = torch.ones(1, 1)
+    unit = torch.ones(1, 1)
     write_samples(
         tmp_path / "samples/step-000000",
         [sample],
-        Scores(names=("right",), weight_R=one[0], value_BR=one, valid_BR=one > 0),
+        Scores(names=("right",), weight_R=unit[0], value_BR=unit, valid_BR=unit > 0),
     )
     page = render(tmp_path)
     assert page.texts("p", "wrote") == ["17+25=", "42"]
@@ -178,8 +178,8 @@ def conversation(member: int, num_images: int = 1) -> Sample:
 
 
 def test_images_of_replies_are_embedded_between_the_turns(tmp_path: Path) -> None:
-    one = torch.ones(2, 1)
-    scores = Scores(names=("right",), weight_R=one[0], value_BR=one, valid_BR=one > 0)
+    unit = torch.ones(2, 1)
+    scores = Scores(names=("right",), weight_R=unit[0], value_BR=unit, valid_BR=unit > 0)
     samples = [conversation(0), conversation(1, num_images=7)]
     write_samples(tmp_path / "samples/train-000001", samples, scores, advantage_B=torch.tensor([1.0, -1.0]))
     lines = [json.loads(line) for line in (tmp_path / "samples/train-000001/samples.jsonl").read_text().splitlines()]
@@ -202,8 +202,8 @@ def test_images_of_replies_are_embedded_between_the_turns(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("wrong", [{"reply": 3}, {"reply": {"images": 3, "text": []}}, {"text": 7, "reward": "x"}, 5])
 def test_turns_of_another_make_still_render(tmp_path: Path, wrong: Any) -> None:
-    one = torch.ones(1, 1)
-    scores = Scores(names=("right",), weight_R=one[0], value_BR=one, valid_BR=one > 0)
+    unit = torch.ones(1, 1)
+    scores = Scores(names=("right",), weight_R=unit[0], value_BR=unit, valid_BR=unit > 0)
     folder = write_samples(tmp_path / "samples/step-000000", [conversation(0)], scores)
     (row,) = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     row["turns"] = [row["turns"][0] | wrong if isinstance(wrong, dict) else wrong, row["turns"][1]]

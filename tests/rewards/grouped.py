@@ -14,8 +14,8 @@ def members(*texts: str | None, group: int = 0, scores: Sequence[Any] = (), **fi
     result = []
     for i, text in enumerate(texts):
         columns = {"score": scores[i]} if scores else {}
-        own = {name: values[i] for name, values in fields.items()}
-        result.append(Sample(Prompt("q", columns=columns), group=group, member=i, text=text, **own))
+        values_of_member = {name: values[i] for name, values in fields.items()}
+        result.append(Sample(Prompt("q", columns=columns), group=group, member=i, text=text, **values_of_member))
     return result
 
 

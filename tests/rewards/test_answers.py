@@ -169,12 +169,12 @@ def test_edit_distance_by_hand():
 
 def test_edit_distance_is_symmetric_and_bounded():
     texts = ["", "a", "abc", "acb", "a quick brown", "naïve café", "日本"]
-    for one in texts:
+    for text in texts:
         for other in texts:
-            value = score_of(EditDistance(), one, other)
-            assert value == score_of(EditDistance(), other, one)
+            value = score_of(EditDistance(), text, other)
+            assert value == score_of(EditDistance(), other, text)
             assert 0 <= value <= 1
-            assert (value == 1) == (one == other)
+            assert (value == 1) == (text == other)
 
 
 def test_settings_are_checked():

@@ -20,10 +20,10 @@ def test_every_answer_is_the_sum_of_two_two_digit_numbers() -> None:
 
 
 def test_no_evaluation_sum_is_trained_on() -> None:
-    seen, unseen = ({terms(prompt) for prompt in prompts} for prompts in (sums(), held_out_sums()))
-    assert len(seen) == 6480  # 80 % of 90 * 90
+    training, unseen = ({terms(prompt) for prompt in prompts} for prompts in (sums(), held_out_sums()))
+    assert len(training) == 6480  # 80 % of 90 * 90
     assert len(unseen) == 500
-    assert not seen & unseen
+    assert not training & unseen
 
 
 def test_the_split_never_changes() -> None:

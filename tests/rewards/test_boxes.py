@@ -26,8 +26,8 @@ def random_box(draw: random.Random) -> Box:
     return box(left, top, right, bottom)
 
 
-def edges(one: Box) -> list[float]:
-    return [one.left, one.top, one.right, one.bottom]
+def edges(area: Box) -> list[float]:
+    return [area.left, area.top, area.right, area.bottom]
 
 
 def test_conversion_by_hand():
@@ -41,24 +41,24 @@ def test_conversion_by_hand():
 def test_conversions_are_round_trips_and_keep_every_overlap():
     draw = random.Random(0)
     for _ in range(200):
-        one, other = random_box(draw), random_box(draw)
+        first, other = random_box(draw), random_box(draw)
         for frame in SPACES:
-            there, too = one.to(frame), other.to(frame)
-            assert edges(there.to(PIXELS)) == pytest.approx(edges(one), rel=1e-12)
-            assert iou(there, too) == pytest.approx(iou(one, other), rel=1e-9, abs=1e-12)
-            assert giou(there, too) == pytest.approx(giou(one, other), rel=1e-9, abs=1e-12)
-        assert 0 <= iou(one, other) == iou(other, one) <= 1
-        assert -1 < giou(one, other) <= iou(one, other) + 1e-12
-        assert iou(one, one) == giou(one, one) == 1
+            converted, too = first.to(frame), other.to(frame)
+            assert edges(converted.to(PIXELS)) == pytest.approx(edges(first), rel=1e-12)
+            assert iou(converted, too) == pytest.approx(iou(first, other), rel=1e-9, abs=1e-12)
+            assert giou(converted, too) == pytest.approx(giou(first, other), rel=1e-9, abs=1e-12)
+        assert 0 <= iou(first, other) == iou(other, first) <= 1
+        assert -1 < giou(first, other) <= iou(first, other) + 1e-12
+        assert iou(first, first) == giou(first, first) == 1
 
 
 def test_overlap_by_hand():
     # 10 x 10 at 0 and at (5, 5): 25 shared of 175; hull 15 x 15 = 225, of which 50 are neither's
-    one, other = box(0, 0, 10, 10), box(5, 5, 15, 15)
-    assert iou(one, other) == 25 / 175
-    assert giou(one, other) == pytest.approx(25 / 175 - 50 / 225)
+    first, other = box(0, 0, 10, 10), box(5, 5, 15, 15)
+    assert iou(first, other) == 25 / 175
+    assert giou(first, other) == pytest.approx(25 / 175 - 50 / 225)
     # apart: hull 30 x 10, of which 100 are neither's
-    assert (iou(one, box(20, 0, 30, 10)), giou(one, box(20, 0, 30, 10))) == (0, pytest.approx(-1 / 3))
+    assert (iou(first, box(20, 0, 30, 10)), giou(first, box(20, 0, 30, 10))) == (0, pytest.approx(-1 / 3))
     # a pixel wide is 1, not 2: no +1
     assert iou(box(0, 0, 1, 1), box(0, 0, 2, 1)) == 0.5
 
@@ -93,17 +93,19 @@ def frames(model: FrameName, reference: FrameName, pixels: tuple[int, int] | Non
 def test_sizes_are_those_of_columns_or_the_image(tmp_path: Path):
     picture = Image.new("RGB", (640, 480))
     picture.save(tmp_path / "a.png")
-    known = Prompt("q", columns={"original_size": [640, 480], "resized_size": (308, 224)})
-    assert frames("resized", "original").of_model(known) == RESIZED
-    for prompt in (known, Prompt("q", images=[picture]), Prompt("q", images=[str(tmp_path / "a.png")])):
+    sized = Prompt("q", columns={"original_size": [640, 480], "resized_size": (308, 224)})
+    assert frames("resized", "original").of_model(sized) == RESIZED
+    for prompt in (sized, Prompt("q", images=[picture]), Prompt("q", images=[str(tmp_path / "a.png")])):
         assert frames("norm1000", "original").of_reference(prompt) == PIXELS
     # as Qwen2.5-VL has it: 640 x 480 rounded to multiples of 28 is 644 x 476, 306544 pixels, more than 100000:
     # both divided by sqrt(307200 / 100000) = 1.7527 and rounded down: 365.1 -> 364, 273.9 -> 252
-    assert frames("resized", "original", (3136, 100_000)).of_model(known_size()) == CoordinateFrame("resized", 364, 252)
+    assert frames("resized", "original", (3136, 100_000)).of_model(sized_prompt()) == CoordinateFrame(
+        "resized", 364, 252
+    )
     assert frames("norm1", "norm1").of_model(Prompt("q")) == CoordinateFrame("norm1")  # no size needed
 
 
-def known_size() -> Prompt:
+def sized_prompt() -> Prompt:
     return Prompt("q", columns={"original_size": [640, 480]})
 
 
@@ -111,6 +113,6 @@ def test_missing_columns_are_named():
     with pytest.raises(DataError, match=r"'original_size' with \[width, height\]; the prompt has 0 images"):
         frames("norm1000", "original").of_reference(Prompt("q"))
     with pytest.raises(DataError, match=r"'resized_size' with \[width, height\], or coordinates: \{pixels"):
-        frames("resized", "original").of_model(known_size())
+        frames("resized", "original").of_model(sized_prompt())
     with pytest.raises(DataError, match=r"'original_size' must be \[width, height\], both positive, got '640x480'"):
         frames("norm1", "original").of_reference(Prompt("q", columns={"original_size": "640x480"}))

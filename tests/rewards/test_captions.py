@@ -31,8 +31,8 @@ def test_rouge_by_hand():
 def test_bleu_by_hand():
     # 1: 3 of 4; 2: the cat, of 3; no third, no fourth: 1/2 of 2, 1/4 of 1
     precisions = (3 / 4) * (1 / 3) * (1 / 4) * (1 / 4)
-    made, known = ["the", "cat", "on", "here"], ["the", "cat", "is", "on", "mats"]
-    assert bleu(made, [known]) == pytest.approx(math.exp(1 - 5 / 4) * precisions ** (1 / 4))
+    made, reference = ["the", "cat", "on", "here"], ["the", "cat", "is", "on", "mats"]
+    assert bleu(made, [reference]) == pytest.approx(math.exp(1 - 5 / 4) * precisions ** (1 / 4))
     assert score_of(CaptionScore(metric="bleu", order=1), "the the the", "the cat") == pytest.approx(1 / 3)
     assert score_of(CaptionScore(metric="bleu"), "a b c d", ["a b c d", "x"]) == 1
     assert score_of(CaptionScore(metric="bleu"), "a dog", "a dog") == 1  # orders above its length do not count
@@ -44,9 +44,11 @@ def test_equal_to_sacrebleu():
     draw = random.Random(0)
     values = set()
     for _ in range(300):
-        (made,), known = sentences(draw, 1), sentences(draw, draw.randint(1, 3))
-        theirs = sacrebleu.sentence_bleu(" ".join(made), [" ".join(one) for one in known], tokenize="none").score
-        assert bleu(made, known) == pytest.approx(theirs / 100, abs=1e-12)
+        (made,), references = sentences(draw, 1), sentences(draw, draw.randint(1, 3))
+        theirs = sacrebleu.sentence_bleu(
+            " ".join(made), [" ".join(words) for words in references], tokenize="none"
+        ).score
+        assert bleu(made, references) == pytest.approx(theirs / 100, abs=1e-12)
         values.add(theirs)
     assert len(values) > 100
 
@@ -55,9 +57,9 @@ def test_equal_to_rouge_score():
     scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
     draw = random.Random(0)
     for _ in range(300):
-        made, known = sentences(draw, 2)
-        theirs = scorer.score(" ".join(known), " ".join(made))["rougeL"].fmeasure
-        assert rouge_l(made, known) == pytest.approx(theirs, abs=1e-12)
+        made, reference = sentences(draw, 2)
+        theirs = scorer.score(" ".join(reference), " ".join(made))["rougeL"].fmeasure
+        assert rouge_l(made, reference) == pytest.approx(theirs, abs=1e-12)
 
 
 def test_cider_by_hand():
@@ -92,10 +94,10 @@ def test_ranges_and_invariances(metric: str):
     reward = CaptionScore(metric=metric)  # pyright: ignore[reportArgumentType]
     draw = random.Random(1)
     for _ in range(100):
-        made, *known = (" ".join(one) for one in sentences(draw, 4))
-        value = score_of(reward, made, known)
+        made, *references = (" ".join(words) for words in sentences(draw, 4))
+        value = score_of(reward, made, references)
         assert 0 <= value <= 1
-        assert score_of(reward, f"  {made.upper()}!\n", draw.sample(known, 3)) == pytest.approx(value, abs=1e-12)
+        assert score_of(reward, f"  {made.upper()}!\n", draw.sample(references, 3)) == pytest.approx(value, abs=1e-12)
         assert score_of(reward, made, made) == pytest.approx(1 if metric != "cider" else min(len(made.split()), 4) / 4)
 
 

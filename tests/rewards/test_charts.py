@@ -49,7 +49,7 @@ def test_relaxed_accuracy_by_hand(text: str, answer: object, value: int):
 
 def test_settings_by_hand():
     either = ChartAnswer(percent="either")
-    assert [score_of(either, "45%", known) for known in ("45", "0.45", "45%", "4.5")] == [1, 1, 1, 0]
+    assert [score_of(either, "45%", reference) for reference in ("45", "0.45", "45%", "4.5")] == [1, 1, 1, 0]
     assert score_of(either, "45", "45%") == 1
     years = ChartAnswer(exact_years=True)
     assert [score_of(years, text, "2010") for text in ("2010", "2009", "2,009")] == [1, 0, 1]
@@ -86,11 +86,11 @@ def test_like_pix2struct_on_its_own_inputs():
         "12%",
     ]
     for answer in written:
-        for known in written:
-            made, wanted = as_float(answer), as_float(known)
+        for reference in written:
+            made, wanted = as_float(answer), as_float(reference)
             close = made is not None and wanted and abs(made - wanted) / abs(wanted) <= 0.05
-            expected = bool(close) if made is not None and wanted else answer.lower() == known.lower()
-            assert score_of(ChartAnswer(), answer, known) == expected, (answer, known)
+            expected = bool(close) if made is not None and wanted else answer.lower() == reference.lower()
+            assert score_of(ChartAnswer(), answer, reference) == expected, (answer, reference)
 
 
 def test_the_parsed_answer_is_in_the_explanation():

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Sample
-from tests.rewards.drawn import drew, filmed, noise
+from tests.rewards.image_samples import drew, filmed, noise
 from tests.tiny import judges
 
 TEXTS = ("a red cat", "two dogs on a black horse", "three blue cubes " * 60)  # the last is beyond 77 tokens
@@ -167,8 +167,11 @@ def test_aesthetic_is_a_chain_of_linear_layers_on_the_unit_feature(clip: str, tm
     for feature in features:
         x = (feature / feature.norm()).numpy()
         for number in (0, 2, 4, 6, 7):
-            held = judges.head_tensors(24, "layers.")
-            x = held[f"layers.{number}.weight"].double().numpy() @ x + held[f"layers.{number}.bias"].double().numpy()
+            tensors = judges.head_tensors(24, "layers.")
+            x = (
+                tensors[f"layers.{number}.weight"].double().numpy() @ x
+                + tensors[f"layers.{number}.bias"].double().numpy()
+            )
         expected.append(float(x[0]))
     assert np.ptp(expected) > 0.01
     assert Aesthetic(str(head), clip)(samples()) == pytest.approx(expected, rel=0, abs=1e-4)

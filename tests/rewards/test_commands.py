@@ -17,7 +17,7 @@ from tests.rewards.written import wrote
 SCHEMA = "create table t(a, b); insert into t values (1, 'x'), (2, 'y'), (2, 'y')"
 
 
-def told(reward: Any, code: str, **columns: Any) -> float | None:
+def score_of_code(reward: Any, code: str, **columns: Any) -> float | None:
     (score,) = reward([wrote(f"```\n{code}\n```", **columns)])
     return None if score is None else float(score)
 
@@ -40,7 +40,7 @@ def told(reward: Any, code: str, **columns: Any) -> float | None:
 )
 def test_queries_by_their_results(query: str, compare: Any, paid: float) -> None:
     reward = SqlExecution(compare=compare, runs=0.1, time_s=1.0)
-    assert told(reward, query, query="select a from t", schema=SCHEMA) == paid
+    assert score_of_code(reward, query, query="select a from t", schema=SCHEMA) == paid
 
 
 @needs_sandbox
@@ -48,12 +48,12 @@ def test_queries_by_their_columns_and_whether_they_run() -> None:
     """The reference reads both columns, a and b."""
     row = {"query": "select a from t where b = 'y'", "schema": SCHEMA}
     columns, runs = SqlExecution(measure="columns"), SqlExecution(measure="runs")
-    assert [told(columns, q, **row) for q in ("select b, a from t", "select a from t", "select x from t")] == [
+    assert [score_of_code(columns, q, **row) for q in ("select b, a from t", "select a from t", "select x from t")] == [
         1,
         0.5,
         0,
     ]
-    assert [told(runs, q, **row) for q in ("select 7", "select a from u")] == [1, 0]
+    assert [score_of_code(runs, q, **row) for q in ("select 7", "select a from u")] == [1, 0]
 
 
 @needs_sandbox
@@ -64,21 +64,21 @@ def test_a_database_of_a_file_stays_as_it_is(tmp_path: Path) -> None:
         connection.executescript(SCHEMA)
     before = path.read_bytes()
     reward = SqlExecution(database=f"{tmp_path}/{{db_id}}/{{db_id}}.sqlite")
-    assert told(reward, "select 1 + 1", query="select max(a) from t", db_id="shop") == 1
-    assert told(reward, "drop table t", query="select max(a) from t", db_id="shop") == 0
+    assert score_of_code(reward, "select 1 + 1", query="select max(a) from t", db_id="shop") == 1
+    assert score_of_code(reward, "drop table t", query="select max(a) from t", db_id="shop") == 0
     assert path.read_bytes() == before
-    assert told(reward, "select 2", query="select nothing from t", db_id="shop") is None
+    assert score_of_code(reward, "select 2", query="select nothing from t", db_id="shop") is None
     with pytest.raises(RewardError, match=r"there is no database .*/books\.sqlite: set the key 'database'"):
-        told(reward, "select 2", query="select 2", db_id="books")
+        score_of_code(reward, "select 2", query="select 2", db_id="books")
 
 
 @needs_sandbox
 def test_a_commands_status_is_the_verdict() -> None:
     parses = Command()
-    assert told(parses, "x = 1") == 1
-    assert told(parses, "x = = 1") == 0
-    assert told(Command(forbid=r"\bsorry\b"), "x = 'sorry'") == 0
-    assert told_plain(parses, "no code") == 0
+    assert score_of_code(parses, "x = 1") == 1
+    assert score_of_code(parses, "x = = 1") == 0
+    assert score_of_code(Command(forbid=r"\bsorry\b"), "x = 'sorry'") == 0
+    assert score_of_text(parses, "no code") == 0
 
 
 @needs_sandbox
@@ -92,21 +92,21 @@ def test_a_bench_of_the_row_and_a_number_of_the_output() -> None:
         "extract": "none",
     }
     row = {"head": "{answer}", "bench": 'test "$(cat answer.txt)" = "{answer}:7" && echo speed 0.25'}
-    assert told_plain(Command(**settings), "7", **row) == 1
-    assert told_plain(Command(**settings, number=r"speed ([\d.]+)"), "7", **row) == 0.25
-    assert told_plain(Command(**settings, expect="fast"), "7", **row) == 0
-    assert told_plain(Command(**settings), "8", **row) == 0
-    assert told_plain(Command(**settings), "7", bench="true") is None
+    assert score_of_text(Command(**settings), "7", **row) == 1
+    assert score_of_text(Command(**settings, number=r"speed ([\d.]+)"), "7", **row) == 0.25
+    assert score_of_text(Command(**settings, expect="fast"), "7", **row) == 0
+    assert score_of_text(Command(**settings), "8", **row) == 0
+    assert score_of_text(Command(**settings), "7", bench="true") is None
 
 
-def told_plain(reward: Any, text: str, **columns: Any) -> float | None:
+def score_of_text(reward: Any, text: str, **columns: Any) -> float | None:
     (score,) = reward([wrote(text, **columns)])
     return None if score is None else float(score)
 
 
 def test_missing_programs_and_columns_raise() -> None:
     with pytest.raises(RewardError, match="command 'no-such-prover' not found: install it"):
-        told(Command(command=["no-such-prover"]), "x")
+        score_of_code(Command(command=["no-such-prover"]), "x")
     with pytest.raises(ConfigError, match=r"names without folders, got \.\./x"):
         Command(file="../x")
     with pytest.raises(ConfigError, match="pattern that cannot be read"):

@@ -14,7 +14,7 @@ from transformers import AutoModelForZeroShotObjectDetection, AutoProcessor, CLI
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Score
-from tests.rewards.drawn import drew, filmed, noise
+from tests.rewards.image_samples import drew, filmed, noise
 from tests.tiny import judges
 
 LABELS = ["dog", "traffic light"]
@@ -113,10 +113,10 @@ def test_clip_classifies_colors_on_the_crop(owl: Path, clip: Path) -> None:
         out = model(**processor(text=sentences, images=[crop], padding=True, return_tensors="pt"))
         mean = out.text_embeds.mean(0)
         nearest.append(float(out.image_embeds[0] @ (mean / mean.norm())))
-    seen = COLORS[nearest.index(max(nearest))]
-    other = next(color for color in COLORS if color != seen)
+    color_of_crop = COLORS[nearest.index(max(nearest))]
+    other = next(color for color in COLORS if color != color_of_crop)
     reward = Compositional(str(owl), str(clip), threshold=0.0)
-    rows = [drew(image, include=[{"class": "dog", "count": 1, "color": color}]) for color in (seen, other)]
+    rows = [drew(image, include=[{"class": "dog", "count": 1, "color": color}]) for color in (color_of_crop, other)]
     assert [float(score or 0) for score in reward(rows)] == [1.0, 0.0]
     alone = [{"class": "dog", "attribute": "wooden", "among": ["wooden"]}]
     assert [float(score or 0) for score in reward([drew(image, include=alone)])] == [1.0]

@@ -25,12 +25,12 @@ from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt, Sample
 
 
-def drawn(image: Image.Image | None, **columns: object) -> Sample:
+def image_sample(image: Image.Image | None, **columns: object) -> Sample:
     return Sample(Prompt("a handwritten digit", columns=columns), group=0, member=0, image=image)
 
 
 def real(images: np.ndarray, labels: np.ndarray) -> list[Sample]:
-    return [drawn(to_image(pixels), digit=int(label)) for pixels, label in zip(images, labels, strict=True)]
+    return [image_sample(to_image(pixels), digit=int(label)) for pixels, label in zip(images, labels, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -97,19 +97,24 @@ class TestJudges:
 
     @pytest.mark.parametrize("make", [DigitVerifier, HeldOutJudge])
     def test_the_wrong_digit_scores_zero(self, make: type, held_out: list[Sample]):
-        wrong = [drawn(s.image, digit=(s.prompt.columns["digit"] + 1) % 10) for s in held_out]
+        wrong = [image_sample(s.image, digit=(s.prompt.columns["digit"] + 1) % 10) for s in held_out]
         assert mean(make()(wrong)) <= 0.02
 
     @pytest.mark.parametrize("make", [DigitVerifier, HeldOutJudge])
     def test_does_not_judge_without_image_or_column(self, make: type):
         seven = to_image(load_split().train[load_split().train_labels == 7][0])
-        samples = [drawn(None, digit=7), drawn(seven), drawn(seven, digit=7), drawn(seven, digit=None)]
+        samples = [
+            image_sample(None, digit=7),
+            image_sample(seven),
+            image_sample(seven, digit=7),
+            image_sample(seven, digit=None),
+        ]
         assert make()(samples) == [None, None, 1.0, None]
 
     @pytest.mark.parametrize("digit", ["7", 10, -1, 7.0, True])
     def test_refuses_a_column_that_is_no_digit(self, digit: object):
         with pytest.raises(DataError, match="integer from 0 to 9"):
-            DigitVerifier()([drawn(Image.new("L", (8, 8)), digit=digit)])
+            DigitVerifier()([image_sample(Image.new("L", (8, 8)), digit=digit)])
 
 
 class TestDiversity:
@@ -132,12 +137,12 @@ class TestDiversity:
         assert mean(Precision()(train[:400])) == pytest.approx(0.94, abs=0.03)
 
     def test_one_image_has_precision_without_recall(self, train: list[Sample]):
-        same = [drawn(train[0].image, digit=1)] * 100
+        same = [image_sample(train[0].image, digit=1)] * 100
         assert (mean(Precision()(same)), mean(Recall()(same)), mean(StrokeSpread()(same))) == (1.0, 0.0, 0.0)
 
     def test_noise_has_recall_without_precision(self):
         rng = np.random.RandomState(0)
-        noise = [drawn(to_image(rng.choice([-1.0, 1.0], size=(8, 8))), digit=i % 10) for i in range(100)]
+        noise = [image_sample(to_image(rng.choice([-1.0, 1.0], size=(8, 8))), digit=i % 10) for i in range(100)]
         assert mean(Precision()(noise)) == 0.0
         assert mean(Recall()(noise)) == 1.0  # points far apart have balls that reach everything
         assert mean(StrokeSpread()(noise)) > 2.0
@@ -148,8 +153,8 @@ class TestDiversity:
         assert mean(StrokeSpread()(faded)) == pytest.approx(0.5, abs=5e-3)
 
     def test_samples_without_an_image_are_left_out_of_the_set(self, held_out: list[Sample]):
-        assert Recall()([*held_out, drawn(None, digit=3)]) == [1.0] * 360 + [None]
-        assert StrokeSpread()([held_out[0], drawn(held_out[1].image)]) == [None, None]
+        assert Recall()([*held_out, image_sample(None, digit=3)]) == [1.0] * 360 + [None]
+        assert StrokeSpread()([held_out[0], image_sample(held_out[1].image)]) == [None, None]
 
     def test_too_few_images_have_no_radius(self, held_out: list[Sample]):
         assert Recall()(held_out[:3]) == [None] * 3
@@ -171,11 +176,11 @@ class TestData:
         assert all(e.prompt.text == digit_prompts()[e.prompt.columns["digit"]].text for e in examples)
 
     def test_captions_follow_the_seed_and_the_images_do_not(self):
-        one, again, other = (mislabeled_examples(0.45, seed) for seed in (1, 1, 2))
-        assert [e.prompt for e in one] == [e.prompt for e in again]
-        assert [e.prompt for e in one] != [e.prompt for e in other]
-        assert one[5].image is not None
-        assert np.abs(to_pixels(one[5].image) - load_split().train[5]).max() < 0.005
+        first, again, other = (mislabeled_examples(0.45, seed) for seed in (1, 1, 2))
+        assert [e.prompt for e in first] == [e.prompt for e in again]
+        assert [e.prompt for e in first] != [e.prompt for e in other]
+        assert first[5].image is not None
+        assert np.abs(to_pixels(first[5].image) - load_split().train[5]).max() < 0.005
 
     def test_limits_of_the_fraction(self):
         assert all(e.prompt.columns["digit"] == e.prompt.columns["true_digit"] for e in mislabeled_examples(0.0))
@@ -198,13 +203,13 @@ class TestQuestions:
         assert to_pixels(digit_questions()[3].images[0]) == pytest.approx(
             split.train[3], abs=0.004
         )  # 8-bit levels are 2 / 255 apart
-        seen, unseen = (
+        training, unseen = (
             {question.images[0].tobytes() for question in questions}
             for questions in (digit_questions(), held_out_digit_questions())
         )
-        assert len(seen) == 1437
+        assert len(training) == 1437
         assert len(unseen) == 360
-        assert not seen & unseen
+        assert not training & unseen
 
     def test_partners_are_mutual_and_never_the_digit_itself(self):
         assert all(PARTNER[PARTNER[digit]] == digit != PARTNER[digit] for digit in range(10))

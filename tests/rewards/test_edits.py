@@ -23,7 +23,7 @@ from mmgrpo.cli import app
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt, Sample
 
-ASKED = held_out_edit_prompts()
+HELD_OUT_PROMPTS = held_out_edit_prompts()
 
 
 def _source(prompt: Prompt) -> np.ndarray:
@@ -31,7 +31,9 @@ def _source(prompt: Prompt) -> np.ndarray:
 
 
 def _construct(make: Callable[[Prompt], np.ndarray]) -> list[Sample]:
-    return [Sample(prompt, group=n, member=0, image=to_image(make(prompt))) for n, prompt in enumerate(ASKED)]
+    return [
+        Sample(prompt, group=n, member=0, image=to_image(make(prompt))) for n, prompt in enumerate(HELD_OUT_PROMPTS)
+    ]
 
 
 def _edited(prompt: Prompt) -> np.ndarray:
@@ -65,8 +67,8 @@ def test_true_edits_pass_and_others_do_not() -> None:
 
 
 def test_an_edit_of_another_digit_is_not_this_one_edited() -> None:
-    others = ASKED[1:] + ASKED[:1]
-    sources = {id(prompt): _source(other) for prompt, other in zip(ASKED, others, strict=True)}
+    others = HELD_OUT_PROMPTS[1:] + HELD_OUT_PROMPTS[:1]
+    sources = {id(prompt): _source(other) for prompt, other in zip(HELD_OUT_PROMPTS, others, strict=True)}
     swapped = _construct(lambda prompt: EDITS[prompt.columns["edit"]](sources[id(prompt)]))
     assert np.mean([value or 0.0 for value in EditVerifier()(swapped)]) < 0.15
     assert np.mean([value or 0.0 for value in HeldOutEditJudge()(swapped)]) < 0.2
@@ -85,9 +87,14 @@ def test_the_tolerance_is_a_root_mean_square(off: float, expected: float) -> Non
 @pytest.mark.parametrize(
     "sample",
     [
-        Sample(ASKED[0], group=0, member=0),
-        Sample(Prompt("mirror the digit", columns=ASKED[0].columns), group=0, member=0, image=Image.new("L", (8, 8))),
-        Sample(Prompt("mirror", images=ASKED[0].images), group=0, member=0, image=Image.new("L", (8, 8))),
+        Sample(HELD_OUT_PROMPTS[0], group=0, member=0),
+        Sample(
+            Prompt("mirror the digit", columns=HELD_OUT_PROMPTS[0].columns),
+            group=0,
+            member=0,
+            image=Image.new("L", (8, 8)),
+        ),
+        Sample(Prompt("mirror", images=HELD_OUT_PROMPTS[0].images), group=0, member=0, image=Image.new("L", (8, 8))),
     ],
 )
 def test_incomplete_samples_are_not_scored(sample: Sample) -> None:
@@ -97,9 +104,9 @@ def test_incomplete_samples_are_not_scored(sample: Sample) -> None:
 
 def test_prompts_and_examples() -> None:
     assert len(edit_prompts()) == 4 * 1437
-    assert [prompt.text for prompt in ASKED[:5]] == [*EDITS, next(iter(EDITS))]
+    assert [prompt.text for prompt in HELD_OUT_PROMPTS[:5]] == [*EDITS, next(iter(EDITS))]
     images = {to_pixels(prompt.images[0]).tobytes() for prompt in edit_prompts()}
-    assert not images & {_source(prompt).tobytes() for prompt in ASKED}
+    assert not images & {_source(prompt).tobytes() for prompt in HELD_OUT_PROMPTS}
     examples = misinstructed_edits(0.5)
     rows = zip(np.repeat(load_split().train, 4, axis=0), list(EDITS) * 1437, examples, strict=True)
     right = [example.prompt.text == edit for _, edit, example in rows]

@@ -16,8 +16,8 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import drew, explanations, filmed, noise, numbers
 from tests.rewards.endpoint import Server
+from tests.rewards.image_samples import drew, explanations, filmed, noise, numbers
 from tests.running import running
 
 
@@ -28,8 +28,8 @@ def server() -> Iterator[Server]:
 
 
 def judge(server: Server, **settings: Any) -> Callable[[Sequence[Sample]], list[float | None]]:
-    known = {"question": "{prompt}?", "backoff": 0.01, "timeout": 30.0, **settings}
-    return lambda samples: numbers(ApiJudge(server.url, "tiny", **known)(samples))
+    defaults = {"question": "{prompt}?", "backoff": 0.01, "timeout": 30.0, **settings}
+    return lambda samples: numbers(ApiJudge(server.url, "tiny", **defaults)(samples))
 
 
 def test_the_image_arrives_exactly_and_the_score_is_returned(server: Server) -> None:

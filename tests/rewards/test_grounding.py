@@ -153,15 +153,15 @@ def test_the_assignment_is_the_best_one_and_order_does_not_matter():
     draw = random.Random(0)
     reward = Detection(**same(threshold=0.0))
     for _ in range(50):
-        known = [jittered(draw, 0) for _ in range(draw.randint(1, 4))]
+        references = [jittered(draw, 0) for _ in range(draw.randint(1, 4))]
         stated = [jittered(draw, 30) for _ in range(draw.randint(1, 4))]
-        value = score_of(reward, json.dumps(stated), known)
-        pairs = [[score_of(BoxIou(**same()), json.dumps(one), other) for other in known] for one in stated]
-        padded = [row + [0.0] * (4 - len(known)) for row in pairs] + [[0.0] * 4] * (4 - len(stated))
+        value = score_of(reward, json.dumps(stated), references)
+        pairs = [[score_of(BoxIou(**same()), json.dumps(box), other) for other in references] for box in stated]
+        padded = [row + [0.0] * (4 - len(references)) for row in pairs] + [[0.0] * 4] * (4 - len(stated))
         best = max(sum(padded[i][j] for i, j in enumerate(order)) for order in permutations(range(4)))
-        assert value == pytest.approx(best / max(len(known), len(stated)))
+        assert value == pytest.approx(best / max(len(references), len(stated)))
         shuffled = json.dumps(draw.sample(stated, len(stated)))
-        assert score_of(reward, shuffled, draw.sample(known, len(known))) == pytest.approx(value)
+        assert score_of(reward, shuffled, draw.sample(references, len(references))) == pytest.approx(value)
         assert 0 <= value <= 1
 
 
@@ -246,6 +246,6 @@ def test_a_flood_of_boxes_is_counted_and_not_kept():
     assert explained(Detection(max_boxes=20), wrote(many, [])) == {
         "boxes": [], "num_boxes": 40, "reason": "40 boxes, more than 20",
     }  # fmt: skip
-    kept = explained(Detection(**same()), wrote(many, [[0, 0, 1, 1]]))
-    assert (len(kept["boxes"]), kept["num_boxes"]) == (31, 40)
+    explanation = explained(Detection(**same()), wrote(many, [[0, 0, 1, 1]]))
+    assert (len(explanation["boxes"]), explanation["num_boxes"]) == (31, 40)
     assert explained(Detection(**same()), wrote("nothing", "[]")) == {"boxes": []}

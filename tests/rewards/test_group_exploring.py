@@ -14,8 +14,8 @@ def test_advantages_times_entropies_by_hand():
     assert result[:4] == pytest.approx([0.3, 0.5, 0.6, 0.0])
     assert result[4] is None
     # one of four: 0.75 / 0.4330127 and 0.25 / 0.4330127
-    one = members(*"abcd", scores=[1, 0, 0, 0], values=[{"entropy": 1.0}] * 4)
-    assert plain(Explorability(column_score)(one)) == pytest.approx([1.7320508] + [0.5773503] * 3)
+    single_right = members(*"abcd", scores=[1, 0, 0, 0], values=[{"entropy": 1.0}] * 4)
+    assert plain(Explorability(column_score)(single_right)) == pytest.approx([1.7320508] + [0.5773503] * 3)
 
 
 def test_groups_that_agree_score_zero():

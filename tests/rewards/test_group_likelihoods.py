@@ -59,7 +59,7 @@ def test_a_reward_declares_the_values_that_it_and_inner_rewards_need():
         NamedReward("right", column_score),
         NamedReward("won", PairwiseWinRate(of=SelfCertainty())),
     ]
-    assert [one.needs_values for one in named] == [("certainty",), (), ("certainty",)]
+    assert [reward.needs_values for reward in named] == [("certainty",), (), ("certainty",)]
     assert Scorer(named).needs_values == ("certainty",)
     assert Scorer(named[1:2]).needs_values == ()
 

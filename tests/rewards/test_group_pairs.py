@@ -14,13 +14,13 @@ from tests.rewards.grouped import column_score, in_group, members, plain, scored
 
 
 class Counting:
-    """A judge of pairs that prefers the longer text, and keeps what it is asked."""
+    """A judge of pairs that prefers the longer text, and records the pairs."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str | None, str | None]] = []
+        self.compared: list[tuple[str | None, str | None]] = []
 
     def __call__(self, first: Sample, second: Sample) -> float:
-        self.asked.append((first.text, second.text))
+        self.compared.append((first.text, second.text))
         a, b = len(first.text or ""), len(second.text or "")
         return 0.5 if a == b else float(a > b)
 
@@ -42,10 +42,10 @@ def test_groups_are_separate_and_may_differ_in_size():
 def test_a_judge_of_pairs_is_called_in_both_orders():
     judge = Counting()
     assert plain(PairwiseWinRate(judge)(members("a", "bb", "cc"))) == [0, 0.75, 0.75]
-    assert sorted(judge.asked) == sorted(itertools.permutations(["a", "bb", "cc"], 2))
+    assert sorted(judge.compared) == sorted(itertools.permutations(["a", "bb", "cc"], 2))
     judge = Counting()
     plain(PairwiseWinRate(judge, swap=False)(members("a", "bb", "cc")))
-    assert judge.asked == [("a", "bb"), ("a", "cc"), ("bb", "cc")]
+    assert judge.compared == [("a", "bb"), ("a", "cc"), ("bb", "cc")]
 
 
 def test_a_judge_that_prefers_the_first_has_no_effect():
@@ -112,10 +112,10 @@ def test_threads_find_the_same():
 
 def test_preference_has_no_order():
     for first, second, temperature in [(1.0, 3.0, 0.0), (1.0, 3.0, 0.7), (2.0, 2.0, 0.0), (-900.0, 900.0, 0.1)]:
-        one, other = (preference_of_scores(*pair, temperature) for pair in [(first, second), (second, first)])
-        assert one is not None
+        preference, other = (preference_of_scores(*pair, temperature) for pair in [(first, second), (second, first)])
+        assert preference is not None
         assert other is not None
-        assert one + other == 1
+        assert preference + other == 1
 
 
 def test_bracket_separates_the_best():
@@ -166,8 +166,8 @@ def test_a_tournament_takes_few_comparisons(num: int):
     samples = members(*("x" * i for i in range(num)))
     values = plain(Tournament(judge, swap=False)(samples))
     assert values[-1] == 1
-    assert num - 1 <= len(judge.asked) <= 2 * (num - 1)
-    assert len({frozenset(pair) for pair in judge.asked}) == len(judge.asked)
+    assert num - 1 <= len(judge.compared) <= 2 * (num - 1)
+    assert len({frozenset(pair) for pair in judge.compared}) == len(judge.compared)
 
 
 def test_a_tournament_is_a_function_of_its_seed():

@@ -63,7 +63,7 @@ TRIED = f"it is 8 <reflection>Right? Yes</reflection> no, 7 {REFLECTION} "
 def test_attempts_and_their_checks(text: str, parts: list[tuple[str, float]]):
     (score,) = Attempts(contains_seven)(members(text))
     assert isinstance(score, Score)
-    assert [(text[one.start : one.end], one.value) for one in score.scopes or ()] == parts
+    assert [(text[scope.start : scope.end], scope.value) for scope in score.scopes or ()] == parts
     assert score.value == [value for part, value in parts if not part.startswith("<")][-1]
 
 

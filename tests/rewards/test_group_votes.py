@@ -92,8 +92,8 @@ def test_clusters_explain_their_counts():
     parts = {"voters": 3, "clusters": 2, "entropy": 0.6365}  # 2/3 log 3/2 + 1/3 log 3
     assert a_cat == same == Score(2 / 3, {"parsed": "a cat", "parts": {"votes": 2, **parts}})
     assert dog == Score(1 / 3, {"parsed": "a dog", "parts": {"votes": 1, **parts}})
-    judged = SemanticClusters(shares_a_word)(members("a b", "b a"))
-    assert judged == [Score(1, {"parts": {"votes": 2, "voters": 2, "clusters": 1, "entropy": 0}})] * 2
+    scores = SemanticClusters(shares_a_word)(members("a b", "b a"))
+    assert scores == [Score(1, {"parts": {"votes": 2, "voters": 2, "clusters": 1, "entropy": 0}})] * 2
 
 
 def test_invalid_settings_raise():

@@ -64,7 +64,7 @@ REWARDS_OF_GROUPS: dict[str, Callable[..., Any]] = {
 }
 
 
-def drawn(seed: int) -> list[Sample]:
+def random_samples(seed: int) -> list[Sample]:
     """Groups of 1 to 7 members, some of them with gaps."""
     draw = random.Random(seed)
     samples = []
@@ -83,7 +83,7 @@ def drawn(seed: int) -> list[Sample]:
 def test_the_order_of_samples_does_not_matter(name: str):
     reward = REWARDS_OF_GROUPS[name]
     for seed in range(10):
-        samples = drawn(seed)
+        samples = random_samples(seed)
         values = plain(reward(samples))
         order = random.Random(seed).sample(range(len(samples)), len(samples))
         shuffled = plain(reward([samples[row] for row in order]))
@@ -95,14 +95,14 @@ def test_the_members_numbers_do_not_matter(name: str):
     """A tournament is drawn by them."""
     reward = REWARDS_OF_GROUPS[name]
     for seed in range(10):
-        samples = drawn(seed)
+        samples = random_samples(seed)
         renumbered = [replace(sample, member=100 - sample.member) for sample in samples]
         assert plain(reward(renumbered)) == pytest.approx(plain(reward(samples)), nan_ok=True)
 
 
 @pytest.mark.parametrize("name", REWARDS_OF_GROUPS)
 def test_each_group_is_scored_separately(name: str):
-    reward, samples = REWARDS_OF_GROUPS[name], drawn(3)
+    reward, samples = REWARDS_OF_GROUPS[name], random_samples(3)
     values = plain(reward(samples))
     for group in {sample.group for sample in samples}:
         rows = [row for row, sample in enumerate(samples) if sample.group == group]

@@ -152,7 +152,7 @@ RUNNING = {"eval", "exec", "compile", "__import__", "literal_eval", "parse_expr"
 UNPICKLING = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 
-ASKED_FOR = "settings.trust_remote_code"
+TRUST_SETTING = "settings.trust_remote_code"
 """Of models with code of their own: what the user's configuration says, which is no where it says nothing."""
 
 
@@ -166,12 +166,15 @@ def what_runs(tree: ast.AST) -> set[str]:
             names = {(node.module or "").partition(".")[0]} & UNPICKLING
             result |= names | ({alias.name for alias in node.names} & RUNNING)
         elif isinstance(node, ast.Call):
-            called, keywords = ast.unparse(node.func), {one.arg: ast.unparse(one.value) for one in node.keywords}
+            called, keywords = (
+                ast.unparse(node.func),
+                {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords},
+            )
             result |= {called.removeprefix("builtins.")} & RUNNING
             result |= {called} if called == "torch.load" and keywords.get("weights_only") != "True" else set()
             result |= {called} if keywords.get("allow_pickle", "False") != "False" else set()
             trusted = keywords.get("trust_remote_code", "False")
-            result |= {called} if trusted not in ("False", ASKED_FOR) else set()
+            result |= {called} if trusted not in ("False", TRUST_SETTING) else set()
     return result
 
 
@@ -203,7 +206,7 @@ def test_modules_that_run_programs_are_not_imported(sources):
         for node in ast.walk(tree):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             modules += [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-            assert not [one for one in modules if one.rpartition(".")[2] in names], path
+            assert not [module for module in modules if module.rpartition(".")[2] in names], path
 
 
 @pytest.mark.parametrize(

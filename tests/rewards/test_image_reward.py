@@ -10,7 +10,7 @@ from mmgrpo.rewards.images.image_reward import ImageReward
 from transformers import BertTokenizer
 
 from mmgrpo.errors import RewardError
-from tests.rewards.drawn import drew, noise
+from tests.rewards.image_samples import drew, noise
 from tests.tiny import judges
 
 WIDTH, MLP, PATCH, PATCHES = 128, 96, 8, 16  # two heads of 64, a picture of 32 x 32 pixels
@@ -37,7 +37,7 @@ def published() -> dict[str, torch.Tensor]:
         linears = {"attn.qkv": (3 * WIDTH, WIDTH), "attn.proj": (WIDTH, WIDTH)}
         linears |= {"mlp.fc1": (MLP, WIDTH), "mlp.fc2": (WIDTH, MLP)}
         shapes |= layer(block, linears, ("norm1", "norm2"))
-    seen = {f"blip.visual_encoder.{name}": shape for name, shape in shapes.items()}
+    visual = {f"blip.visual_encoder.{name}": shape for name, shape in shapes.items()}
     read: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (len(WORDS), WIDTH),
         "embeddings.position_embeddings.weight": (40, WIDTH),
@@ -50,7 +50,7 @@ def published() -> dict[str, torch.Tensor]:
             linears[f"{attention}.output.dense"] = (WIDTH, WIDTH)
             norms.append(f"{attention}.output.LayerNorm")
         read |= layer(f"encoder.layer.{number}.", linears, norms)
-    shapes = seen | {f"blip.text_encoder.{name}": shape for name, shape in read.items()}
+    shapes = visual | {f"blip.text_encoder.{name}": shape for name, shape in read.items()}
     generator = torch.Generator().manual_seed(0)
     tensors = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     tensors |= {name: 1 + value for name, value in tensors.items() if "orm" in name and name.endswith("weight")}

@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import drew, explanations, filmed, noise, numbers
+from tests.rewards.image_samples import drew, explanations, filmed, noise, numbers
 from tests.tiny import language_models
 
 CLOSE = {"rel": 0, "abs": 1e-5}
@@ -37,7 +37,9 @@ def judge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return str(folder)
 
 
-def asked(folder: str, pictures: list[Image.Image], text: str, answer: str = "") -> tuple[Any, Any, torch.Tensor]:
+def answer_logprobs(
+    folder: str, pictures: list[Image.Image], text: str, answer: str = ""
+) -> tuple[Any, Any, torch.Tensor]:
     """The model's log-probabilities after a question and the beginning of an answer, by transformers alone."""
     model = AutoModelForImageTextToText.from_pretrained(folder).eval()
     processor = AutoProcessor.from_pretrained(folder)
@@ -50,9 +52,9 @@ def asked(folder: str, pictures: list[Image.Image], text: str, answer: str = "")
         return_tensors="pt",
     )
     ids = processor.tokenizer(answer, add_special_tokens=False, return_tensors="pt")["input_ids"].long()
-    whole = inputs["input_ids"].shape
+    question_shape = inputs["input_ids"].shape
     for name, tensor in list(inputs.items()):
-        if tensor.shape == whole and name != "input_ids":
+        if tensor.shape == question_shape and name != "input_ids":
             more = torch.full_like(ids, int(name == "attention_mask"))
             inputs[name] = torch.cat([tensor, more], dim=1)
     inputs["input_ids"] = torch.cat([inputs["input_ids"], ids], dim=1)
@@ -65,7 +67,7 @@ def test_yes_is_its_share_of_yes_and_no(judge: str) -> None:
     expected = []
     for sample in samples():
         question = f'Does this picture show "{sample.prompt.text}"? Answer yes or no.'
-        tokenizer, _, logprob = asked(judge, [sample.image] if sample.image else [], question)
+        tokenizer, _, logprob = answer_logprobs(judge, [sample.image] if sample.image else [], question)
         first = [
             {tokenizer(form, add_special_tokens=False)["input_ids"][0] for form in forms}
             for forms in (("yes", "Yes", "YES", " yes", " Yes", " YES"), ("no", "No", "NO", " no", " No", " NO"))
@@ -81,7 +83,7 @@ def test_expected_score_is_the_mean_over_the_numbers_of_the_scale(judge: str) ->
     question = "{prompt}: from {low} to {high}?"
     expected = []
     for sample in samples():
-        tokenizer, _, logprob = asked(
+        tokenizer, _, logprob = answer_logprobs(
             judge, [sample.image] if sample.image else [], f"{sample.prompt.text}: from 0 to 9?"
         )
         ids = [tokenizer(str(number), add_special_tokens=False)["input_ids"] for number in range(10)]
@@ -95,7 +97,7 @@ def test_expected_score_is_the_mean_over_the_numbers_of_the_scale(judge: str) ->
 def test_the_probabilities_explain_the_score(judge: str) -> None:
     """What the first tokens of yes and no have of the whole, and of the numbers of a scale."""
     sample = samples()[0]
-    tokenizer, _, logprob = asked(judge, [sample.image] if sample.image else [], "a red cat?")
+    tokenizer, _, logprob = answer_logprobs(judge, [sample.image] if sample.image else [], "a red cat?")
     shares = [float(logprob[-1, tokenizer(str(n), add_special_tokens=False)["input_ids"][0]].exp()) for n in (1, 2, 3)]
     (score,) = VlmJudge(judge, mode="expected", question="{prompt}?", low=1, high=3)([sample])
     assert explanations([score]) == [{"parts": pytest.approx(dict(zip("123", shares, strict=True)), abs=1e-4)}]
@@ -143,7 +145,7 @@ def test_likelihood_is_the_mean_over_the_tokens_of_the_prompt(judge: str) -> Non
     expected = []
     for sample in samples():
         pictures = [sample.image] if sample.image else []
-        _, ids, logprob = asked(judge, pictures, "Describe this image in detail.", sample.prompt.text)
+        _, ids, logprob = answer_logprobs(judge, pictures, "Describe this image in detail.", sample.prompt.text)
         expected.append(float(logprob[:-1].gather(1, ids[:, None]).mean()))
     assert len({len(text) for text in TEXTS}) == 3
     assert PromptLikelihood(judge)(samples()) == pytest.approx(expected, **CLOSE)

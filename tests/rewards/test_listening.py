@@ -19,8 +19,8 @@ from transformers import AutoModelForCTC, AutoProcessor, ClapModel, ClapProcesso
 from mmgrpo.data.audio_loading import resample_audio
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Audio, Prompt, Sample
-from tests.heard import silence, tone
-from tests.rewards.drawn import explanations, numbers
+from tests.audio_signals import silence, tone
+from tests.rewards.image_samples import explanations, numbers
 from tests.tiny import judges, listeners
 
 SHORT, LONG = tone(440, rate=16000, duration_s=0.3), tone(1200, rate=16000, duration_s=1.5)
@@ -37,7 +37,7 @@ def wrote(text: str, /, **columns: Any) -> Sample:
 
 class TestErrorRates:
     @pytest.mark.parametrize(
-        ("unit", "heard", "reference", "rate"),
+        ("unit", "transcript", "reference", "rate"),
         [
             ("words", "the cat sit", "the cat sat down", 0.5),  # one other, one missing, of four
             ("words", "The cat, sat down!", "the cat sat down", 0.0),
@@ -48,8 +48,8 @@ class TestErrorRates:
             ("characters", "\uff21bc", "abc", 0.0),  # a letter of full width
         ],
     )
-    def test_by_hand(self, unit: Any, heard: str, reference: str, rate: float) -> None:
-        assert ErrorRate(unit, "a test")(heard, reference) == pytest.approx(rate)
+    def test_by_hand(self, unit: Any, transcript: str, reference: str, rate: float) -> None:
+        assert ErrorRate(unit, "a test")(transcript, reference) == pytest.approx(rate)
 
     def test_of_a_written_transcript(self) -> None:
         reward = WordErrorRate()
@@ -95,18 +95,22 @@ class TestRecognizers:
         assert RecognizerSource(model=ctc, batch_size=1)([LONG, SHORT, LONG]) == expected
 
     def test_transcripts_are_compared_with_the_text(self, ctc: str) -> None:
-        (heard,) = RecognizerSource(model=ctc)([SHORT])
-        first, *rest = heard.split()
+        (transcript,) = RecognizerSource(model=ctc)([SHORT])
+        first, *rest = transcript.split()
         reward = WordError(ctc)
         samples = [
-            made(SHORT, text=heard.lower()),
-            made(SHORT, text=f"{heard} {heard}"),
+            made(SHORT, text=transcript.lower()),
+            made(SHORT, text=f"{transcript} {transcript}"),
             made(None, text="x"),
             made(SHORT),
         ]
         result = reward(samples)
         assert numbers(result) == [1.0, 0.5, None, None]
-        assert explanations(result)[0] == {"parsed": heard, "reference": heard.lower(), "reason": "error rate 0.00"}
+        assert explanations(result)[0] == {
+            "parsed": transcript,
+            "reference": transcript.lower(),
+            "reason": "error rate 0.00",
+        }
         assert numbers(WordError(ctc, column=None)([made(SHORT, " ".join([first, *rest]))])) == [1.0]
 
     def test_a_recognizer_that_writes(self, tmp_path: Path) -> None:
@@ -137,9 +141,9 @@ class TestClap:
         processor: Any = ClapProcessor.from_pretrained(folder)
         features = []
         for piece in pieces:
-            given = processor.feature_extractor(piece.values[0].numpy(), sampling_rate=16000, return_tensors="pt")
-            one = model.get_audio_features(**given).pooler_output[0]
-            features.append(one / one.norm())
+            inputs = processor.feature_extractor(piece.values[0].numpy(), sampling_rate=16000, return_tensors="pt")
+            piece_features = model.get_audio_features(**inputs).pooler_output[0]
+            features.append(piece_features / piece_features.norm())
         tokens = processor.tokenizer(text, return_tensors="pt")
         read = model.get_text_features(input_ids=tokens["input_ids"]).pooler_output[0]
         return float(torch.cosine_similarity(torch.stack(features).mean(0), read, dim=0))

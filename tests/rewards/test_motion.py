@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoProcessor
 from mmgrpo.config import RewardConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample
-from tests.rewards.drawn import drew, explanations, filmed, noise, numbers
+from tests.rewards.image_samples import drew, explanations, filmed, noise, numbers
 from tests.tiny import judges
 
 
@@ -28,8 +28,8 @@ def pan(dx: int, dy: int, frames: int = 4, side: int = 128) -> list[Image.Image]
 
 @pytest.mark.parametrize(("dx", "dy"), [(3, 0), (-5, 2), (0, -8)])
 def test_every_block_of_a_moved_scene_is_found(dx: int, dy: int) -> None:
-    one, other = (np.asarray(frame.convert("L"), dtype=float) for frame in pan(dx, dy, 2))
-    moves = movement(one, other)
+    first, other = (np.asarray(frame.convert("L"), dtype=float) for frame in pan(dx, dy, 2))
+    moves = movement(first, other)
     assert len(moves) == 49  # (128 - 16) / 16 blocks a side
     assert (moves == [dx, dy]).all()
 

@@ -45,9 +45,9 @@ def clips(images: np.ndarray, labels: np.ndarray) -> list[Sample]:
     ]
 
 
-def asked(samples: Sequence[Sample], **columns: object) -> list[Sample]:
+def with_columns(samples: Sequence[Sample], **columns: object) -> list[Sample]:
     """The same clips, asked for otherwise."""
-    return [replace(one, prompt=Prompt("", columns={**one.prompt.columns, **columns})) for one in samples]
+    return [replace(sample, prompt=Prompt("", columns={**sample.prompt.columns, **columns})) for sample in samples]
 
 
 @pytest.fixture(scope="module")
@@ -87,27 +87,28 @@ def test_real_clips_of_the_other_part_are_read(
 @pytest.mark.parametrize("make", [MovingDigitVerifier, MovingDigitJudge])
 def test_other_motions_score_zero(make: Callable[[], Judge], held_out: list[Sample]) -> None:
     some, score = held_out[:80], make()
-    elsewhere = [asked([one], direction=OPPOSITE[one.prompt.columns["direction"]])[0] for one in some]
-    another = [asked([one], digit=(one.prompt.columns["digit"] + 1) % 10)[0] for one in some]
-    still = [replace(one, video=[one.video[1]] * 3) for one in some if one.video]
-    empty = [replace(one, video=[Image.new("L", (16, 16))] * 3) for one in some]
+    elsewhere = [with_columns([sample], direction=OPPOSITE[sample.prompt.columns["direction"]])[0] for sample in some]
+    another = [with_columns([sample], digit=(sample.prompt.columns["digit"] + 1) % 10)[0] for sample in some]
+    still = [replace(sample, video=[sample.video[1]] * 3) for sample in some if sample.video]
+    empty = [replace(sample, video=[Image.new("L", (16, 16))] * 3) for sample in some]
     assert score(elsewhere) == score(still) == score(empty) == [0.0] * 80
     assert np.mean([value for value in score(another) if value is not None]) < 0.05
     larger = [
-        replace(one, video=[frame.resize((32, 32), 0).convert("RGB") for frame in one.video or ()]) for one in some
+        replace(sample, video=[frame.resize((32, 32), 0).convert("RGB") for frame in sample.video or ()])
+        for sample in some
     ]
     assert score(larger) == score(some)
 
 
 def test_a_third_of_the_reward_is_a_frame(held_out: list[Sample]) -> None:
     verifier = MovingDigitVerifier()
-    seven, one = (
+    seven, digit_one = (
         next(clip for clip in held_out if clip.prompt.columns["digit"] == digit and verifier([clip]) == [1.0])
         for digit in (7, 1)
     )
     assert seven.video is not None
-    assert one.video is not None
-    mixed = replace(seven, video=[seven.video[0], one.video[1], seven.video[2]])
+    assert digit_one.video is not None
+    mixed = replace(seven, video=[seven.video[0], digit_one.video[1], seven.video[2]])
     assert verifier([mixed]) == [pytest.approx(2 / 3)]
 
 
@@ -121,23 +122,25 @@ def test_a_frame_that_only_one_classifier_reads_counts_half() -> None:
 
 def test_ink_next_to_the_digit_is_subtracted(held_out: list[Sample]) -> None:
     verifier = MovingDigitVerifier()
-    clip = next(one for one in held_out if one.prompt.columns["direction"] == "up" and verifier([one]) == [1.0])
+    clip = next(
+        sample for sample in held_out if sample.prompt.columns["direction"] == "up" and verifier([sample]) == [1.0]
+    )
     assert clip.video is not None
     gray = [np.asarray(frame.convert("L")).copy() for frame in clip.video]
     ink = [frame.sum() / 255 for frame in gray]
     for frame in gray:
         frame[:4, :2] = 255  # 8 pixels, to the left of where the digit is
     gray_clip = replace(clip, video=[Image.fromarray(frame) for frame in gray])
-    assert verifier([gray_clip]) == [pytest.approx(np.mean([one / (one + 8) for one in ink]), abs=1e-5)]
+    assert verifier([gray_clip]) == [pytest.approx(np.mean([amount / (amount + 8) for amount in ink]), abs=1e-5)]
 
 
 def test_columns_and_frames_are_checked(held_out: list[Sample]) -> None:
-    one = held_out[0]
-    assert MovingDigitJudge()([replace(one, video=None), replace(one, prompt=Prompt(""))]) == [None, None]
+    sample = held_out[0]
+    assert MovingDigitJudge()([replace(sample, video=None), replace(sample, prompt=Prompt(""))]) == [None, None]
     with pytest.raises(DataError, match="'direction' must be one of right, left, down, up, got 'north'"):
-        MovingDigitJudge()(asked([one], direction="north"))
+        MovingDigitJudge()(with_columns([sample], direction="north"))
     with pytest.raises(DataError, match="clips of 3 frames, got 2"):
-        MovingDigitVerifier()([replace(one, video=list(one.video or ())[:2])])
+        MovingDigitVerifier()([replace(sample, video=list(sample.video or ())[:2])])
 
 
 def test_a_share_of_the_captions_is_wrong() -> None:
@@ -149,7 +152,7 @@ def test_a_share_of_the_captions_is_wrong() -> None:
         "digit": pytest.approx(1 - 0.1 * 0.9, abs=0.01),
         "direction": pytest.approx(1 - 0.5 * 0.75, abs=0.02),
     }
-    assert all(one.prompt.text.split()[2] == one.prompt.columns["direction"] for one in examples)
+    assert all(example.prompt.text.split()[2] == example.prompt.columns["direction"] for example in examples)
     assert Counter(prompt.columns["direction"] for prompt in moving_digit_prompts()) == dict.fromkeys(DIRECTIONS, 10)
     with pytest.raises(DataError, match="shares of redrawn captions"):
         mislabeled_moving_digits(1.5)
@@ -172,7 +175,7 @@ def test_the_quickstart_samples_clips_and_rescores_them() -> None:
     settings = section.model_dump(exclude={"name", "model"})
     policy = DenoisingPolicy(moving_digits_pipeline(), settings)
     rollout = policy.rollout(moving_digit_prompts()[:2], group_size=2, seed=0, plan=Plan(stochastic=(1, 5)))
-    assert [([frame.size for frame in one.video or ()], one.frame_rate) for one in rollout.samples] == [
+    assert [([frame.size for frame in sample.video or ()], sample.frame_rate) for sample in rollout.samples] == [
         ([(16, 16)] * 3, 3.0)
     ] * 4
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5

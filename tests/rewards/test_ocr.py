@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from mmgrpo.errors import ConfigError, MissingPackageError, RewardError
 from mmgrpo.types import Score
-from tests.rewards.drawn import drew, filmed, numbers
+from tests.rewards.image_samples import drew, filmed, numbers
 
 READER = '''
 def read(image):

@@ -129,11 +129,11 @@ def test_masks_are_read_back(height: int, width: int, data: st.DataObject) -> No
 
 @fuzzed
 @given(BOX, BOX)
-def test_overlaps_are_symmetric_and_bounded(one: list[int], other: list[int]) -> None:
+def test_overlaps_are_symmetric_and_bounded(box: list[int], other: list[int]) -> None:
     frame = CoordinateFrame("norm1000", 1000, 1000)
-    made, known = (Box(left, top, right, bottom, frame) for left, top, right, bottom in (one, other))
-    assert 0 <= iou(made, known) == iou(known, made) <= 1
-    first, second = (one[0], one[1]), (other[0], other[1])
+    made, reference = (Box(left, top, right, bottom, frame) for left, top, right, bottom in (box, other))
+    assert 0 <= iou(made, reference) == iou(reference, made) <= 1
+    first, second = (box[0], box[1]), (other[0], other[1])
     assert 0 <= span_iou(first, second) == span_iou(second, first) <= 1
 
 

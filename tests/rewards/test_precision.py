@@ -29,20 +29,24 @@ def reward(**settings: Any) -> AveragePrecision:
     return AveragePrecision(**{"coordinates": alike(), **settings})
 
 
-def by_coco(stated: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]], thresholds: Sequence[float]) -> float:
+def by_coco(
+    stated: Sequence[dict[str, Any]], references: Sequence[dict[str, Any]], thresholds: Sequence[float]
+) -> float:
     """pycocotools' average precision, boxes of equal score in the order given."""
     coco = pytest.importorskip("pycocotools.coco").COCO()
     evaluator = pytest.importorskip("pycocotools.cocoeval").COCOeval
-    labels = sorted({one["label"] for one in known})
+    labels = sorted({reference["label"] for reference in references})
     coco.dataset = {
         "info": {},
         "images": [{"id": 0, "width": 1000, "height": 1000}],
         "categories": [{"id": i, "name": label} for i, label in enumerate(labels)],
-        "annotations": [entry(one, labels) | {"id": i + 1, "iscrowd": 0} for i, one in enumerate(known)],
+        "annotations": [
+            entry(reference, labels) | {"id": i + 1, "iscrowd": 0} for i, reference in enumerate(references)
+        ],
     }
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()
-        results = [entry(one, labels) | {"score": one["score"]} for one in stated if one["label"] in labels]
+        results = [entry(answer, labels) | {"score": answer["score"]} for answer in stated if answer["label"] in labels]
         if not results:
             return 0.0
         evaluation = evaluator(coco, coco.loadRes(results), "bbox")
@@ -52,13 +56,13 @@ def by_coco(stated: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]], t
     return float(evaluation.eval["precision"][:, :, :, 0, 2].mean())
 
 
-def entry(one: dict[str, Any], labels: list[str]) -> dict[str, Any]:
-    left, top, right, bottom = one["bbox"]
+def entry(item: dict[str, Any], labels: list[str]) -> dict[str, Any]:
+    left, top, right, bottom = item["bbox"]
     box = [left, top, right - left, bottom - top]
-    return {"image_id": 0, "category_id": labels.index(one["label"]), "bbox": box, "area": box[2] * box[3]}
+    return {"image_id": 0, "category_id": labels.index(item["label"]), "bbox": box, "area": box[2] * box[3]}
 
 
-def drawn(draw: random.Random, label: str) -> dict[str, Any]:
+def random_box(draw: random.Random, label: str) -> dict[str, Any]:
     left, top = draw.randint(0, 40), draw.randint(0, 40)
     box = [left, top, left + draw.randint(20, 40), top + draw.randint(20, 40)]
     return {"bbox": box, "label": label, "score": draw.random()}
@@ -96,16 +100,16 @@ def test_stated_scores_order_the_boxes():
 
 
 def test_classes_are_averaged():
-    known = [{"bbox": A, "label": "dog"}, {"bbox": B, "label": "cat"}]
+    references = [{"bbox": A, "label": "dog"}, {"bbox": B, "label": "cat"}]
     answer = json.dumps([{"bbox": A, "label": "dog"}, {"bbox": B, "label": "dog"}])
     # dogs: precision 1/2 at every recall; cats: none found
-    assert score_of(reward(), answer, known) == pytest.approx(0.25)
-    assert score_of(reward(labels=False), answer, known) == 1
+    assert score_of(reward(), answer, references) == pytest.approx(0.25)
+    assert score_of(reward(labels=False), answer, references) == 1
     assert score_of(reward(), answer, [A, {"bbox": B, "label": "cat"}]) == 1
     # a bird that no reference has is no false positive of a class, and costs by the penalty
     bird = json.dumps([{"bbox": A, "label": "dog"}, {"bbox": B, "label": "cat"}, {"bbox": C, "label": "bird"}])
-    assert score_of(reward(length_power=0), bird, known) == 1
-    assert score_of(reward(), bird, known) == pytest.approx(2 / 3)
+    assert score_of(reward(length_power=0), bird, references) == 1
+    assert score_of(reward(), bird, references) == pytest.approx(2 / 3)
 
 
 def test_equal_to_coco_where_scores_differ():
@@ -113,51 +117,55 @@ def test_equal_to_coco_where_scores_differ():
     thresholds = [round(0.5 + 0.05 * step, 2) for step in range(10)]
     values = []
     for _ in range(60):
-        known = [drawn(draw, draw.choice("ab")) for _ in range(draw.randint(1, 5))]
-        stated = [moved(draw, draw.choice(known)) for _ in range(draw.randint(1, 7))]
+        references = [random_box(draw, draw.choice("ab")) for _ in range(draw.randint(1, 5))]
+        stated = [moved(draw, draw.choice(references)) for _ in range(draw.randint(1, 7))]
         answer = json.dumps(stated)
-        ours = score_of(reward(confidence="stated", length_power=0), answer, known)
-        assert ours == pytest.approx(by_coco(stated, known, thresholds), abs=1e-9)
-        at_half = score_of(reward(confidence="stated", length_power=0, threshold=0.5), answer, known)
-        assert at_half == pytest.approx(by_coco(stated, known, [0.5]), abs=1e-9)
+        ours = score_of(reward(confidence="stated", length_power=0), answer, references)
+        assert ours == pytest.approx(by_coco(stated, references, thresholds), abs=1e-9)
+        at_half = score_of(reward(confidence="stated", length_power=0, threshold=0.5), answer, references)
+        assert at_half == pytest.approx(by_coco(stated, references, [0.5]), abs=1e-9)
         values.append(ours)
     assert len(set(values)) > 30
 
 
-def moved(draw: random.Random, one: dict[str, Any]) -> dict[str, Any]:
-    return {"bbox": [edge + draw.randint(-4, 4) for edge in one["bbox"]], "label": one["label"], "score": draw.random()}
+def moved(draw: random.Random, item: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "bbox": [edge + draw.randint(-4, 4) for edge in item["bbox"]],
+        "label": item["label"],
+        "score": draw.random(),
+    }
 
 
 def test_equal_scores_are_the_worst_order_of_coco():
     """Over every order; equal where what misses lies apart from every reference, so that it can come first."""
     draw = random.Random(1)
-    known = [{"bbox": box, "label": "a"} for box in (A, B, C)]
+    references = [{"bbox": box, "label": "a"} for box in (A, B, C)]
     for _ in range(12):
-        hits = [moved(draw, one) | {"score": 1.0} for one in draw.sample(known, draw.randint(1, 2))]
+        hits = [moved(draw, reference) | {"score": 1.0} for reference in draw.sample(references, draw.randint(1, 2))]
         misses = [{"bbox": FAR, "label": "a", "score": 1.0}] * draw.randint(0, 1)
         twice = [moved(draw, hits[0]) | {"score": 1.0}] * draw.randint(0, 1)
-        ours, least = over_orders(hits + misses, known)
+        ours, least = over_orders(hits + misses, references)
         assert ours == pytest.approx(least, abs=1e-9)
-        ours, least = over_orders(hits + misses + twice, known)
+        ours, least = over_orders(hits + misses + twice, references)
         assert ours <= least + 1e-9
 
 
-def over_orders(stated: list[dict[str, Any]], known: list[dict[str, Any]]) -> tuple[float, float]:
+def over_orders(stated: list[dict[str, Any]], references: list[dict[str, Any]]) -> tuple[float, float]:
     """Our average precision at an IoU of 0.5, and the least of COCO's."""
-    ours = score_of(reward(length_power=0, threshold=0.5), json.dumps(stated), known)
-    return ours, min(by_coco(order, known, [0.5]) for order in permutations(stated))
+    ours = score_of(reward(length_power=0, threshold=0.5), json.dumps(stated), references)
+    return ours, min(by_coco(order, references, [0.5]) for order in permutations(stated))
 
 
 def test_the_order_does_not_matter():
     draw = random.Random(2)
     for confidence in ("equal", "stated"):
         for _ in range(40):
-            known = [drawn(draw, "a") for _ in range(4)]
-            stated = [moved(draw, draw.choice(known)) | {"score": draw.choice((0.2, 0.8))} for _ in range(6)]
-            one = score_of(reward(confidence=confidence), json.dumps(stated), known)
+            references = [random_box(draw, "a") for _ in range(4)]
+            stated = [moved(draw, draw.choice(references)) | {"score": draw.choice((0.2, 0.8))} for _ in range(6)]
+            value = score_of(reward(confidence=confidence), json.dumps(stated), references)
             shuffled = json.dumps(draw.sample(stated, len(stated)))
-            assert score_of(reward(confidence=confidence), shuffled, draw.sample(known, len(known))) == one
-            assert 0 <= one <= 1
+            assert score_of(reward(confidence=confidence), shuffled, draw.sample(references, len(references))) == value
+            assert 0 <= value <= 1
 
 
 def test_more_boxes_never_pay():
@@ -168,7 +176,7 @@ def test_more_boxes_never_pay():
 
 def test_explanations_and_invalid_settings():
     answer = explained(reward(), wrote(json.dumps([A]), [B]))
-    assert [(one["box"], one["role"]) for one in answer["boxes"]] == [(A, "stated"), (B, "reference")]
+    assert [(box["box"], box["role"]) for box in answer["boxes"]] == [(A, "stated"), (B, "reference")]
     assert explained(reward(max_boxes=1), wrote(json.dumps([A, B]), [A])) == {
         "boxes": [], "num_boxes": 2, "reason": "2 boxes, more than 1",
     }  # fmt: skip

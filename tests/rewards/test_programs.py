@@ -170,11 +170,11 @@ def test_faster_than_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "known", "paid"), [(5.0, 5.0, 0.0), (5.0, 10.0, 0.46211716), (30.0, 10.0, -0.76159416)]
+    ("seconds", "reference_s", "paid"), [(5.0, 5.0, 0.0), (5.0, 10.0, 0.46211716), (30.0, 10.0, -0.76159416)]
 )
-def test_gain_in_time(own: float, known: float, paid: float) -> None:
+def test_gain_in_time(seconds: float, reference_s: float, paid: float) -> None:
     """tanh 0, tanh 0.5 and tanh -1, by a table of the function."""
-    assert gain(own, known) == pytest.approx(paid)
+    assert gain(seconds, reference_s) == pytest.approx(paid)
 
 
 @pytest.mark.parametrize(

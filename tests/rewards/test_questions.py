@@ -5,7 +5,7 @@ from mmgrpo.rewards.judges.questions import Scale, fill_template, judge_images
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import drew, filmed, noise
+from tests.rewards.image_samples import drew, filmed, noise
 
 FIVE = Scale(low=1, high=5, key="score")
 

@@ -28,7 +28,7 @@ def test_a_rendered_image_is_compared_with_the_reference() -> None:
     reward = Rendered(ImageSimilarity("mse", "picture"), ["python3", "draw.py"], file="draw.py", wrong=-1.0)
     code = [HALVES.replace("SIDE", side) for side in ("16", "8", "0")]
     code += ["print(7)", "raise SystemExit(1)", HALVES.replace("SIDE", "16").replace("(32, 32)", "(5000, 1)")]
-    samples = [wrote(f"```python\n{one}\n```", picture=reference) for one in code]
+    samples = [wrote(f"```python\n{program}\n```", picture=reference) for program in code]
     assert scores_of(reward, [*samples, wrote("no code", picture=reference), wrote(None)]) == [
         pytest.approx(1.0), pytest.approx(0.75), -1, -1, -1, -1, -1, None,
     ]  # fmt: skip

@@ -48,7 +48,7 @@ def test_a_program_reads_writes_and_ends() -> None:
 def test_forbidden_actions_fail(code: str, reason: str) -> None:
     outcome = ran(code)
     assert outcome.code == 1
-    assert any(one in last_line(outcome.errors) for one in reason.split("|"))
+    assert any(text in last_line(outcome.errors) for text in reason.split("|"))
 
 
 def test_files_and_variables_of_the_trainer_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,8 +58,8 @@ def test_files_and_variables_of_the_trainer_are_hidden(tmp_path: Path, monkeypat
     outcome = ran(f"import os; print(os.path.exists({str(tmp_path)!r}), os.listdir('.'), sorted(os.environ))")
     variables = ["HOME", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PATH", "PYTHONHASHSEED"]
     assert outcome.output.decode() == f"False ['main.py'] {variables}\n"
-    shown = Program(command=("/bin/ls", str(tmp_path)), paths=(str(tmp_path),))
-    assert run(shown).output == b"tests.json\n"
+    listing = Program(command=("/bin/ls", str(tmp_path)), paths=(str(tmp_path),))
+    assert run(listing).output == b"tests.json\n"
 
 
 def test_it_reaches_no_server_of_this_machine() -> None:

@@ -19,7 +19,7 @@ from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample, Score
-from tests.configs.method_steps import Step, taught
+from tests.configs.method_steps import Step, advantages_of
 from tests.rewards.endpoint import Server
 from tests.rewards.written import score_of, scores_of, wrote
 from tests.running import running
@@ -87,7 +87,7 @@ def test_turns_of_the_prompt_and_a_part_of_the_text(scored: str) -> None:
     reward = RewardModel(scored, extract="tag", missing=-9.0, dtype="float32")
     texts = ("<answer>seven</answer> or so", "seven")
     scores = reward([Sample(Prompt("c", messages=turns), 0, i, text=text) for i, text in enumerate(texts)])
-    assert [float(one or 0) for one in scores] == [
+    assert [float(score or 0) for score in scores] == [
         pytest.approx(logits(scored, "a", "b", "c", "seven")[0], **CLOSE),
         -9,
     ]
@@ -110,15 +110,15 @@ def test_each_step_is_scored_at_its_separator(stepped: str) -> None:
             ids += tokenizer("\n", add_special_tokens=False)["input_ids"]
             ends.append(len(ids) - 1)
     with torch.no_grad():
-        one, two = model(torch.tensor([ids])).logits[0].softmax(-1)[ends, 1].tolist()
-    means = {"min": min(one, two), "mean": (one + two) / 2, "product": one * two, "last": two}
+        first, two = model(torch.tensor([ids])).logits[0].softmax(-1)[ends, 1].tolist()
+    means = {"min": min(first, two), "mean": (first + two) / 2, "product": first * two, "last": two}
     for name, value in means.items():
         reward = StepRewardModel(stepped, aggregate=name, dtype="float32")  # pyright: ignore[reportArgumentType]
         (scores,) = reward([wrote("one\n\n\n\ntwo")])
         assert isinstance(scores, Score)
         assert scores.value == pytest.approx(value, **CLOSE)
         assert [(scope.start, scope.end) for scope in scores.scopes or ()] == [(0, 3), (7, 10)]
-        assert [scope.value for scope in scores.scopes or ()] == pytest.approx([one, two], **CLOSE)
+        assert [scope.value for scope in scores.scopes or ()] == pytest.approx([first, two], **CLOSE)
     assert StepRewardModel(stepped)([wrote(" \n\n ")]) == [None]
 
 
@@ -127,7 +127,10 @@ def test_the_two_right_answers_of_the_best_weakest_step_train(stepped: str) -> N
     config = load_config("papers/mstar")
     settings = [reward.model_dump(exclude_unset=True) for reward in config.rewards]
     rewards = build_rewards(
-        [RewardConfig.model_validate(one) for one in (settings[0], settings[1] | {"model": stepped})]
+        [
+            RewardConfig.model_validate(reward_settings)
+            for reward_settings in (settings[0], settings[1] | {"model": stepped})
+        ]
     )
     answer = StepRewardModel(stepped, aggregate="min")([wrote("so\n\n\\boxed{7}")])
     samples = [
@@ -137,9 +140,9 @@ def test_the_two_right_answers_of_the_best_weakest_step_train(stepped: str) -> N
     (alone,) = answer
     assert isinstance(alone, Score)
     assert (scores.value_BR * scores.weight_R).sum(1).tolist() == pytest.approx([alone.value, 0.0])
-    of_five = taught(config, Step(reward=(0.9, 0.2, 0.0, 0.6, 0.0)))
+    of_five = advantages_of(config, Step(reward=(0.9, 0.2, 0.0, 0.6, 0.0)))
     assert (of_five.mask_BT * of_five.advantage_BT)[:, 0].tolist() == [1.0, 0.0, 0.0, 1.0, 0.0]
-    of_three = taught(config, Step(reward=(0.0, 0.3, 0.0)))
+    of_three = advantages_of(config, Step(reward=(0.0, 0.3, 0.0)))
     assert (of_three.mask_BT * of_three.advantage_BT)[:, 0].tolist() == [0.0, 1.0, 0.0]
 
 
@@ -153,8 +156,8 @@ def test_missing_parts_of_a_model_raise(scored: str) -> None:
 
 
 def solver(server: Server, **settings: Any) -> Solver:
-    known = {"question": "{response}?", "endpoint": {"url": server.url, "backoff": 0.0}}
-    return Solver("tiny", **{**known, **settings})
+    defaults = {"question": "{response}?", "endpoint": {"url": server.url, "backoff": 0.0}}
+    return Solver("tiny", **{**defaults, **settings})
 
 
 def test_a_solver_answers_the_generated_problem() -> None:

@@ -35,13 +35,15 @@ def by_score(group: Sequence[DetectedObject], clause: Clause) -> list[str]:
     return ["red" if result.score > 0.5 else "blue" for result in group]
 
 
-def judged(objects: Sequence[DetectedObject], include: list[dict], exclude: Sequence[dict] = ()) -> ClauseResults:
+def clause_results(
+    objects: Sequence[DetectedObject], include: list[dict], exclude: Sequence[dict] = ()
+) -> ClauseResults:
     columns = {"include": include, "exclude": exclude}
     return evaluate_clauses(objects, clauses_of(columns, "include"), clauses_of(columns, "exclude"), by_score)
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"),
+    ("first", "other", "expected"),
     [
         ((0, 0, 10, 10), (100, 0, 110, 10), {"left of"}),
         ((100, 0, 110, 10), (0, 0, 10, 10), {"right of"}),
@@ -55,41 +57,41 @@ def judged(objects: Sequence[DetectedObject], include: list[dict], exclude: Sequ
         ((0, 0, 10, 10), (60, 20, 70, 30), {"left of"}),  # (58, 18) / 63.2: 0.92 and 0.28
     ],
 )
-def test_positions_of_a_box(one: tuple, other: tuple, expected: set[str]) -> None:
-    assert relations(box(*one), box(*other)) == expected
+def test_positions_of_a_box(first: tuple, other: tuple, expected: set[str]) -> None:
+    assert relations(box(*first), box(*other)) == expected
     opposite = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-    assert relations(box(*other), box(*one)) == {opposite[name] for name in expected}
+    assert relations(box(*other), box(*first)) == {opposite[name] for name in expected}
 
 
 def test_count_is_at_least_the_included_and_below_the_excluded_number() -> None:
     two = [{"class": "dog", "count": 2}]
     three_are_too_many = [{"class": "dog", "count": 3}]
-    assert judged([thing("dog")] * 2, two, three_are_too_many).satisfied == (True, True)
-    assert judged([thing("dog")], two, three_are_too_many).satisfied == (False, True)
-    assert judged([thing("dog")] * 3, two, three_are_too_many) == ClauseResults(
+    assert clause_results([thing("dog")] * 2, two, three_are_too_many).satisfied == (True, True)
+    assert clause_results([thing("dog")], two, three_are_too_many).satisfied == (False, True)
+    assert clause_results([thing("dog")] * 3, two, three_are_too_many) == ClauseResults(
         satisfied=(True, False), reasons=("expected fewer than 3 dog, found 3",)
     )
-    assert judged([thing("cat")] * 9, two).reasons == ("expected 2 dog, found 0",)
+    assert clause_results([thing("cat")] * 9, two).reasons == ("expected 2 dog, found 0",)
 
 
 def test_attributes_are_of_the_surest_objects() -> None:
     red_dog = [{"class": "dog", "count": 1, "color": "red"}]
-    assert judged([thing("dog", 0.9), thing("dog", 0.2)], red_dog).satisfied == (True,)
-    assert judged([thing("dog", 0.4)], red_dog).reasons == ("expected red dog, found blue",)
-    assert judged(
+    assert clause_results([thing("dog", 0.9), thing("dog", 0.2)], red_dog).satisfied == (True,)
+    assert clause_results([thing("dog", 0.4)], red_dog).reasons == ("expected red dog, found blue",)
+    assert clause_results(
         [thing("dog", 0.9), thing("dog", 0.2)], [{"class": "dog", "count": 2, "colour": "red"}]
     ).satisfied == (False,)
-    assert judged([thing("dog", 0.4)], [{"class": "dog", "attribute": "blue"}]).satisfied == (True,)
+    assert clause_results([thing("dog", 0.4)], [{"class": "dog", "attribute": "blue"}]).satisfied == (True,)
 
 
 def test_positions_are_relative_to_an_earlier_satisfied_clause() -> None:
     clauses = [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "position": ["left of", 0]}]
     left, right = (0, 0, 10, 10), (50, 0, 60, 10)
-    assert judged([thing("dog", at=left), thing("cat", at=right)], clauses).satisfied == (True, True)
-    assert judged([thing("dog", at=right), thing("cat", at=left)], clauses) == ClauseResults(
+    assert clause_results([thing("dog", at=left), thing("cat", at=right)], clauses).satisfied == (True, True)
+    assert clause_results([thing("dog", at=right), thing("cat", at=left)], clauses) == ClauseResults(
         satisfied=(True, False), reasons=("expected dog left of cat, found it right of",)
     )
-    assert judged([thing("dog", at=left)], clauses).reasons == (
+    assert clause_results([thing("dog", at=left)], clauses).reasons == (
         "expected 1 cat, found 0",
         "nothing for dog to be left of",
     )
@@ -149,9 +151,9 @@ def test_prompts_state_their_clauses() -> None:
             assert not (clause.label == "person" and clause.attribute)
         assert bool(exclude) == (prompt.columns["tag"] == "counting")
         if prompt.columns["tag"] == "position":
-            seen_from, placed = include
+            anchor, placed = include
             assert prompt.text.index(placed.label) <= prompt.text.index(placed.relation or "")
-            assert prompt.text.endswith(seen_from.label)
+            assert prompt.text.endswith(anchor.label)
 
 
 def test_prompts_are_a_function_of_their_seed() -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoProcessor
 from mmgrpo.data.image_loading import LazyImages
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import drew, explanations, noise, numbers
+from tests.rewards.image_samples import drew, explanations, noise, numbers
 from tests.tiny import judges
 
 
@@ -50,9 +50,9 @@ def test_mse_by_hand(tmp_path: Path) -> None:
 def test_ssim_of_flat_images_is_that_of_their_means() -> None:
     a, b = 60.0, 90.0
     expected = (2 * a * b + SSIM_C1) / (a * a + b * b + SSIM_C1)
-    one, other = flat(60), flat(90)
+    first, other = flat(60), flat(90)
     small = edited(flat(0, 10, 30), flat(0))
-    assert ImageSimilarity("ssim")([edited(one, other), edited(one, one), small]) == [
+    assert ImageSimilarity("ssim")([edited(first, other), edited(first, first), small]) == [
         pytest.approx(expected),
         pytest.approx(1.0),
         None,
@@ -76,11 +76,11 @@ def test_ssim_of_one_window_by_its_definition() -> None:
 
 @torch.no_grad()
 def test_features_of_clip_and_of_dino_are_those_of_the_models(clip: str, dino: str) -> None:
-    one, other = noise(0), noise(1, 40, 30)
+    first, other = noise(0), noise(1, 40, 30)
     for folder in (clip, dino):
         model, processor = AutoModel.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
         result = []
-        for image in (one, other):
+        for image in (first, other):
             pixels = processor(images=image, return_tensors="pt")["pixel_values"]
             if folder == clip:
                 result.append(model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output)[0])
@@ -89,7 +89,7 @@ def test_features_of_clip_and_of_dino_are_those_of_the_models(clip: str, dino: s
         expected = float(torch.nn.functional.cosine_similarity(result[0], result[1], dim=0))
         reward = ImageSimilarity(model=folder, batch_size=1)
         assert abs(expected) < 0.99
-        assert reward([edited(one, other), edited(one, one), drew(one)]) == [
+        assert reward([edited(first, other), edited(first, first), drew(first)]) == [
             pytest.approx(expected, abs=1e-5),
             pytest.approx(1, abs=1e-5),
             None,
@@ -112,10 +112,10 @@ def test_only_pixels_outside_the_mask_count() -> None:
         drew(image, mask=mask),
     ]
     rows[0] = edited(image, source, mask=LazyImages((mask,)))  # as prompts.pictures makes it
-    kept = 1 - 0.2 / 8
+    unchanged = 1 - 0.2 / 8
     everything = 1 - (8 + 0.2) / 16
     scores = EditConsistency()(rows)
-    assert numbers(scores) == [pytest.approx(kept), 1.0, pytest.approx(everything), None, None, None]
+    assert numbers(scores) == [pytest.approx(unchanged), 1.0, pytest.approx(everything), None, None, None]
     first, second, third, *_ = explanations(scores)
     assert first == {"parts": {"outside_frac": 0.5, "outside_max": 0.2, "inside_change": 1.0}}
     assert second == {"parts": {"outside_frac": 0.5, "outside_max": 0.0, "inside_change": 0.0}}

@@ -19,23 +19,28 @@ def length(samples: Sequence[Sample]) -> list[float]:
     return [float(len(sample.text or "")) for sample in samples]
 
 
-def shown(texts: Sequence[str | None], prompt_templates: Sequence[str | None]) -> list[Sample]:
+def templated_members(texts: Sequence[str | None], prompt_templates: Sequence[str | None]) -> list[Sample]:
     return [
-        replace(one, prompt_template=prompt_template)
-        for one, prompt_template in zip(members(*texts), prompt_templates, strict=True)
+        replace(sample, prompt_template=prompt_template)
+        for sample, prompt_template in zip(members(*texts), prompt_templates, strict=True)
     ]
 
 
 def test_agreement_with_other_contexts_by_hand() -> None:
     # of two words "red fox" has both in common with itself and one with "red cat", whose pair of words does not match:
     # sqrt(1/2 * 1/2) = 1/2; nobody else was shown the third context
-    samples = shown(["red fox", "red cat", "<think>red cat</think>red fox", None], [None, None, "other", "other"])
+    samples = templated_members(
+        ["red fox", "red cat", "<think>red cat</think>red fox", None], [None, None, "other", "other"]
+    )
     reward = AcrossPromptTemplates(CaptionScore(metric="bleu", order=2))
     assert reward(samples) == [pytest.approx(1.0), pytest.approx(0.5), pytest.approx(0.75), None]
 
 
 def test_without_another_context_samples_are_not_scored() -> None:
-    assert AcrossPromptTemplates(CaptionScore(metric="bleu"))(shown(["a b", "a b"], ["same", "same"])) == [None, None]
+    assert AcrossPromptTemplates(CaptionScore(metric="bleu"))(templated_members(["a b", "a b"], ["same", "same"])) == [
+        None,
+        None,
+    ]
 
 
 def test_the_lead_over_the_reference_by_hand() -> None:
@@ -54,7 +59,7 @@ def test_the_lead_over_the_reference_by_hand() -> None:
 
 def test_failures_stay_failures_and_silence_silence() -> None:
     samples = [Sample(Prompt("q", columns={"answer": "ab"}), group=0, member=n, text="x" * n) for n in (1, 3)]
-    assert math.isnan(OverReference(lambda given: [math.nan] * len(given))(samples)[0] or 0.0)
-    assert OverReference(lambda given: [None] * len(given))(samples) == [None, None]
+    assert math.isnan(OverReference(lambda samples_of_group: [math.nan] * len(samples_of_group))(samples)[0] or 0.0)
+    assert OverReference(lambda samples_of_group: [None] * len(samples_of_group))(samples) == [None, None]
     with pytest.raises(ConfigError, match="above 0"):
         OverReference(length, sharpness=0.0)

@@ -58,7 +58,7 @@ PERSON = {"name": "string", "age": "integer|null", "boxes": "array?", "pet": {"k
 
 
 @pytest.mark.parametrize(
-    ("text", "whole", "part"),
+    ("text", "complete", "part"),
     [
         ('{"name": "a", "age": 3, "boxes": [], "pet": {"kind": "dog", "legs": 4}}', 1, 1),
         ('```json\n{"name": "a", "age": null, "pet": {"kind": "dog", "legs": 3.5}, "x": 1}\n```', 1, 1),
@@ -70,8 +70,8 @@ PERSON = {"name": "string", "age": "integer|null", "boxes": "array?", "pet": {"k
         ("", 0, 0),
     ],
 )
-def test_keys_and_types(text: str, whole: float, part: float):
-    assert score_of(JsonSchema(PERSON), text) == whole
+def test_keys_and_types(text: str, complete: float, part: float):
+    assert score_of(JsonSchema(PERSON), text) == complete
     assert score_of(JsonSchema(PERSON, partial=True), text) == pytest.approx(part)
 
 

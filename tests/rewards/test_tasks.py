@@ -89,9 +89,9 @@ def test_numbers_of_a_symbol(text: str, result: list[float]):
 
 def test_all_must_be_among_those_stated():
     reward = NumberList(mode="contains", symbol="P", absolute=1e-4, extract="boxed")
-    known = ["0.1P", "1.9P"]
+    labels = ["0.1P", "1.9P"]
     answer = [r"\boxed{1.9P, 0.1P}", r"\boxed{0.1P}", r"1.9P, \boxed{0.1P}", r"\boxed{0.1P, 1.9P, 3P}"]
-    assert [score_of(reward, text, known) for text in answer] == [1, 0, 0, 1]
+    assert [score_of(reward, text, labels) for text in answer] == [1, 0, 0, 1]
     assert score_of(reward, r"\boxed{0.1P}", ["0.1P", "0.1P"]) == 0
     assert score_of(reward, r"\boxed{P}", "none") is None
 
@@ -105,7 +105,7 @@ BOTH = [*SEARCH, call("open", page=1)]
 
 
 @pytest.mark.parametrize(
-    ("stated", "known", "value"),
+    ("stated", "reference", "value"),
     [
         (SEARCH, SEARCH, 1.0),
         # 1 for the name, 1 / 2 for the parameters' names and 1 for one value, of 1 + 1 + 2
@@ -120,12 +120,14 @@ BOTH = [*SEARCH, call("open", page=1)]
         ([], SEARCH, 0.0),
     ],
 )
-def test_tool_calls(stated: list[Any], known: list[Any], value: float):
+def test_tool_calls(stated: list[Any], reference: list[Any], value: float):
     reward = ToolCalls(extract={"tag": "tool_call"})
     lines = "\n".join(map(json.dumps, stated))
-    assert score_of(reward, f"<think>so</think><tool_call>{lines}</tool_call>", known) == pytest.approx(value)
-    assert score_of(reward, f"<tool_call>{json.dumps(stated)}</tool_call>", json.dumps(known)) == pytest.approx(value)
-    assert score_of(reward, lines, known) == 0
+    assert score_of(reward, f"<think>so</think><tool_call>{lines}</tool_call>", reference) == pytest.approx(value)
+    assert score_of(reward, f"<tool_call>{json.dumps(stated)}</tool_call>", json.dumps(reference)) == pytest.approx(
+        value
+    )
+    assert score_of(reward, lines, reference) == 0
 
 
 def test_calls_are_read_in_other_forms_and_bounded():
@@ -222,8 +224,8 @@ def test_frechet():
     assert frechet(STRAIGHT, STRAIGHT[::-1]) == 2  # the ends of both must meet
     assert frechet(STRAIGHT, [(0.0, 0.0), (2.0, 0.0)]) == 1  # the middle waits at an end
     assert frechet([(0.0, 0.0)], STRAIGHT) == 2
-    there_and_up = [(0.0, 0.0), (0.0, 1.0)]
-    assert frechet(STRAIGHT[:2], there_and_up, angle=0.25) == pytest.approx(math.sqrt(2) + 0.25 * math.pi / 2)
+    back_and_up = [(0.0, 0.0), (0.0, 1.0)]
+    assert frechet(STRAIGHT[:2], back_and_up, angle=0.25) == pytest.approx(math.sqrt(2) + 0.25 * math.pi / 2)
     assert frechet(STRAIGHT[:2], [(0.0, 0.0), (2.0, 0.0)], ratio=0.1) == pytest.approx(1 + 0.1 * math.log(2))
 
 
@@ -295,8 +297,8 @@ RECORD = {"name": "cats", "year": 2000, "tags": ["a", "bb"], "seen": "2020-01-31
 def test_records(stated: dict[str, Any], value: float):
     text = f"So: {json.dumps(stated)} and {{}}"
     assert score_of(RecordSimilarity(), text, RECORD) == pytest.approx(value)
-    whole = score_of(RecordSimilarity(complete=True), text, json.dumps(RECORD))
-    assert whole == pytest.approx(value if set(RECORD) <= set(stated) else 0)
+    complete = score_of(RecordSimilarity(complete=True), text, json.dumps(RECORD))
+    assert complete == pytest.approx(value if set(RECORD) <= set(stated) else 0)
 
 
 def test_records_that_are_none():
@@ -311,18 +313,20 @@ def test_meaning_is_the_cosine_of_mean_hidden_states(tmp_path: Path):
     folder = str(judges.save_encoder(tmp_path))
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
-        one, two = (model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in ("a b", "c"))
+        first, two = (
+            model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in ("a b", "c")
+        )
     reward = RecordSimilarity(texts="meaning", model=folder)
     scores = [score_of(reward, json.dumps({"name": text}), {"name": "c"}) for text in ("c", "a b", "")]
-    assert scores == pytest.approx([1, max(0, torch.cosine_similarity(one, two, dim=0).item()), 0], abs=1e-5)
+    assert scores == pytest.approx([1, max(0, torch.cosine_similarity(first, two, dim=0).item()), 0], abs=1e-5)
     assert 0 <= score_of(reward, json.dumps({"name": "a b " * 100}), {"name": "c"}) <= 1  # longer than it reads
 
 
 def test_a_path_pays_up_to_its_first_wrong_move_and_by_its_turns():
-    prefix, whole = Ordering(mode="prefix", per_item=1), Ordering(mode="exact", per_item=2, turns=True)
+    prefix, exact = Ordering(mode="prefix", per_item=1), Ordering(mode="exact", per_item=2, turns=True)
     answer = ["up up left", "up up right left", "left up", "up up left down"]
     assert [score_of(prefix, text, "up up left") for text in answer] == [3, 2, 0, 3]
-    assert [score_of(whole, text, "up up left") for text in answer] == [12, 0, 0, 0]  # 3 moves, 2 runs, twice
+    assert [score_of(exact, text, "up up left") for text in answer] == [12, 0, 0, 0]  # 3 moves, 2 runs, twice
 
 
 FIELDS = {"a": "Cat", "b": [{"n": 1}, {"n": 2}], "c": None}
@@ -346,7 +350,7 @@ def test_fields_by_precision_and_recall(stated: dict[str, Any], value: float):
 
 
 @pytest.mark.parametrize(
-    ("text", "known", "value"),
+    ("text", "labels", "value"),
     [
         ("hands and face", ["Face", "hands"], 1.0),
         ("", [], 1.0),
@@ -357,9 +361,9 @@ def test_fields_by_precision_and_recall(stated: dict[str, Any], value: float):
         ("hand structure", ["hands"], 0.0),
     ],
 )
-def test_sets_of_labels(text: str, known: list[str], value: float):
+def test_sets_of_labels(text: str, labels: list[str], value: float):
     reward = LabelSet(["hands", "face", "limbs", "hand structure"])
-    assert score_of(reward, text, known) == pytest.approx(value)
+    assert score_of(reward, text, labels) == pytest.approx(value)
     assert score_of(reward, text, ["nose"]) is None
 
 

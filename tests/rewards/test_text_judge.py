@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import explanations, noise, numbers
 from tests.rewards.endpoint import Server
+from tests.rewards.image_samples import explanations, noise, numbers
 from tests.rewards.written import explained, score_of, wrote
 from tests.running import running
 from tests.tiny import language_models
@@ -50,15 +50,15 @@ def served(answer: Callable[[str], str]) -> Any:
 
 
 def judge(server: Server, **settings: Any) -> TextJudge:
-    known = {"question": "{prompt}: {response}?", "mode": "parse", "endpoint": {"url": server.url, "backoff": 0.0}}
-    return TextJudge("tiny", **{**known, **settings})
+    defaults = {"question": "{prompt}: {response}?", "mode": "parse", "endpoint": {"url": server.url, "backoff": 0.0}}
+    return TextJudge("tiny", **{**defaults, **settings})
 
 
 def test_a_language_model_scores_the_correctness_of_an_answer(model: str) -> None:
     tokenizer, probs = first_probs(model, "q 12 7")
-    one, zero = (probs[tokenizer(digit, add_special_tokens=False)["input_ids"][0]] for digit in "10")
+    right, zero = (probs[tokenizer(digit, add_special_tokens=False)["input_ids"][0]] for digit in "10")
     reward = TextJudge(model, mode="expected", question="{prompt} {answer} {response}", low=0, high=1)
-    assert score_of(reward, "<think>8?</think>7", 12) == pytest.approx(float(one / (one + zero)), **CLOSE)
+    assert score_of(reward, "<think>8?</think>7", 12) == pytest.approx(float(right / (right + zero)), **CLOSE)
     assert score_of(reward, "7") is None  # the row has no answer
 
 
@@ -195,11 +195,11 @@ def test_a_veto_is_final() -> None:
 
 
 def test_sufficient_criteria_give_the_full_score() -> None:
-    facts = [{"criterion": one, "enough": True} for one in ("says 7", "in metres")]
+    facts = [{"criterion": criterion, "enough": True} for criterion in ("says 7", "in metres")]
     rubric = rubric_of([*facts, {"criterion": "draws it", "weight": 2}, {"criterion": "safe", "veto": True}])
     assert rubric is not None
     verdicts = [[1, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 0], [1, math.nan, 1, 1]]
-    assert [rubric_score(rubric, one).value for one in verdicts] == [
+    assert [rubric_score(rubric, verdict).value for verdict in verdicts] == [
         1,
         0.8,
         0,

@@ -12,10 +12,10 @@ from sklearn.datasets import load_digits, load_sample_images
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample
-from tests.rewards.drawn import drew, explanations, filmed, noise, numbers
+from tests.rewards.image_samples import drew, explanations, filmed, noise, numbers
 
 
-def seen(samples: Sequence[Sample]) -> list[float | None]:
+def grid_scores(samples: Sequence[Sample]) -> list[float | None]:
     return numbers(GridArtifacts()(samples))
 
 
@@ -90,14 +90,14 @@ def test_blur_lowers_sharpness_and_size_does_not_change_a_flat_image() -> None:
 @pytest.mark.parametrize("period", [2, 4, 8, 16])
 def test_a_grid_on_an_image_is_detected_in_either_direction(period: int) -> None:
     clean, grid = landscape(), with_grid(landscape(), period, 40)
-    plain, striped, turned = seen([drew(clean), drew(grid), drew(grid.rotate(90, expand=True))])
+    plain, striped, turned = grid_scores([drew(clean), drew(grid), drew(grid.rotate(90, expand=True))])
     assert (plain or 0) < 0.1
     assert (striped or 0) > 0.15
     assert turned == pytest.approx(striped, abs=0.05)
 
 
 def test_noise_and_flat_images_have_no_grid() -> None:
-    white, flat = seen([drew(noise(0, 256, 256)), drew(Image.new("RGB", (256, 256), "teal"))])
+    white, flat = grid_scores([drew(noise(0, 256, 256)), drew(Image.new("RGB", (256, 256), "teal"))])
     assert (white or 0) < 0.1
     assert flat == 0.0
 
@@ -151,7 +151,7 @@ def test_photographs_ring_no_alarm_and_their_grids_do(photograph: Image.Image) -
     assert value["pixels"] > 0.7
     assert value["smooth pixels"] > 0.6
     assert value["chequered"] > 0.25
-    (blocks, board) = (one or {} for one in explanations([result["blocks"], result["chequered"]]))
+    (blocks, board) = (explanation or {} for explanation in explanations([result["blocks"], result["chequered"]]))
     assert blocks["parts"]["blocks"] > 0.5 > 0.01 > blocks["parts"]["lattice"]
     assert board["parts"]["lattice"] > 0.25 > 0.05 > board["parts"]["blocks"]
 
@@ -170,15 +170,15 @@ def test_digits_are_no_grid_until_their_pixels_show() -> None:
     """Of 8 x 8 pixels, enlarged smoothly, or as squares of 32 pixels, of whose harmonics half are those of 16."""
     pixels_NHW = load_digits(return_X_y=True)[0][:4].reshape(-1, 8, 8)
     digits = [Image.fromarray((pixels * 255 / 16).astype(np.uint8)) for pixels in pixels_NHW]
-    smooth = seen([drew(digit.resize((300, 300), Image.Resampling.BICUBIC)) for digit in digits])
-    square = seen([drew(digit.resize((256, 256), Image.Resampling.NEAREST)) for digit in digits])
+    smooth = grid_scores([drew(digit.resize((300, 300), Image.Resampling.BICUBIC)) for digit in digits])
+    square = grid_scores([drew(digit.resize((256, 256), Image.Resampling.NEAREST)) for digit in digits])
     assert max(value or 0 for value in smooth) < 0.05
     assert min(value or 0 for value in square) > 0.2
 
 
 def test_small_images_are_scored_at_smaller_periods_or_not_at_all() -> None:
     stripes = with_grid(noise(0, 16, 16), 2, 100)
-    result, nothing, empty = seen([drew(stripes), drew(noise(0, 15, 15)), drew(None)])
+    result, nothing, empty = grid_scores([drew(stripes), drew(noise(0, 15, 15)), drew(None)])
     assert (result or 0) > 0.3
     assert nothing is None
     assert empty is None

@@ -104,12 +104,12 @@ def test_the_order_does_not_matter_and_the_values_are_bounded():
     draw = random.Random(0)
     for _ in range(30):
         boxes = {str(draw.randint(0, 9)): [0, 0, draw.randint(1, 20), draw.randint(1, 20)] for _ in range(6)}
-        known = {"time": [0, 5], "boxes": {str(draw.randint(0, 9)): BOX for _ in range(5)}}
+        reference = {"time": [0, 5], "boxes": {str(draw.randint(0, 9)): BOX for _ in range(5)}}
         shuffled = dict(draw.sample(sorted(boxes.items()), len(boxes)))
         for over in ("reference", "shared", "union"):
-            one = score_of(reward(over=over), boxes_text(boxes, time=[1, 3]), known)
-            assert one == pytest.approx(score_of(reward(over=over), boxes_text(shuffled, time=[1, 3]), known))
-            assert 0 <= one <= 1
+            value = score_of(reward(over=over), boxes_text(boxes, time=[1, 3]), reference)
+            assert value == pytest.approx(score_of(reward(over=over), boxes_text(shuffled, time=[1, 3]), reference))
+            assert 0 <= value <= 1
 
 
 def test_spaces_and_references():

@@ -21,7 +21,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Sample
-from tests.rewards.drawn import drew, explanations, filmed, numbers
+from tests.rewards.image_samples import drew, explanations, filmed, numbers
 from tests.tiny import language_models
 
 CLOSE = {"rel": 0, "abs": 1e-5}
@@ -52,7 +52,9 @@ class Trained:
     processor: Any
 
 
-def trained(folder: Path, *, special: bool = True, outputs: int = 3, whole: bool = True, old: bool = True) -> Trained:
+def trained(
+    folder: Path, *, special: bool = True, outputs: int = 3, complete: bool = True, old: bool = True
+) -> Trained:
     """A base model, LoRA of peft on its language model, and a head, saved as VideoAlign's trainer saves them."""
     from peft import LoraConfig, get_peft_model
 
@@ -69,8 +71,8 @@ def trained(folder: Path, *, special: bool = True, outputs: int = 3, whole: bool
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.1)
     head = nn.Linear(model.config.text_config.hidden_size, outputs, bias=False)
-    held = model.state_dict() | {"base_model.model.rm_head.weight": head.weight.detach()}
-    save_checkpoint(folder, {old_name(name) if old else name: value for name, value in held.items()}, whole)
+    state = model.state_dict() | {"base_model.model.rm_head.weight": head.weight.detach()}
+    save_checkpoint(folder, {old_name(name) if old else name: value for name, value in state.items()}, complete)
     explanations = {
         "data_config": {
             "fps": 2.0,
@@ -99,16 +101,16 @@ def old_name(name: str) -> str:
     return name.replace(".model.language_model.", ".model.").replace(".model.model.visual.", ".model.visual.")
 
 
-def save_checkpoint(folder: Path, held: dict[str, Tensor], whole: bool) -> None:
+def save_checkpoint(folder: Path, state: dict[str, Tensor], complete: bool) -> None:
     for step in (5, 12):
         (folder / f"checkpoint-{step}").mkdir()
     latest = folder / "checkpoint-12"
-    if whole:
-        torch.save(held, latest / "model.pth")
+    if complete:
+        torch.save(state, latest / "model.pth")
         return
-    lora = {name.replace(".default.", "."): value.contiguous() for name, value in held.items() if "lora_" in name}
+    lora = {name.replace(".default.", "."): value.contiguous() for name, value in state.items() if "lora_" in name}
     save_file(lora, latest / "adapter_model.safetensors")
-    others = {name: value for name, value in held.items() if "embed_tokens" in name or "rm_head" in name}
+    others = {name: value for name, value in state.items() if "embed_tokens" in name or "rm_head" in name}
     torch.save(others, latest / "non_lora_state_dict.pth")
 
 
@@ -118,11 +120,11 @@ def scores_of(made: Trained, frames: list[Image.Image], text: str, template: str
     pixels = functional.resize(pixels, list(SIDES), interpolation=InterpolationMode.BICUBIC, antialias=True)
     question = template.replace("{text_prompt}", text)
     content = [{"type": "video"}, {"type": "text", "text": question}]
-    asked = made.processor.apply_chat_template(
+    text_of_chat = made.processor.apply_chat_template(
         [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
     )
     kinds = {"do_sample_frames": False, "do_resize": False}
-    inputs = made.processor(text=[asked], videos=[pixels], return_tensors="pt", **kinds)
+    inputs = made.processor(text=[text_of_chat], videos=[pixels], return_tensors="pt", **kinds)
     length = inputs["input_ids"].shape[1]
     positions = torch.arange(length).expand(3, 1, length)
     with torch.no_grad():
@@ -142,8 +144,8 @@ def scores_of(made: Trained, frames: list[Image.Image], text: str, template: str
 
 
 def reward(made: Trained, **settings: Any) -> VideoAlign:
-    known = {"checkpoint": str(made.folder), "template": str(made.folder / "template.txt"), "dtype": "float32"}
-    return VideoAlign(16, **{**known, **settings})
+    defaults = {"checkpoint": str(made.folder), "template": str(made.folder / "template.txt"), "dtype": "float32"}
+    return VideoAlign(16, **{**defaults, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -159,16 +161,16 @@ def test_scores_are_those_of_the_model_it_was_saved_from(made: Trained) -> None:
     assert numbers(reward(made, batch_size=1)(samples())) == pytest.approx(expected, **CLOSE)
     plain = reward(made, normalize=False, weights={"MQ": 2.0})(samples())
     assert numbers(plain) == pytest.approx([2 * mq for _, mq, _ in raw], **CLOSE)
-    parts = [(one or {})["parts"] for one in explanations(plain)]
+    parts = [(explanation or {})["parts"] for explanation in explanations(plain)]
     assert [list(part) for part in parts] == [["VQ", "MQ", "TA"]] * 2
     np.testing.assert_allclose([list(part.values()) for part in parts], raw, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("special", "outputs", "whole", "old"), [(False, 3, True, True), (True, 1, False, True), (True, 3, False, False)]
+    ("special", "outputs", "complete", "old"), [(False, 3, True, True), (True, 1, False, True), (True, 3, False, False)]
 )
-def test_other_forms_of_checkpoint(tmp_path: Path, special: bool, outputs: int, whole: bool, old: bool) -> None:
-    other = trained(tmp_path, special=special, outputs=outputs, whole=whole, old=old)
+def test_other_forms_of_checkpoint(tmp_path: Path, special: bool, outputs: int, complete: bool, old: bool) -> None:
+    other = trained(tmp_path, special=special, outputs=outputs, complete=complete, old=old)
     template = (tmp_path / "template.txt").read_text()
     raw = [scores_of(other, video, text, template, special) for video, text in zip(VIDEOS, TEXTS, strict=True)]
     scores = reward(other, normalize=False)(samples())
@@ -178,19 +180,19 @@ def test_other_forms_of_checkpoint(tmp_path: Path, special: bool, outputs: int, 
 def test_lora_by_hand() -> None:
     """W + 2 * B A with A = (1, 2), B = (3, 4)^T: B A = ((3, 6), (4, 8))."""
     layer = "base_model.model.model.layers.0.mlp.up_proj"
-    held = {
+    state = {
         f"{layer}.base_layer.weight": torch.ones(2, 2),
         f"{layer}.lora_A.default.weight": torch.tensor([[1.0, 2.0]]),
         f"{layer}.lora_B.default.weight": torch.tensor([[3.0], [4.0]]),
         "base_model.model.lm_head.weight": torch.ones(1),
     }
-    scores = merged(held, 2.0, {})
+    scores = merged(state, 2.0, {})
     assert list(scores) == ["language_model.layers.0.mlp.up_proj.weight"]
     assert scores["language_model.layers.0.mlp.up_proj.weight"].tolist() == [[7, 13], [9, 17]]
     assert plain_name("base_model.model.visual.merger.mlp.0.weight") == "visual.merger.mlp.0.weight"
-    del held[f"{layer}.lora_B.default.weight"]
+    del state[f"{layer}.lora_B.default.weight"]
     with pytest.raises(RewardError, match="no second half"):
-        merged(held, 2.0, {})
+        merged(state, 2.0, {})
 
 
 def test_unsupported_samples_are_not_scored(made: Trained) -> None:
@@ -223,9 +225,9 @@ def test_frames_that_the_model_gets(total: int, fps: float, num_frames: int | No
     recipe = Recipe(
         base="", special=True, fps=2.0, num_frames=num_frames, max_pixels=10**6, template="none", lora_scale=1, **NONE
     )
-    seen = model_frames(frames, recipe, fps, 8)
-    assert seen[:, 0, 0, 0].tolist() == indices
-    assert seen.shape[2:] == (96, 96)
+    model_inputs = model_frames(frames, recipe, fps, 8)
+    assert model_inputs[:, 0, 0, 0].tolist() == indices
+    assert model_inputs.shape[2:] == (96, 96)
 
 
 NONE: dict[str, Any] = {"mean": None, "std": None}

@@ -11,8 +11,8 @@ from mmgrpo.types import Prompt, Sample, Score
 
 def wrote(text: str | None, answer: Any = None, *, tokens: Sequence[int] | None = None, **columns: Any) -> Sample:
     """A sample with this text, whose row has the reference in column ``answer`` unless it is None."""
-    known = {} if answer is None else {"answer": answer}
-    return Sample(Prompt("q", columns=known | columns), group=0, member=0, text=text, tokens=tokens)
+    columns_of_answer = {} if answer is None else {"answer": answer}
+    return Sample(Prompt("q", columns=columns_of_answer | columns), group=0, member=0, text=text, tokens=tokens)
 
 
 def score_of(reward: Reward, text: str | None, answer: Any = None) -> Any:

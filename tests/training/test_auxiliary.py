@@ -164,17 +164,19 @@ def test_an_answer_is_supervised_for_the_failing_part(tmp_path: Path) -> None:
     )
     (line,) = lines(trainer)
     expected_prompts = [
-        replace(s.prompt, messages=[{"role": "system", "content": "brief"}, *_asked(s.prompt)]) for s in read(trainer)
+        replace(s.prompt, messages=[{"role": "system", "content": "brief"}, *_label_column(s.prompt)])
+        for s in read(trainer)
     ]
     policy = policy_of("llama")
     losses = [
-        policy.supervised_loss([Example(one, str(one.columns["solution"]))], seeds=[0]).mean for one in expected_prompts
+        policy.supervised_loss([Example(prompt, str(prompt.columns["solution"]))], seeds=[0]).mean
+        for prompt in expected_prompts
     ]
     assert line["policy/loss"] == pytest.approx(float(sum(losses).detach()) / 4, rel=1e-5)  # type: ignore[union-attr]
     assert line["policy/supervised_mean"] == pytest.approx(float(sum(losses).detach()) / 2, rel=1e-5)  # type: ignore[union-attr]
 
 
-def _asked(prompt: Prompt) -> Sequence[Any]:
+def _label_column(prompt: Prompt) -> Sequence[Any]:
     return prompt.messages or [{"role": "user", "content": prompt.text}]
 
 
@@ -190,9 +192,9 @@ def test_an_image_is_supervised_by_flow_matching_on_its_row(tmp_path: Path) -> N
     trainer = pictures(
         tmp_path, prompts=rows, objective={**STILL, "auxiliary": [auxiliary]}, update={"optimizer": {"lr": 1e-9}}
     )
-    shown = [Example(one.prompt, image=one.prompt.columns["picture"]) for one in read(trainer)]
+    expected_examples = [Example(row.prompt, image=row.prompt.columns["picture"]) for row in read(trainer)]
     seeds = [derive_seed(0, EXAMPLES_SEED, 0, group) for group in range(2)]
-    loss = make_policy().supervised_loss(shown, seeds=seeds)
+    loss = make_policy().supervised_loss(expected_examples, seeds=seeds)
     assert lines(trainer)[0]["policy/own_mean"] == pytest.approx(float(loss.mean.detach()), rel=1e-6)
     assert loss.num_terms == 2
 
@@ -213,9 +215,9 @@ def test_a_resumed_run_continues_with_the_next_examples(tmp_path: Path) -> None:
         "prompts": answered(),
         "reward": half_of_odd_groups,
     }
-    whole = words(tmp_path, **values)
-    expected, logged = weights(whole), [line["policy/supervised_mean"] for line in lines(whole)]
-    resumed = words(tmp_path, resume=whole.folder.path / "checkpoints" / "step-000001", **values)
+    uninterrupted = words(tmp_path, **values)
+    expected, logged = weights(uninterrupted), [line["policy/supervised_mean"] for line in lines(uninterrupted)]
+    resumed = words(tmp_path, resume=uninterrupted.folder.path / "checkpoints" / "step-000001", **values)
     assert torch.equal(weights(resumed), expected)
     assert [line["policy/supervised_mean"] for line in lines(resumed)] == logged
     assert len({*logged}) == 4  # every update has examples of its own
@@ -227,8 +229,8 @@ EXAMPLES = [Example(Prompt("what"), text) for text in ("one", "two red squares")
 def test_a_mean_is_over_terms_and_a_weighted_one_over_examples() -> None:
     policy, job = policy_of("llama"), Job(Accelerator(cpu=True))
     lesson = SupervisedBatch(examples=EXAMPLES, seeds=[0, 1])
-    losses = [policy.supervised_loss([one], seeds=[0]) for one in EXAMPLES]
-    n, m = (one.num_terms for one in losses)
+    losses = [policy.supervised_loss([example], seeds=[0]) for example in EXAMPLES]
+    n, m = (loss.num_terms for loss in losses)
     assert n != m
     over_terms = (n * losses[0].mean + m * losses[1].mean) / (n + m)
     weighted = (losses[0].mean + 0.5 * losses[1].mean) / 3  # and a third that is not taught

@@ -27,7 +27,7 @@ from tests.training.test_rounds import PROMPTS, gathered, scored
 
 VARIANT = {"prompt_template": "variant", "rows": "right", "most": 1}
 POSED = {"prompt_template": "posed"}
-SHOWN = {"variant": after_answers(text="Vary: {answer}"), "posed": after_answers(text="{answer}")}
+TEMPLATES = {"variant": after_answers(text="Vary: {answer}"), "posed": after_answers(text="{answer}")}
 CHUNK = {"prompt_template": "tail", "rows": "unfinished", "group": "parent", "members": 1, "times": 2}
 
 
@@ -41,7 +41,7 @@ def even_is_right(samples: Sequence[Sample]) -> list[float]:
 
 def proposed(**stage: Any) -> Rollouts:
     strategy = stages(then=[VARIANT, {**POSED, **stage}])
-    return gathered(strategy, first_is_right, prompt_templates=SHOWN)
+    return gathered(strategy, first_is_right, prompt_templates=TEMPLATES)
 
 
 def test_later_rows_follow_earlier_texts_and_are_separate_groups() -> None:
@@ -74,7 +74,7 @@ def test_later_rows_follow_earlier_texts_and_are_separate_groups() -> None:
 
 def test_a_context_without_a_text_samples_no_rows() -> None:
     strategy = stages(then=[VARIANT, POSED])
-    prompt_templates = {**SHOWN, "posed": after_answers(text="{answer}", pattern="no such text")}
+    prompt_templates = {**TEMPLATES, "posed": after_answers(text="{answer}", pattern="no such text")}
     rollouts = gathered(strategy, first_is_right, prompt_templates=prompt_templates)
     assert {sample.prompt_template for sample in rollouts.samples} == {None, "variant"}
     assert (rollouts.num_rounds, rollouts.num_unshown) == (3, 8)
@@ -87,12 +87,12 @@ def test_proposals_are_rewarded_by_their_followers_and_trained_or_not() -> None:
 
     def reward(samples: Sequence[Sample]) -> Sequence[Any]:
         return [
-            own if own is not None else of_later
-            for own, of_later in zip(attempts(samples), later(samples), strict=True)
+            attempt if attempt is not None else of_later
+            for attempt, of_later in zip(attempts(samples), later(samples), strict=True)
         ]
 
     strategy = stages(then=[{**VARIANT, "rows": "all", "members": 1}, {**POSED, "trained": False}])
-    rollouts = gathered(strategy, reward, prompt_templates=SHOWN)
+    rollouts = gathered(strategy, reward, prompt_templates=TEMPLATES)
     rows = zip(rollouts.samples, rollouts.scored.collected().value_BR[:, 0].tolist(), strict=True)
     assert [(sample.identity, value) for sample, value in rows] == [
         *[((0, 0), 1.0), ((0, 1), 0.0), ((1, 0), 1.0), ((1, 1), 0.0)],
@@ -142,10 +142,10 @@ def test_later_groups_are_sampled_on_the_process_of_the_earlier_ones() -> None:
 
 def test_tokens_that_an_answer_carries_over() -> None:
     written, ends = replace(sample(0, 0), text="abcdefgh"), (1, 2, 4, 6, 7, 8)  # tokens a b cd ef g h
-    shown = carried_over(tail=2, head=1)(Prompt("p"), 1, History(samples=[written], ends=[ends]))
-    assert shown == Prompt("p", prefix="agh")
-    whole = carried_over(tail=5, head=1)(Prompt("p"), 1, History(samples=[written], ends=[ends]))
-    assert whole == Prompt("p", prefix="abcdefgh")
+    shortened = carried_over(tail=2, head=1)(Prompt("p"), 1, History(samples=[written], ends=[ends]))
+    assert shortened == Prompt("p", prefix="agh")
+    complete = carried_over(tail=5, head=1)(Prompt("p"), 1, History(samples=[written], ends=[ends]))
+    assert complete == Prompt("p", prefix="abcdefgh")
     with pytest.raises(ConfigError, match="counts tokens"):
         carried_over(tail=2)(Prompt("p"), 1, History(samples=[written]))
 
@@ -165,14 +165,14 @@ def test_chunks_of_an_answer_continue_from_their_tails() -> None:
     policy = policy_of("llama", max_new_tokens=12)
     prompt_templates = {"tail": carried_over(tail=2)}
     rollouts = gathered(stages(then=[CHUNK]), first_is_right, prompt_templates=prompt_templates, policy=policy)
-    by_identity = {one.identity: one for one in rollouts.samples}
-    assert [one.after for one in rollouts.samples][:4] == [()] * 4
-    for one in rollouts.samples[4:]:
-        before = by_identity[one.after[0]]
+    by_identity = {sample.identity: sample for sample in rollouts.samples}
+    assert [sample.after for sample in rollouts.samples][:4] == [()] * 4
+    for sample in rollouts.samples[4:]:
+        before = by_identity[sample.after[0]]
         ends = policy.text_offsets(before)
         assert not before.finished
-        assert (one.text or "").startswith((before.text or "")[ends[-3] :])
-        assert one.num_forced > 0
+        assert (sample.text or "").startswith((before.text or "")[ends[-3] :])
+        assert sample.num_forced > 0
     assert rollouts.num_rounds == 3
     assert rollouts.root_of == {}
 
@@ -205,7 +205,7 @@ REWARDS = {
 }
 
 
-def run(output: Path, kind: str, **given: Any) -> Trainer:
+def run(output: Path, kind: str, **changes: Any) -> Trainer:
     values = {
         "output": str(output),
         "steps": 2,
@@ -214,19 +214,19 @@ def run(output: Path, kind: str, **given: Any) -> Trainer:
         "runtime": {"device": "cpu"},
         **METHODS[kind],
         "rollout": {"prompts_per_step": 2, "group_size": 2, **METHODS[kind]["rollout"]},
-    } | given.pop("changes", {})
-    trainer = Trainer(policy_of("llama", max_new_tokens=12), REWARDS[kind], prompts_of("llama"), values, **given)
+    } | changes.pop("changes", {})
+    trainer = Trainer(policy_of("llama", max_new_tokens=12), REWARDS[kind], prompts_of("llama"), values, **changes)
     trainer.train()
     return trainer
 
 
 @pytest.mark.parametrize("kind", METHODS)
 def test_runs_train_and_resume_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", kind)
+    uninterrupted = run(tmp_path / "whole", kind)
     half = run(tmp_path / "half", kind, changes={"steps": 1})
     resumed = run(tmp_path / "half", kind, resume=half.folder.path)
-    assert all(torch.equal(a, b) for a, b in zip(resumed.policy.trainable, whole.policy.trainable, strict=True))
-    lines = [json.loads(line) for line in (whole.folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert all(torch.equal(a, b) for a, b in zip(resumed.policy.trainable, uninterrupted.policy.trainable, strict=True))
+    lines = [json.loads(line) for line in (uninterrupted.folder.path / "metrics.jsonl").read_text().splitlines()]
     assert [line["rollout/rounds"] for line in lines] == [3, 3]
     assert all(line["policy/on_policy_gap"] < 1e-4 and line["optimizer/grad_norm"] > 0 for line in lines)
 
@@ -234,7 +234,7 @@ def test_runs_train_and_resume_from_a_checkpoint(kind: str, tmp_path: Path) -> N
 def test_stages_without_rows_do_not_change_a_step() -> None:
     """No row is right enough: the rounds end after the first, which is that of plain groups to the bit."""
     never = stages(then=[{**VARIANT, "right": 2.0}])
-    rollouts, plain = (gathered(strategy, first_is_right, prompt_templates=SHOWN) for strategy in (never, fixed()))
+    rollouts, plain = (gathered(strategy, first_is_right, prompt_templates=TEMPLATES) for strategy in (never, fixed()))
     for name in ("old_logprob_BT", "mask_BT", "state_BT"):
         assert torch.equal(getattr(rollouts.rollout, name), getattr(plain.rollout, name))
 

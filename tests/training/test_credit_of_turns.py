@@ -39,14 +39,14 @@ class Corridor(Environment):
 
     def reset(self, prompt: Prompt) -> Turn:
         self.cell, self.turn = 0, 0
-        return self._told(0.0)
+        return self._turn(0.0)
 
     def step(self, text: str) -> Turn:
         self.turn += 1
         self.cell = max(0, self.cell + (1 if len(text) % 2 == 0 else -1))
-        return self._told(1.0 if self.cell == 2 else -0.125 * self.turn)
+        return self._turn(1.0 if self.cell == 2 else -0.125 * self.turn)
 
-    def _told(self, reward: float) -> Turn:
+    def _turn(self, reward: float) -> Turn:
         key = str(self.cell) if self.named else None
         return Turn(text=f"cell {self.cell} {self.turn}", reward=reward, done=self.cell == 2, key=key)
 
@@ -62,7 +62,7 @@ def by_hand(samples: list[Sample], rewards: Callable[[Sample], list[float | None
                 returns.append((row, turn, (sample.group, key), sum(weight * reward for weight, reward in after)))
     result = []
     for row, turn, state, value in returns:
-        same = [other for *_, one, other in returns if one == state]
+        same = [other for *_, state_of_turn, other in returns if state_of_turn == state]
         result.append((row, turn, value - sum(same) / len(same)))
     return result
 
@@ -115,7 +115,7 @@ def test_replayed_conversations_are_rescored_exactly() -> None:
     rows = [row for _, _, row in replay_rows(batch, str, step=0)]
     of_two = [tuple(row for row in rows if row.key == str(group)) for group in (0, 1)]
     requests = [
-        Request(prompt=group, members=tuple(range(4)), off_policy_rows=held) for group, held in enumerate(of_two)
+        Request(prompt=group, members=tuple(range(4)), off_policy_rows=replays) for group, replays in enumerate(of_two)
     ]
     plan = Plan(environment=Corridor, max_turns=3)
     rollouts = sample_requests(
@@ -124,8 +124,8 @@ def test_replayed_conversations_are_rescored_exactly() -> None:
     (read,) = rollouts.rollouts
     assert torch.equal(read.mask_BT, rollout.mask_BT)  # what was told is given again
     assert not bool(rollout.mask_BT.all(1).any())
-    for mine, theirs in zip(read.samples, rollout.samples, strict=True):
-        assert (mine.turns, mine.text) == (theirs.turns, theirs.text)
+    for ours, theirs in zip(read.samples, rollout.samples, strict=True):
+        assert (ours.turns, ours.text) == (theirs.turns, theirs.text)
     assert torch.equal(read.old_logprob_BT, rollout.old_logprob_BT)
     # behind what the environment said first, the weights of then give what they gave then
     assert largest_difference(values(policy, read), rollout.old_logprob_BT, rollout.mask_BT) < 3e-6
@@ -169,6 +169,6 @@ def test_turns_without_an_environment_raise(tmp_path: Path) -> None:
         Trainer(policy_of("llama"), RETURNS, prompts_of("llama"), section)
     policy = policy_of("llama")
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=0)
-    judged = [NamedReward("length", lambda samples: [float(len(sample.text or "")) for sample in samples])]
+    rewards = [NamedReward("length", lambda samples: [float(len(sample.text or "")) for sample in samples])]
     with pytest.raises(ConfigError, match=r"these samples have none: set rollout\.environment"):
-        credit(policy, rollout, judged, estimator)
+        credit(policy, rollout, rewards, estimator)

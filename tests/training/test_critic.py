@@ -114,17 +114,20 @@ def test_the_value_is_a_number_on_the_state_before_the_token() -> None:
 
 def test_a_run_with_a_critic_resumes_as_the_uninterrupted_one(tmp_path: Path) -> None:
     config = config_of(tmp_path, **{"checkpoint.every": 1, "advantage.critic.optimizer.lr": 1e-2})
-    whole = trainer_of(config)
-    folder = whole.train()
+    uninterrupted = trainer_of(config)
+    folder = uninterrupted.train()
     again = trainer_of(config, resume=folder / "checkpoints" / "step-000001")
     assert again.critic is not None
-    assert whole.critic is not None
+    assert uninterrupted.critic is not None
     assert again.critic.metrics == {}
     again.train()
-    for mine, theirs in ((again.parameters, whole.parameters), (again.critic.parameters, whole.critic.parameters)):
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    assert again.critic.metrics == whole.critic.metrics
-    state = whole.critic.state_dict()
+    for ours, theirs in (
+        (again.parameters, uninterrupted.parameters),
+        (again.critic.parameters, uninterrupted.critic.parameters),
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert again.critic.metrics == uninterrupted.critic.metrics
+    state = uninterrupted.critic.state_dict()
     with pytest.raises(ValueError, match="a critic's weights are"):
         again.critic.load_state_dict({**state, "weights": state["weights"][::-1]})
 
@@ -150,8 +153,8 @@ def test_first_the_critic_moves_alone_and_then_the_policy(method: str, tmp_path:
     for now, then in zip(first.parameters, before, strict=True):
         assert torch.equal(now, then)
     assert any(not torch.equal(now, then) for now, then in zip(first.critic.parameters, expected, strict=True))
-    for mine, theirs in zip(first.critic.parameters, trainer.critic.parameters, strict=True):
-        assert torch.equal(mine, theirs)
+    for ours, theirs in zip(first.critic.parameters, trainer.critic.parameters, strict=True):
+        assert torch.equal(ours, theirs)
     assert any(not torch.equal(now, then) for now, then in zip(trainer.parameters, before, strict=True))
 
 

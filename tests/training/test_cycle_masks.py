@@ -20,17 +20,19 @@ def test_a_pass_trains_the_segments_of_its_number(cycle_masks: bool, columns: li
     policy, calls = letters(), []
     evaluate = policy.evaluate
 
-    def asked(rollout: Any, *given: Any, **named: Any) -> Any:
+    def record_segments(rollout: Any, *arguments: Any, **named: Any) -> Any:
         calls.append(rollout.mask_BT.any(0).nonzero().flatten().tolist())
-        return evaluate(rollout, *given, **named)
+        return evaluate(rollout, *arguments, **named)
 
-    policy.evaluate = asked
+    policy.evaluate = record_segments
     config = {
         "steps": 1,
         "rollout": {"prompts_per_step": 2, "group_size": 4},
         "update": {"epochs": 2, "cycle_masks": cycle_masks, "optimizer": {"lr": 0.1}},
     }
-    rewards = {"vowels": lambda samples: [float(sum(letter in "aeiou" for letter in one.text)) for one in samples]}
+    rewards = {
+        "vowels": lambda samples: [float(sum(letter in "aeiou" for letter in sample.text)) for sample in samples]
+    }
     before = policy.logits.detach().clone()
     Trainer(policy, rewards, [Prompt("one"), Prompt("two")], config).train()
     assert calls == columns

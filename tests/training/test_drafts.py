@@ -54,7 +54,7 @@ def drafts(rollout: Rollout, surer: float) -> Memory:
 def test_accepted_prefixes_count_as_sampled_now(settings: dict[str, int]) -> None:
     policy = policy_of("llama", max_new_tokens=6, **settings)
     plain = gathered(fixed(), even_prompts_differ, policy=policy)
-    tokens = {(one.group, one.member): list(one.tokens or ()) for one in plain.samples}
+    tokens = {(sample.group, sample.member): list(sample.tokens or ()) for sample in plain.samples}
     for strategy, surer, same in (
         (with_drafts(), 0.0, 6),
         (with_drafts(lenience=99.0), 50.0, 6),
@@ -68,16 +68,16 @@ def test_accepted_prefixes_count_as_sampled_now(settings: dict[str, int]) -> Non
             )
             < 2e-6
         )
-        assert sorted(tokens) == sorted((one.group, one.member) for one in rollouts.samples)
-        for row, one in enumerate(rollouts.samples):
-            draft, now = tokens[one.group, 1 - one.member], list(one.tokens or ())
+        assert sorted(tokens) == sorted((sample.group, sample.member) for sample in rollouts.samples)
+        for row, sample in enumerate(rollouts.samples):
+            draft, now = tokens[sample.group, 1 - sample.member], list(sample.tokens or ())
             assert now[:same] == draft[:same]
             assert rollouts.rollout.mask_BT[row, : len(now)].all()
             assert len(now) <= 6
-        cut = sum(len(one) > same for one in tokens.values())
+        cut = sum(len(sequence) > same for sequence in tokens.values())
         assert rollouts.rollout.num_forwards == 4 + cut
     assert cut
-    assert all(list(one.tokens or ()) not in tokens.values() for one in rollouts.samples)
+    assert all(list(sample.tokens or ()) not in tokens.values() for sample in rollouts.samples)
 
 
 def test_members_without_a_draft_are_sampled_from_the_prompt() -> None:

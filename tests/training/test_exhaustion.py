@@ -46,11 +46,11 @@ def test_other_errors_pass() -> None:
 
 
 def test_memory_is_freed_after_an_error() -> None:
-    held: list[list[int]] = []
+    allocations: list[list[int]] = []
 
     def holds() -> None:
         large = list(range(1000))
-        held.append(large)
+        allocations.append(large)
         del large[0]
         raise MemoryError
 

@@ -37,7 +37,7 @@ from mmgrpo.types import Plan, Sample
 from tests.maths.test_strategies import answered
 from tests.test_trainer import BASE, lines, make_policy, weights
 
-SEEN: list[Sample] = []
+SCORED_SAMPLES: list[Sample] = []
 PAINTER = {
     "objective": BASE["objective"],
     "update": {"optimizer": {"lr": 1e-3}},
@@ -49,9 +49,9 @@ TASKS: dict[str, Any] = {
 }
 
 
-def asked_for(samples: Sequence[Sample]) -> list[float]:
+def prompt_reward(samples: Sequence[Sample]) -> list[float]:
     """A number that goes by the picture and by the digit that the user's own prompt asks for."""
-    SEEN.extend(samples)
+    SCORED_SAMPLES.extend(samples)
     return [worth(sample) for sample in samples]
 
 
@@ -67,7 +67,7 @@ def rewriter() -> LanguagePolicy:
 
 
 def trained(output: Path, *, steps: int = 1, rewards: Any = None, resume: Path | None = None, **painter: Any) -> Any:
-    SEEN.clear()
+    SCORED_SAMPLES.clear()
     tasks = {**copy.deepcopy(TASKS), "painter": {**PAINTER, **painter}}
     values = {
         "about": {"name": "co"},
@@ -81,7 +81,7 @@ def trained(output: Path, *, steps: int = 1, rewards: Any = None, resume: Path |
         policies={"rewriter": rewriter(), "painter": make_policy()},
         rewards={
             "rewriter": rewards or [NamedReward("of_task", OfTask("painter"))],
-            "painter": {"asked": asked_for},
+            "painter": {"asked": prompt_reward},
         },
         prompts={"rewriter": requests(), "painter": requests()},
         resume=resume,
@@ -101,16 +101,16 @@ def test_a_rewriting_has_the_mean_reward_of_its_images(compare: str, tmp_path: P
     size = 3 if compare == "sample" else 6
     task = {"after": "rewriter", "compare": compare}
     trainer = trained(tmp_path, rollout={"group_size": size, "task": task})
-    assert len(SEEN) == 2 * 2 * 3
+    assert len(SCORED_SAMPLES) == 2 * 2 * 3
     rewards_of_sample: dict[tuple[int, int], list[float]] = {}
-    for sample in SEEN:
+    for sample in SCORED_SAMPLES:
         (identity,) = sample.after
         rewards_of_sample.setdefault(identity, []).append(worth(sample))
         assert sample.prompt in requests()  # the user's own words, whatever was shown
     assert {identity: len(each) for identity, each in rewards_of_sample.items()} == {
         (g, m): 3 for g in (0, 1) for m in (0, 1)
     }
-    groups = {(sample.group, sample.after[0]) for sample in SEEN}
+    groups = {(sample.group, sample.after[0]) for sample in SCORED_SAMPLES}
     expected = [(2 + n, (n // 2, n % 2)) for n in range(4)] if compare == "sample" else [
         (n // 2, (n // 2, n % 2)) for n in range(4)
     ]  # fmt: skip
@@ -135,23 +135,25 @@ def test_evaluations_sample_from_the_rewriting(tmp_path: Path) -> None:
     assert painter.task_link is not None
     prompts = requests()[10:13]
     rewards_of_sample = writer.policy.rollout(prompts, group_size=1, seed=5, plan=Plan(stochastic=()))
-    shown = painter.task_link.show(prompts)
-    assert [prompt.text for prompt in shown] == [sample.text for sample in rewards_of_sample.samples]
-    assert [prompt.columns for prompt in shown] == [prompt.columns for prompt in prompts]
+    rewritten = painter.task_link.show(prompts)
+    assert [prompt.text for prompt in rewritten] == [sample.text for sample in rewards_of_sample.samples]
+    assert [prompt.columns for prompt in rewritten] == [prompt.columns for prompt in prompts]
     config = EvaluationConfig.model_validate({"prompts": {"source": "x"}, "samples_per_prompt": 2})
-    scorer = Scorer([NamedReward("asked", asked_for)])
-    judged = evaluate(painter.policy, prompts, scorer, config, painter.job, show=painter.task_link.show)
-    plain = evaluate(painter.policy, shown, scorer, config, painter.job)
-    assert judged is not None
+    scorer = Scorer([NamedReward("asked", prompt_reward)])
+    evaluation = evaluate(painter.policy, prompts, scorer, config, painter.job, show=painter.task_link.show)
+    plain = evaluate(painter.policy, rewritten, scorer, config, painter.job)
+    assert evaluation is not None
     assert plain is not None
-    pictures = [[sample.image.tobytes() for sample in one.samples if sample.image] for one in (judged, plain)]
+    pictures = [
+        [sample.image.tobytes() for sample in evaluation.samples if sample.image] for evaluation in (evaluation, plain)
+    ]
     assert pictures[0] == pictures[1]
-    assert [sample.prompt for sample in judged.samples] == [prompt for prompt in prompts for _ in range(2)]
+    assert [sample.prompt for sample in evaluation.samples] == [prompt for prompt in prompts for _ in range(2)]
 
 
 def test_a_reward_of_one_label_and_custom_rewards(tmp_path: Path) -> None:
-    own = [NamedReward("of_task", OfTask("painter", "asked"), 2.0), NamedReward("caption", is_caption, 0.5)]
-    trainer = trained(tmp_path, rewards=own)
+    rewards = [NamedReward("of_task", OfTask("painter", "asked"), 2.0), NamedReward("caption", is_caption, 0.5)]
+    trainer = trained(tmp_path, rewards=rewards)
     writer, painter = (lines(trainer.tasks[name])[0] for name in ("rewriter", "painter"))
     assert writer["reward/of_task/mean"] == pytest.approx(painter["reward/asked/mean"], rel=1e-5)
     assert writer["reward/mean"] == pytest.approx(
@@ -160,15 +162,15 @@ def test_a_reward_of_one_label_and_custom_rewards(tmp_path: Path) -> None:
 
 
 def test_both_train_and_resume_exactly(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole", steps=2)
+    uninterrupted = trained(tmp_path / "whole", steps=2)
     fresh = {"rewriter": rewriter(), "painter": make_policy()}
     for name, policy in fresh.items():
         before = torch.cat([p.detach().flatten() for p in policy.trainable])
-        assert float((weights(whole.tasks[name]) - before).abs().max()) > 1e-4
+        assert float((weights(uninterrupted.tasks[name]) - before).abs().max()) > 1e-4
     half = trained(tmp_path / "half", steps=1)
     resumed = trained(tmp_path / "half", steps=2, resume=half.folder.path)
     for name in fresh:
-        assert torch.equal(weights(resumed.tasks[name]), weights(whole.tasks[name]))
+        assert torch.equal(weights(resumed.tasks[name]), weights(uninterrupted.tasks[name]))
 
 
 def test_samples_follow_those_of_the_task_before() -> None:
@@ -178,8 +180,8 @@ def test_samples_follow_those_of_the_task_before() -> None:
     assert [(r.prompt, r.members, r.after) for r in alone] == [
         (4 + n, (0, 1, 2, 3), (row,)) for n, row in enumerate(rows)
     ]
-    asked = answered(alone, [0.0] * 16)
-    assert list(following(rows, compare="sample").ask([asked], setting)) == []  # one round
+    answers = answered(alone, [0.0] * 16)
+    assert list(following(rows, compare="sample").ask([answers], setting)) == []  # one round
     shared = following(rows, compare="prompt").ask([], setting)
     assert [(r.prompt, r.members) for r in shared] == [(0, (0, 1)), (0, (2, 3)), (3, (0, 1)), (3, (2, 3))]
     with pytest.raises(ConfigError, match="fewer than the 5 samples"):
@@ -229,7 +231,7 @@ def test_the_requests_and_their_literal_rewritings() -> None:
     examples = literal_rewritings(0.6)
     right = [example.text == example.prompt.columns["answer"] for example in examples]
     assert sum(right) / len(right) == pytest.approx(1 / 3 + 2 / 3 * 0.4)
-    named = next(one for one in examples if one.prompt.text == "the digit after six")
+    named = next(example for example in examples if example.prompt.text == "the digit after six")
     assert named.text == caption(6)
     tokenizer = rewriter_lm()[1]
     texts = [example.text or "" for example in examples] + list(prompts)
@@ -238,8 +240,8 @@ def test_the_requests_and_their_literal_rewritings() -> None:
 
 def test_the_configuration_of_a_paper_on_the_page_loads() -> None:
     page = (CONFIGS.resolve().parent / "docs" / "how-to/mixed-runs.md").read_text()
-    (shown,) = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(rewriter:.*?)```", page, re.DOTALL)]
-    tasks = tasks_of(validated({"tasks": shown}))
+    (rewriter_block,) = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(rewriter:.*?)```", page, re.DOTALL)]
+    tasks = tasks_of(validated({"tasks": rewriter_block}))
     assert tasks["painter"].rollout.prompts_per_step == tasks["rewriter"].rollout.prompts_per_step
     assert tasks["painter"].advantage.scale.numbers == {"eps": 1e-4, "correction": 0}
 
@@ -260,7 +262,7 @@ def exact(output: Path, size: int) -> dict[str, torch.Tensor]:
             "rewriter": LanguagePolicy(model, tokenizer, settings),
             "painter": make_policy(rollout_batch=1, update_batch=1),
         },
-        rewards={"rewriter": [NamedReward("of_task", OfTask("painter"))], "painter": {"asked": asked_for}},
+        rewards={"rewriter": [NamedReward("of_task", OfTask("painter"))], "painter": {"asked": prompt_reward}},
         prompts={"rewriter": requests(), "painter": requests()},
     )
     trainer.train()
@@ -291,6 +293,6 @@ def test_two_processes_make_the_updates_of_one(module: str, tmp_path: Path) -> N
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     done = subprocess.run(command, env=environment, timeout=800, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    two, one = torch.load(tmp_path / "found.pt"), import_module(module).exact(tmp_path / "one", 1)
-    for name, result in one.items():
+    two, single = torch.load(tmp_path / "found.pt"), import_module(module).exact(tmp_path / "one", 1)
+    for name, result in single.items():
         assert float((result - two[name]).abs().max()) < 1e-6

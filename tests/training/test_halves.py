@@ -31,17 +31,17 @@ def test_sampled_answers_are_less_likely_where_the_policy_is_certain(settings: d
     policy = policy_of("llama", max_new_tokens=5, **settings)
     rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=0)
     before = [parameter.detach().clone() for parameter in policy.trainable]
-    own_BT = logprobs(policy, rollout)
+    current_BT = logprobs(policy, rollout)
     how = Forgetting(rate=0.05, below=below, limit=1e-4)
     assert keep_forgetting(policy, [rollout], how, Job(Accelerator(cpu=True))) == len(rollout.samples)
     for now, then in zip(policy.trainable, before, strict=True):
         assert torch.equal(now, then)
         assert now.grad is None
-    assert torch.equal(logprobs(policy, rollout), own_BT)
+    assert torch.equal(logprobs(policy, rollout), current_BT)
     with policy.weights.using(FORGETTING):
         moved_BT = logprobs(policy, rollout)
     if below:
-        loss = (-torch.log1p(-own_BT.exp())).where(rollout.mask_BT, 0.0).sum()
+        loss = (-torch.log1p(-current_BT.exp())).where(rollout.mask_BT, 0.0).sum()
         assert float((-torch.log1p(-moved_BT.exp())).where(rollout.mask_BT, 0.0).sum()) < float(loss) - 1e-6
     else:
-        torch.testing.assert_close(moved_BT, own_BT, rtol=0, atol=1e-6)
+        torch.testing.assert_close(moved_BT, current_BT, rtol=0, atol=1e-6)

@@ -60,8 +60,8 @@ def test_slow_fast_goes_back_along_its_way() -> None:
         hook.after()
         weightsvalues.append(weight.tolist())
     # 0 -> 1 -> 2, back to 0.25 * 2 = 0.5; the slow one -> 1.5; the next round from there: 2.5 -> 3.5, back to 2; 3
-    assert [one[0] for one in weightsvalues] == [1.0, 0.5, 1.5, 2.5, 2.0, 3.0]
-    assert [one[1] for one in weightsvalues] == [9.0, 8.5, 9.5, 10.5, 10.0, 11.0]
+    assert [values[0] for values in weightsvalues] == [1.0, 0.5, 1.5, 2.5, 2.0, 3.0]
+    assert [values[1] for values in weightsvalues] == [9.0, 8.5, 9.5, 10.5, 10.0, 11.0]
 
 
 def test_slow_fast_of_two_slow_updates() -> None:
@@ -89,9 +89,9 @@ def test_slow_fast_beyond_its_way_and_without_slow_updates() -> None:
         hook.after()
         weightsvalues.append(weight.tolist())
     # 0 -> 1 -> 1.5, on to 0 + 2 * 1.5 = 3; the next round from there: 2.5 -> 2.25, on to 3 - 2 * 0.75 = 1.5; 1.75
-    assert [one[0] for one in weightsvalues] == [1.0, 3.0, 2.5, 1.5, 1.75]
+    assert [values[0] for values in weightsvalues] == [1.0, 3.0, 2.5, 1.5, 1.75]
     # 8 -> 5 -> 3.5, on to 8 - 2 * 4.5 = -1; 0.5 -> 1.25, on to -1 + 2 * 2.25 = 3.5; 2.75
-    assert [one[1] for one in weightsvalues] == [5.0, -1.0, 0.5, 3.5, 2.75]
+    assert [values[1] for values in weightsvalues] == [5.0, -1.0, 0.5, 3.5, 2.75]
 
 
 def test_slow_fast_resumes_within_a_round() -> None:
@@ -124,7 +124,7 @@ def test_a_mask_keeps_the_others_bitwise() -> None:
     moved = [(now != then) for now, then in zip(parameters, before, strict=True)]
     assert 10 <= int(moved[0].sum()) <= 32  # 20 of 2,000 are expected
     again = Mask(parameters, share=0.01, seed=3)
-    assert [torch.equal(one, other) for one, other in zip(moved, again._trained, strict=True)] == [True, True]  # pyright: ignore[reportAttributeAccessIssue]
+    assert [torch.equal(mask, other) for mask, other in zip(moved, again._trained, strict=True)] == [True, True]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_wrong_numbers() -> None:
@@ -144,10 +144,10 @@ def test_hooks_resume(tmp_path: Path) -> None:
     hooks = [{"name": "slow_fast", "inner": 2, "alpha": 0.5}, {"name": "mask", "share": 0.5}]
     update = {**BASE["update"], "hooks": hooks}
     values: dict[str, Any] = {"steps": 3, "update": update, "checkpoint": {"every": 2}}
-    whole = run(tmp_path / "whole", **values)  # a round of three ends within a step
-    resumed = run(tmp_path / "whole", resume=whole.folder.path / "checkpoints" / "step-000002", **values)
-    assert torch.equal(weights(resumed), weights(whole))
-    assert not torch.equal(weights(whole), weights(run(tmp_path / "plain", steps=3)))
+    uninterrupted = run(tmp_path / "whole", **values)  # a round of three ends within a step
+    resumed = run(tmp_path / "whole", resume=uninterrupted.folder.path / "checkpoints" / "step-000002", **values)
+    assert torch.equal(weights(resumed), weights(uninterrupted))
+    assert not torch.equal(weights(uninterrupted), weights(run(tmp_path / "plain", steps=3)))
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora": LORA}], ids=["full", "lora"])
@@ -156,24 +156,24 @@ def test_the_divergence_is_none_right_after_a_reset(settings: dict[str, Any], tm
         "update": {**BASE["update"], "reference": {"reset_every": 2, "reset_optimizer": True}},
         "checkpoint": {"every": 1},
     }
-    whole = run(tmp_path / "whole", make_policy(**settings), **values)
-    kl = {(row["step"], row["update"]): row["policy/kl_mean"] for row in lines(whole)}
+    uninterrupted = run(tmp_path / "whole", make_policy(**settings), **values)
+    kl = {(row["step"], row["update"]): row["policy/kl_mean"] for row in lines(uninterrupted)}
     assert kl[1, 0] == kl[3, 0] == 0.0
     assert min(kl[2, 0], kl[2, 1], kl[4, 0], kl[4, 1]) > 0.0
     result = {}
     for step in (2, 3):  # right after a reset, and one step on: the optimiser has begun anew
-        checkpoint = whole.folder.path / "checkpoints" / f"step-00000{step}"
+        checkpoint = uninterrupted.folder.path / "checkpoints" / f"step-00000{step}"
         state = torch.load(checkpoint / "training.pt", weights_only=True)
-        result[step] = [int(one["step"]) for one in state["optimizer"]["state"].values()]
+        result[step] = [int(parameter_state["step"]) for parameter_state in state["optimizer"]["state"].values()]
     assert set(result[2]) == set()
     assert set(result[3]) == {2}
     resumed = run(
         tmp_path / "whole",
         make_policy(**settings),
-        resume=whole.folder.path / "checkpoints" / "step-000003",
+        resume=uninterrupted.folder.path / "checkpoints" / "step-000003",
         **values,
     )
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
 def test_a_reference_that_follows(tmp_path: Path) -> None:

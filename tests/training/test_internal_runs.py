@@ -30,7 +30,7 @@ from mmgrpo.values import (
     attention_influence,
     rank_velocity,
 )
-from tests.configs.method_steps import Step, config_of, taught
+from tests.configs.method_steps import Step, advantages_of, config_of
 from tests.policies.test_language_ways import t5
 from tests.policies.tiny_language import TEMPERATURE, policy_of, prompts_of
 
@@ -132,15 +132,15 @@ def test_usual_numbers_follow_the_run(tmp_path: Path) -> None:
 
 def test_the_bonus_of_the_file() -> None:
     """The usual numbers are 10, 2 and -1; z is 1, 0, 0 of the right row and -1, 0, 0 of the wrong one: tanh 1 / 2."""
-    (own,) = (named.model_dump() for named in config_of("verl").advantage.estimators)
+    (bonus,) = (named.model_dump() for named in config_of("verl").advantage.estimators)
     usual = {"rank": 10.0, "velocity": 2.0, "acceleration": -1.0}
-    config = config_of("verl", {"advantage.estimators": [{**own, **usual}]})
+    config = config_of("verl", {"advantage.estimators": [{**bonus, **usual}]})
     values: dict[Value, Sequence[Sequence[float]]] = {
         RANK_OF_STATES: [[20.0] * 2, [0.0] * 2],
         rank_velocity(40): [[2.0] * 2] * 2,
         Value("rank_acceleration", numbers=(40,)): [[-1.0] * 2] * 2,
     }
-    result = taught(config, Step(reward=(1.0, 0.0), values=values)).advantage_BT
+    result = advantages_of(config, Step(reward=(1.0, 0.0), values=values)).advantage_BT
     size = 0.5 / 0.7071078
     expected = torch.tensor([[size, size + min(0.3807971, size / 2)], [-size, -size]], dtype=torch.float64)
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-6)

@@ -81,8 +81,8 @@ class TestColumns:
         assert update_prompt_stats(memory, facts(0, {"a": [1.0]})) is memory
 
     def test_a_column_written_by_its_owner(self) -> None:
-        own = Column("temperature", default=1.0)
-        memory = Memory().declared([own])
+        column = Column("temperature", default=1.0)
+        memory = Memory().declared([column])
         changed = memory.write("temperature", ["b"], torch.tensor([0.7], dtype=torch.float64))
         assert changed.read("temperature", ["a", "b"]).tolist() == [1.0, 0.7]
         assert memory.read("temperature", ["a", "b"]).tolist() == [1.0, 1.0]
@@ -93,19 +93,19 @@ class TestColumns:
 class TestReplay:
     def test_oldest_go_first(self) -> None:
         memory = Memory().with_replay([row("a", 0), row("a", 1), row("b", 1), row("a", 2)], per_prompt=2, total=9)
-        assert [one.step for one in memory.replay["a"]] == [1, 2]
+        assert [row.step for row in memory.replay["a"]] == [1, 2]
         # of b1, a1, a2 and b3, with room for 3, a1 is as old as b1 and came first
         memory = memory.with_replay([row("b", 3)], per_prompt=2, total=3)
-        assert {key: [one.step for one in state] for key, state in memory.replay.items()} == {"a": [2], "b": [1, 3]}
+        assert {key: [row.step for row in state] for key, state in memory.replay.items()} == {"a": [2], "b": [1, 3]}
         memory = memory.with_replay([row("c", 4), row("c", 5)], per_prompt=2, total=2)
-        assert {key: [one.step for one in state] for key, state in memory.replay.items()} == {"c": [4, 5]}
+        assert {key: [row.step for row in state] for key, state in memory.replay.items()} == {"c": [4, 5]}
 
     def test_strategies(self) -> None:
         rewards = [0.0, 1.0, 0.6, 0.1, 0.9]
         memory = Memory().with_replay([row("a", step, r) for step, r in enumerate(rewards)], per_prompt=9, total=9)
 
         def steps(strategy: str, num: int) -> list[int]:
-            return [one.step for one in replayed(memory, "a", num, strategy)]
+            return [row.step for row in replayed(memory, "a", num, strategy)]
 
         assert steps("recency", 2) == [4, 3]
         assert steps("reward", 2) == [1, 4]
@@ -116,7 +116,7 @@ class TestReplay:
         assert steps("variance", 4) == [1, 4, 3, 0]
         assert steps("variance", 0) == []
         assert steps("full", 1) == [4, 3, 2, 1, 0]
-        assert [one.step for one in replayed(memory, "a", 9, "recency", at_least=0.6)] == [4, 2, 1]
+        assert [row.step for row in replayed(memory, "a", 9, "recency", at_least=0.6)] == [4, 2, 1]
         assert replayed(memory, "a", 9, "recency", least=4, at_least=0.6) == []
         assert replayed(memory, "nobody", 2, "recency") == []
         with pytest.raises(ConfigError, match="choose from recency"):
@@ -129,10 +129,10 @@ class TestReplay:
         )
         unknown = ReplayRow(key="a", reward=1.0, advantage=0.0, step=3)
         memory = Memory().with_replay([unlikely, unknown, likely, long], per_prompt=9, total=9)
-        assert [one.step for one in replayed(memory, "a", 9, "surest")] == [1, 0, 2, 3]
+        assert [row.step for row in replayed(memory, "a", 9, "surest")] == [1, 0, 2, 3]
 
 
-SHOWN = Turn(
+TURN_WITH_IMAGE = Turn(
     text="look",
     role="tool",
     images=[Image.new("RGB", (3, 2), "red")],
@@ -144,7 +144,7 @@ SHOWN = Turn(
 class TestCheckpoint:
     def test_restored_is_the_same(self) -> None:
         memory = update_prompt_stats(ALL, facts(0, {"a": [1.0, 0.0], "b": [0.3]})).with_state("kl", {"value": 0.1})
-        one = ReplayRow(
+        replay_row = ReplayRow(
             key="b",
             tokens=torch.tensor([3, 4]),
             old_logprob_T=torch.tensor([-0.1, -2.0]),
@@ -153,23 +153,25 @@ class TestCheckpoint:
             step=2,
             num_forced=1,
             turns={"turn_ends": [2], "turn_rewards": [None], "turn_keys": ["a"]},
-            replies=[plain_reply(SHOWN), None],
+            replies=[plain_reply(TURN_WITH_IMAGE), None],
         )
-        memory = memory.with_replay([one, row("a", 3)], per_prompt=2, total=4)
+        memory = memory.with_replay([replay_row, row("a", 3)], per_prompt=2, total=4)
         again = ALL.restored(through_file(memory.state_dict()))  # type: ignore[arg-type]
         for name in COLUMNS:
             assert torch.equal(again.read(name, ["a", "b", "c"]), memory.read(name, ["a", "b", "c"]))
         assert again.states == memory.states
         assert again.replay["a"] == memory.replay["a"]
         (state,) = again.replay["b"]
-        assert (state.num_forced, state.turns) == (1, one.turns)
+        assert (state.num_forced, state.turns) == (1, replay_row.turns)
         assert state.replies[1] is None
         reply = reply_of(state.replies[0])
         assert reply is not None
         assert (reply.text, reply.role) == ("look", "tool")
-        assert reply.images[0].tobytes() == SHOWN.images[0].tobytes()
-        assert [frame.tobytes() for frame in reply.videos[0]] == [frame.tobytes() for frame in SHOWN.videos[0]]
-        assert torch.equal(reply.audios[0].values, SHOWN.audios[0].values)
+        assert reply.images[0].tobytes() == TURN_WITH_IMAGE.images[0].tobytes()
+        assert [frame.tobytes() for frame in reply.videos[0]] == [
+            frame.tobytes() for frame in TURN_WITH_IMAGE.videos[0]
+        ]
+        assert torch.equal(reply.audios[0].values, TURN_WITH_IMAGE.audios[0].values)
         assert plain_reply(Turn(text="no media")) is None
         assert state.old_logprob_T is not None
         assert state.old_logprob_T.tolist() == torch.tensor([-0.1, -2.0]).tolist()

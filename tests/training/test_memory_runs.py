@@ -45,11 +45,11 @@ def test_a_resumed_run_samples_like_the_uninterrupted_one(tmp_path: Path) -> Non
         trainer.train()
         return trainer
 
-    whole = trained("whole", "whole")
-    resumed = trained("resumed", "whole", whole.folder.path / "checkpoints" / "step-000003")
+    uninterrupted = trained("whole", "whole")
+    resumed = trained("resumed", "whole", uninterrupted.folder.path / "checkpoints" / "step-000003")
     assert texts["resumed"] == texts["whole"][3:]
-    assert torch.equal(weights(resumed), weights(whole))
-    memories = [one.session.memory for one in (whole, resumed)]
+    assert torch.equal(weights(resumed), weights(uninterrupted))
+    memories = [trainer.session.memory for trainer in (uninterrupted, resumed)]
     keys = list(memories[0].index_of)
     assert memories[0].read("last_step", keys).tolist() == memories[1].read("last_step", keys).tolist()
     assert memories[0].states == memories[1].states
@@ -57,8 +57,8 @@ def test_a_resumed_run_samples_like_the_uninterrupted_one(tmp_path: Path) -> Non
 
 
 def test_the_checkpoint_holds_it_and_one_without_is_an_empty_one(tmp_path: Path) -> None:
-    whole = run(tmp_path, steps=2, prompts=SETTLED, checkpoint={"every": 1})
-    checkpoint = whole.folder.path / "checkpoints" / "step-000001"
+    trainer = run(tmp_path, steps=2, prompts=SETTLED, checkpoint={"every": 1})
+    checkpoint = trainer.folder.path / "checkpoints" / "step-000001"
     _, state = load_checkpoint(checkpoint, make_policy(), "cpu")
     assert len(state["memory"]["keys"]) == 4
     assert state["memory"]["numbers"]["last_step"].tolist() == [0, 0, 0, 0]
@@ -80,13 +80,15 @@ def test_the_shuffled_sampler_and_one_source_are_the_run_as_it_was(tmp_path: Pat
     plain = run(tmp_path / "plain", steps=2)
     named = run(tmp_path / "named", steps=2, prompts={"sampler": "shuffled"})
     assert torch.equal(weights(plain), weights(named))
-    one = {"sources": [{"source": "python:mmgrpo.examples.digits:digit_prompts", "label": "digits"}]}
-    config = validated({**BASE, "steps": 2, "prompts": one, "output": str(tmp_path / "one")})
+    mixture = {"sources": [{"source": "python:mmgrpo.examples.digits:digit_prompts", "label": "digits"}]}
+    config = validated({**BASE, "steps": 2, "prompts": mixture, "output": str(tmp_path / "one")})
     assert config.prompts is not None
-    of_one = Trainer(make_policy(), {"brightness": brightness}, load_prompts_of(config.prompts), config)
-    of_one.train()
-    assert torch.equal(weights(plain), weights(of_one))
-    assert timeless(plain) == [{key: value for key, value in row.items() if "@" not in key} for row in timeless(of_one)]
+    single_source = Trainer(make_policy(), {"brightness": brightness}, load_prompts_of(config.prompts), config)
+    single_source.train()
+    assert torch.equal(weights(plain), weights(single_source))
+    assert timeless(plain) == [
+        {key: value for key, value in row.items() if "@" not in key} for row in timeless(single_source)
+    ]
 
 
 def test_sources_by_weight_and_their_metrics(tmp_path: Path) -> None:

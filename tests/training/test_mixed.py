@@ -49,7 +49,7 @@ MIXED: dict[str, Any] = {
         "drawing": {**DRAWING, "update": {**DRAWING["update"], "warmup": WARMUP}, "evaluation": DIGITS},
     },
 }
-ASKED = {"writing": [Prompt(text) for text in TEXTS], "drawing": digit_prompts()}
+PROMPTS = {"writing": [Prompt(text) for text in TEXTS], "drawing": digit_prompts()}
 
 
 def brightness(samples: Sequence[Sample]) -> list[float]:
@@ -68,7 +68,7 @@ def mixed(output: Path, *, resume: Path | None = None, rewards: Any = None, **ch
     for key, value in changes.items():
         values[key] = value
     only = {name: policy for name, policy in policies().items() if name in values["tasks"]}
-    return MixedTrainer(values, policies=only, rewards={**REWARDS, **(rewards or {})}, prompts=ASKED, resume=resume)
+    return MixedTrainer(values, policies=only, rewards={**REWARDS, **(rewards or {})}, prompts=PROMPTS, resume=resume)
 
 
 SPELT: dict[str, Any] = {
@@ -88,7 +88,7 @@ def spelt(output: Path, *, resume: Path | None = None, reward: Any = vowels, **c
         values,
         policies={name: letters() for name in names},
         rewards={name: {"vowels": vowels if name == "writing" else reward} for name in names},
-        prompts=dict.fromkeys(names, ASKED["writing"]),
+        prompts=dict.fromkeys(names, PROMPTS["writing"]),
         resume=resume,
     )
 
@@ -96,7 +96,7 @@ def spelt(output: Path, *, resume: Path | None = None, reward: Any = vowels, **c
 def spelt_alone(name: str, output: Path, **changes: Any) -> Trainer:
     shared = {key: MIXED[key] for key in ("steps", "runtime", "checkpoint")}
     values = {**shared, **SPELT[name], "output": str(output), **changes}
-    return finished(Trainer(letters(), {"vowels": vowels}, ASKED["writing"], values))
+    return finished(Trainer(letters(), {"vowels": vowels}, PROMPTS["writing"], values))
 
 
 def finished(trainer: Any) -> Any:
@@ -107,7 +107,7 @@ def finished(trainer: Any) -> Any:
 def alone(name: str, output: Path, **changes: Any) -> Trainer:
     shared = {key: MIXED[key] for key in ("steps", "runtime", "checkpoint")}
     values = {**shared, **MIXED["tasks"][name], "output": str(output), **changes}
-    return finished(Trainer(policies()[name], REWARDS[name], ASKED[name], values))
+    return finished(Trainer(policies()[name], REWARDS[name], PROMPTS[name], values))
 
 
 def left_by(run: Path) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def left_by(run: Path) -> dict[str, Any]:
         for file in files
     }
     for task in ("writing", "drawing"):
-        names = [one.name for one in list_checkpoints(run / task)]
+        names = [checkpoint.name for checkpoint in list_checkpoints(run / task)]
         hashes = json.loads((list_checkpoints(run / task)[-1] / "manifest.json").read_text())["sha256"]
         result[task] = names, hashes
     return result
@@ -140,7 +140,7 @@ def killed_before_a_step_is_saved(trainer: Trainer) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> MixedTrainer:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> MixedTrainer:
     """Two tasks together, which nothing interrupted."""
     return finished(mixed(tmp_path_factory.mktemp("whole")))
 
@@ -149,24 +149,24 @@ def test_a_run_killed_as_it_finished_is_completed_by_resuming(tmp_path: Path) ->
     """Its tasks had finished, its own folder had not: the status stayed running, and the last line missed."""
     run = finished(spelt(tmp_path)).folder.path
     names = ("metrics.jsonl", "run.json")
-    whole = {name: (run / name).read_text() for name in names}
-    metrics = whole["metrics.jsonl"].splitlines(keepends=True)
+    texts = {name: (run / name).read_text() for name in names}
+    metrics = texts["metrics.jsonl"].splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(metrics[:-1]))
-    header = json.loads(whole["run.json"])
+    header = json.loads(texts["run.json"])
     (run / "run.json").write_text(json.dumps({**header, "status": "running"}))
     resumed = spelt(tmp_path, resume=run)
     resumed.train()
     assert resumed.status == "finished"
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
-    assert (run / "metrics.jsonl").read_text() == whole["metrics.jsonl"]
+    assert (run / "metrics.jsonl").read_text() == texts["metrics.jsonl"]
 
 
 @pytest.mark.parametrize("name", ["writing", "drawing"])
-def test_each_of_two_tasks_equals_its_separate_run(name: str, whole: MixedTrainer, tmp_path: Path) -> None:
-    apart, task = alone(name, tmp_path), whole.tasks[name]
+def test_each_of_two_tasks_equals_its_separate_run(name: str, trained: MixedTrainer, tmp_path: Path) -> None:
+    apart, task = alone(name, tmp_path), trained.tasks[name]
     assert torch.equal(weights(task), weights(apart))
     assert timeless(lines(task)) == timeless(lines(apart))
-    names = [[path.name for path in list_checkpoints(one.folder.path)] for one in (task, apart)]
+    names = [[path.name for path in list_checkpoints(trainer.folder.path)] for trainer in (task, apart)]
     assert names[0] == names[1]
     assert load_config(task.folder.path / "config.yaml").rollout.task is not None
 
@@ -176,27 +176,27 @@ def test_one_task_is_the_plain_run(tmp_path: Path) -> None:
     assert torch.equal(weights(together.tasks["writing"]), weights(spelt_alone("writing", tmp_path / "plain")))
 
 
-def test_the_folder_holds_the_lines_of_all_under_their_names(whole: MixedTrainer) -> None:
-    folder = whole.folder.path
+def test_the_folder_holds_the_lines_of_all_under_their_names(trained: MixedTrainer) -> None:
+    folder = trained.folder.path
     of_all = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    own = [line for name in whole.tasks for line in lines(whole.tasks[name])]
-    assert len(of_all) == len(own) == 4 * (1 + 2)
-    first = lines(whole.tasks["writing"])[0]
+    task_lines = [line for name in trained.tasks for line in lines(trained.tasks[name])]
+    assert len(of_all) == len(task_lines) == 4 * (1 + 2)
+    first = lines(trained.tasks["writing"])[0]
     assert of_all[0]["task"] == "writing"
     assert of_all[0]["writing/reward/mean"] == first["reward/mean"]
     assert [line["step"] for line in of_all] == [step for step in (1, 2, 3, 4) for _ in range(3)]
-    judged = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in judged] == [0, 2, 4]
+    evaluations = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in evaluations] == [0, 2, 4]
     assert (
-        judged[0]["eval/drawing/brightness/mean"]
-        == lines(whole.tasks["drawing"], "evaluation.jsonl")[0]["eval/brightness/mean"]
+        evaluations[0]["eval/drawing/brightness/mean"]
+        == lines(trained.tasks["drawing"], "evaluation.jsonl")[0]["eval/brightness/mean"]
     )
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
     page = (folder / "report.html").read_text()
     assert "drawing/brightness" in page
-    assert [f'<a href="{name}/report.html">{name}</a>' in page for name in whole.tasks] == [True, True]
+    assert [f'<a href="{name}/report.html">{name}</a>' in page for name in trained.tasks] == [True, True]
     assert parse_tasks('tasks: {"../a": {}, b: {}, "<i>": {}}') == ["b"]
-    assert load_config(folder / "config.yaml").tasks.keys() == whole.tasks.keys()
+    assert load_config(folder / "config.yaml").tasks.keys() == trained.tasks.keys()
 
 
 def test_a_task_takes_part_each_so_many_th_step(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_sigterm_gives_the_step_up_for_all(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_failure_between_the_updates_of_two_tasks_goes_back_to_a_step_of_both(
-    whole: MixedTrainer, tmp_path: Path
+    trained: MixedTrainer, tmp_path: Path
 ) -> None:
     broken = mixed(tmp_path)
     apply, calls = broken.tasks["drawing"].optimizer.apply, []
@@ -247,10 +247,10 @@ def test_a_failure_between_the_updates_of_two_tasks_goes_back_to_a_step_of_both(
     assert broken.status == "failed"
     assert [path.name for path in list_checkpoints(broken.folder.path / "writing")] == ["step-000002"]
     resumed = finished(mixed(tmp_path, resume=broken.folder.path))
-    assert left_by(resumed.folder.path) == left_by(whole.folder.path)
+    assert left_by(resumed.folder.path) == left_by(trained.folder.path)
 
 
-def test_a_run_killed_during_a_save_resumes_from_a_common_step(whole: MixedTrainer, tmp_path: Path) -> None:
+def test_a_run_killed_during_a_save_resumes_from_a_common_step(trained: MixedTrainer, tmp_path: Path) -> None:
     """At the second step the first task has its checkpoint, the second has none: both go back to the beginning."""
     pid = fork()
     if pid == 0:
@@ -260,22 +260,22 @@ def test_a_run_killed_during_a_save_resumes_from_a_common_step(whole: MixedTrain
         os._exit(1)
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     folder = tmp_path / "both"
-    assert [one.name for one in list_checkpoints(folder / "writing")] == ["step-000002"]
-    assert {one.name.partition("-")[0] for one in list_checkpoints(folder / "drawing")} == {"warmup"}
+    assert [checkpoint.name for checkpoint in list_checkpoints(folder / "writing")] == ["step-000002"]
+    assert {checkpoint.name.partition("-")[0] for checkpoint in list_checkpoints(folder / "drawing")} == {"warmup"}
     resumed = finished(mixed(tmp_path, resume=folder))
-    assert left_by(resumed.folder.path) == left_by(whole.folder.path)
-    assert [one.name for one in (folder / "writing/checkpoints/aside").iterdir()] == ["step-000002"]
+    assert left_by(resumed.folder.path) == left_by(trained.folder.path)
+    assert [checkpoint.name for checkpoint in (folder / "writing/checkpoints/aside").iterdir()] == ["step-000002"]
 
 
-def test_invalid_configurations_raise(whole: MixedTrainer, tmp_path: Path) -> None:
+def test_invalid_configurations_raise(trained: MixedTrainer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="writing is a task of a mixed run, which resumes as one run"):
-        Trainer(policy_of("llama"), vowels, ["a"], resume=whole.folder.path / "writing")
+        Trainer(policy_of("llama"), vowels, ["a"], resume=trained.folder.path / "writing")
     with pytest.raises(ConfigError, match="this is a mixed run of writing, drawing"):
         Trainer(policy_of("llama"), vowels, ["a"], MIXED)
     with pytest.raises(ConfigError, match="has the tasks writing, drawing, and cannot resume with writing"):
-        mixed(tmp_path, resume=whole.folder.path, tasks={"writing": WRITING})
+        mixed(tmp_path, resume=trained.folder.path, tasks={"writing": WRITING})
     with pytest.raises(ConfigError, match="seed: 0 -> 1"):
-        mixed(tmp_path, resume=whole.folder.path, seed=1)
+        mixed(tmp_path, resume=trained.folder.path, seed=1)
     with pytest.raises(RewardError):
         finished(mixed(tmp_path, rewards={"drawing": {"brightness": failing(1, RewardError("none"))}}))
     assert not (tmp_path / "both").exists()

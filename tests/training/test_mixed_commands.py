@@ -55,13 +55,13 @@ def test_trackers_get_the_numbers_and_texts_of_each_task_under_its_name(run: Pat
     events = EventAccumulator(str(file.parent), size_guidance={"scalars": 0, "tensors": 0}).Reload()
     for task, steps in (("sums", [1, 1, 2, 2, 3, 3]), ("more", [1, 1, 3, 3])):
         scalars = events.Scalars(f"{task}/reward/mean")
-        assert [one.step for one in scalars] == steps
-        own = [row["reward/mean"] for row in rows(run / task / "metrics.jsonl")]
-        assert [one.value for one in scalars] == pytest.approx(own)
-        judged = [0, *dict.fromkeys(steps)]
-        assert [one.step for one in events.Scalars(f"eval/{task}/held_out_accuracy/mean")] == judged
+        assert [scalar.step for scalar in scalars] == steps
+        rewards = [row["reward/mean"] for row in rows(run / task / "metrics.jsonl")]
+        assert [scalar.value for scalar in scalars] == pytest.approx(rewards)
+        evaluated_steps = [0, *dict.fromkeys(steps)]
+        assert [scalar.step for scalar in events.Scalars(f"eval/{task}/held_out_accuracy/mean")] == evaluated_steps
         texts = events.Tensors(f"evaluation/{task}/texts/text_summary")
-        assert [one.step for one in texts] == judged
+        assert [text.step for text in texts] == evaluated_steps
         assert texts[0].tensor_proto.string_val[0].decode().startswith("| prompt | text | held_out_accuracy |")
 
 

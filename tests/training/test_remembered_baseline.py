@@ -76,18 +76,18 @@ def test_the_value_is_the_mean_of_spos_tracker() -> None:
 
 
 def test_one_sample_a_prompt_trains_and_resumes(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", checkpoint={"every": 2}, **SINGLE)
-    assert all(row["optimizer/grad_norm"] > 0 for row in lines(whole))
+    uninterrupted = run(tmp_path / "whole", checkpoint={"every": 2}, **SINGLE)
+    assert all(row["optimizer/grad_norm"] > 0 for row in lines(uninterrupted))
     resumed = run(
         tmp_path / "whole",
-        resume=whole.folder.path / "checkpoints" / "step-000002",
+        resume=uninterrupted.folder.path / "checkpoints" / "step-000002",
         checkpoint={"every": 2},
         **SINGLE,
     )
-    assert torch.equal(weights(resumed), weights(whole))
-    held = whole.session.memory.numbers["value"]
-    assert bool((held != 0.5).all())
-    assert torch.equal(resumed.session.memory.numbers["value"], held)
+    assert torch.equal(weights(resumed), weights(uninterrupted))
+    baselines = uninterrupted.session.memory.numbers["value"]
+    assert bool((baselines != 0.5).all())
+    assert torch.equal(resumed.session.memory.numbers["value"], baselines)
 
 
 def test_a_group_of_one_needs_it() -> None:

@@ -63,11 +63,11 @@ def metrics_of(policy: Policy, prompts: Any, folder: Path, **config: Any) -> lis
 @pytest.mark.parametrize("rows", ["replayed", "behind the prompt"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_rows_without_an_update_have_a_ratio_of_one(name: str, rows: str, tmp_path: Path) -> None:
-    module, family, settings, own = POLICIES[name]
-    if rows != "replayed" and own.get("training_states") == "renoised":
+    module, family, settings, settings_of_rollout = POLICIES[name]
+    if rows != "replayed" and settings_of_rollout.get("training_states") == "renoised":
         pytest.skip("renoised rows are of the prompt that they are read behind")
     prompts = module.prompts_of(family) if module is tiny_language else module.prompts_of()
-    rollout = {**own, **(REPLAY if rows == "replayed" else SECOND_ROUND)}
+    rollout = {**settings_of_rollout, **(REPLAY if rows == "replayed" else SECOND_ROUND)}
     lines = metrics_of(module.policy_of(family, **settings), prompts, tmp_path, rollout=rollout)
     assert [line["policy/ratio_mean"] for line in lines] == pytest.approx([1.0] * 3, abs=2e-5)
     assert max(line["policy/ratio_std"] for line in lines) < 1e-4
@@ -105,11 +105,11 @@ def test_filters_and_estimators_take_the_decisions_of_reveals(tmp_path: Path) ->
 )
 def test_estimators_of_tokens_need_one_token_a_decision(policy: dict[str, Any], rollout: dict[str, Any]) -> None:
     values = {"rollout": rollout, "advantage": {"estimators": [{"name": "prefix_count"}]}}
-    own = tiny_masked.policy_of("eurobert")
+    masked = tiny_masked.policy_of("eurobert")
     with pytest.raises(ConfigError, match=r"prefix_count reads the token of each decision.*policy.decision: token"):
-        Trainer(own, {"random": random_reward}, tiny_masked.prompts_of(), validated({**values, "policy": policy}))
+        Trainer(masked, {"random": random_reward}, tiny_masked.prompts_of(), validated({**values, "policy": policy}))
     Trainer(
-        own, {"random": random_reward}, tiny_masked.prompts_of(), validated({**values, "policy": {"name": "masked"}})
+        masked, {"random": random_reward}, tiny_masked.prompts_of(), validated({**values, "policy": {"name": "masked"}})
     )
 
 
@@ -126,7 +126,7 @@ def test_answers_that_are_read_by_the_current_weights_have_no_departure() -> Non
     policy = tiny_language.policy_of("llama")
     rollout = policy.rollout(tiny_language.prompts_of("llama"), group_size=2, seed=3)
     stored = [rollout.off_policy_sample(row, Source.REPLAY) for row in range(4)]
-    items = [replace(one, old_logprob_T=None) if row % 2 else one for row, one in enumerate(stored)]
+    items = [replace(sample, old_logprob_T=None) if row % 2 else sample for row, sample in enumerate(stored)]
     answers = read(policy, items, Plan(), 0)
     assert answers.unchanged_B.tolist() == [False, True, False, True]  # what is stored may be of earlier weights
     assert concat_rollouts([rollout, answers]).unchanged_B.tolist() == [True] * 4 + [False, True, False, True]
@@ -148,7 +148,7 @@ def test_a_resumed_run_reads_the_same_decisions(tmp_path: Path) -> None:
         trainer.train()
         return trainer
 
-    whole = trained()
-    weights = [parameter.detach().clone() for parameter in whole.policy.trainable]
-    resumed = trained(whole.folder.path / "checkpoints" / "step-000002")
-    assert all(torch.equal(one, two) for one, two in zip(weights, resumed.policy.trainable, strict=True))
+    uninterrupted = trained()
+    weights = [parameter.detach().clone() for parameter in uninterrupted.policy.trainable]
+    resumed = trained(uninterrupted.folder.path / "checkpoints" / "step-000002")
+    assert all(torch.equal(parameter, two) for parameter, two in zip(weights, resumed.policy.trainable, strict=True))

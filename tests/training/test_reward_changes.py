@@ -51,8 +51,8 @@ def test_reward_of_a_method_without_its_marks_raises_an_alert(
     assert [line[f"reward/{name}/changed_frac"] for line in lines] == [0.0, 0.0]
     assert len(alarms) == 1
     assert f"reward/{name}/changed_frac" in alarms[0]
-    shown = capsys.readouterr()
-    assert f"by reward/{name} in the first step" in " ".join((shown.out + shown.err).split())
+    output = capsys.readouterr()
+    assert f"by reward/{name} in the first step" in " ".join((output.out + output.err).split())
 
 
 def test_reward_of_a_method_that_acts_changes_advantages(tmp_path: Path) -> None:

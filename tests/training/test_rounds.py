@@ -113,12 +113,12 @@ def test_an_answer_with_a_hint_is_trained_with_the_unchanged_prompt() -> None:
     assert rollout.source_B is not None
     assert rollout.source_B.tolist() == [0, 0, 0, 0, Source.DEMONSTRATION, Source.DEMONSTRATION]
     assert not rollout.on_policy
-    shown = policy.rollout(
-        [shown_by(hint["hint"], PROMPTS[0], 2)], group_size=1, seed=7, plan=Plan(prompt_ids=(0,), members=((2,),))
+    hinted = policy.rollout(
+        [apply_template(hint["hint"], PROMPTS[0], 2)], group_size=1, seed=7, plan=Plan(prompt_ids=(0,), members=((2,),))
     )
-    assert rollouts.samples[4].tokens == shown.samples[0].tokens
-    T = len(shown.samples[0].tokens or ())
-    assert torch.allclose(rollout.old_logprob_BT[4, :T], shown.old_logprob_BT[0, :T], atol=1e-6)
+    assert rollouts.samples[4].tokens == hinted.samples[0].tokens
+    T = len(hinted.samples[0].tokens or ())
+    assert torch.allclose(rollout.old_logprob_BT[4, :T], hinted.old_logprob_BT[0, :T], atol=1e-6)
     now_BT = scored(policy, rollout)
     read = policy.read([OffPolicySample(sample=rollouts.samples[4])], seed=0)
     assert torch.allclose(now_BT[4, :T], read.old_logprob_BT[0, :T], atol=1e-6)  # behind the bare prompt
@@ -138,29 +138,29 @@ def scored(policy: Any, rollout: Rollout) -> Tensor:
 
 def in_context(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
     """The fixed groups, every member under a prompt template."""
-    return [replace(one, prompt_template="same") for one in fixed().ask(rounds, setting)]
+    return [replace(request, prompt_template="same") for request in fixed().ask(rounds, setting)]
 
 
 def test_a_context_without_effect_equals_none() -> None:
     plain = gathered(fixed(), even_prompts_differ)
-    shown = gathered(
+    templated = gathered(
         Strategy(ask=in_context), even_prompts_differ, prompt_templates={"same": template(text="{prompt}")}
     )
-    assert [s.tokens for s in shown.samples] == [s.tokens for s in plain.samples]
-    assert torch.allclose(shown.rollout.old_logprob_BT, plain.rollout.old_logprob_BT, atol=1e-6)
-    assert shown.rollout.mask_BT.equal(plain.rollout.mask_BT)
+    assert [s.tokens for s in templated.samples] == [s.tokens for s in plain.samples]
+    assert torch.allclose(templated.rollout.old_logprob_BT, plain.rollout.old_logprob_BT, atol=1e-6)
+    assert templated.rollout.mask_BT.equal(plain.rollout.mask_BT)
 
 
 def test_a_replayed_row_of_the_current_policy_has_the_ratio_one() -> None:
     policy = policy_of("llama", max_new_tokens=4)
-    own = gathered(fixed(), even_prompts_differ, policy=policy)
-    sample, T = own.samples[0], len(own.samples[0].tokens or ())
+    replayed = gathered(fixed(), even_prompts_differ, policy=policy)
+    sample, T = replayed.samples[0], len(replayed.samples[0].tokens or ())
     row = ReplayRow(
         key="0",
         text=sample.text,
         tokens=torch.tensor(list(sample.tokens or ())),
         finished=sample.finished,
-        old_logprob_T=own.rollout.old_logprob_BT[0, :T],
+        old_logprob_T=replayed.rollout.old_logprob_BT[0, :T],
         reward=1.0,
         advantage=1.0,
         step=0,
@@ -170,7 +170,7 @@ def test_a_replayed_row_of_the_current_policy_has_the_ratio_one() -> None:
     assert rollouts.rollout.prompt_index_B.tolist() == [0, 0, 1, 1, 0]
     assert rollouts.rollout.source_B is not None
     assert rollouts.rollout.source_B.tolist() == [0, 0, 0, 0, Source.REPLAY]
-    assert torch.allclose(scored(policy, rollouts.rollout)[4, :T], own.rollout.old_logprob_BT[0, :T], atol=1e-6)
+    assert torch.allclose(scored(policy, rollouts.rollout)[4, :T], replayed.rollout.old_logprob_BT[0, :T], atol=1e-6)
 
 
 def test_an_answer_of_the_row_is_a_member() -> None:
@@ -202,7 +202,7 @@ def test_scouts_of_fewer_steps_choose_the_members_to_sample_exactly(tmp_path: Pa
 
 def lowest_sum(samples: Sequence[Sample]) -> list[float]:
     """A reward of groups: the sum of the numbers of all members, less 10."""
-    return [float(sum(other.member for other in samples if other.group == one.group)) - 10 for one in samples]
+    return [float(sum(other.member for other in samples if other.group == sample.group)) - 10 for sample in samples]
 
 
 @pytest.mark.parametrize(
@@ -265,22 +265,22 @@ def brightness(samples: Sequence[Sample]) -> list[float]:
     return [sum(sample.image.tobytes()) / 64 for sample in samples if sample.image is not None]
 
 
-def shown_by(prompt_template: PromptTemplate, prompt: Prompt, member: int = 0) -> Prompt:
-    shown = prompt_template(prompt, member, NOTHING)
-    assert shown is not None
-    return shown
+def apply_template(prompt_template: PromptTemplate, prompt: Prompt, member: int = 0) -> Prompt:
+    prompt_of_member = prompt_template(prompt, member, NOTHING)
+    assert prompt_of_member is not None
+    return prompt_of_member
 
 
 def test_contexts() -> None:
     prompt = Prompt("how many", columns={"hint": "two", "solution": "a b c d"})
-    assert shown_by(template(text="Q: {prompt}"), prompt).text == "Q: how many"
-    assert shown_by(column_hint(column="hint", text="{prompt} ({hint})"), prompt).text == "how many (two)"
-    answer = shown_by(systems(texts=["be brief", "be kind"]), prompt, 3).messages
+    assert apply_template(template(text="Q: {prompt}"), prompt).text == "Q: how many"
+    assert apply_template(column_hint(column="hint", text="{prompt} ({hint})"), prompt).text == "how many (two)"
+    answer = apply_template(systems(texts=["be brief", "be kind"]), prompt, 3).messages
     assert answer == [{"role": "system", "content": "be kind"}, {"role": "user", "content": "how many"}]
-    assert shown_by(solution_prefix(share=0.5), prompt).prefix == "a b "
-    assert shown_by(solution_prefix(share=0.0), prompt) is prompt
+    assert apply_template(solution_prefix(share=0.5), prompt).prefix == "a b "
+    assert apply_template(solution_prefix(share=0.0), prompt) is prompt
     with pytest.raises(DataError, match="column 'hint'"):
-        shown_by(column_hint(column="hint"), Prompt("q"))
+        apply_template(column_hint(column="hint"), Prompt("q"))
     for wrong in (lambda: template(text="no place"), lambda: systems(texts=[]), lambda: solution_prefix(share=2)):
         with pytest.raises(ConfigError):
             wrong()

@@ -230,10 +230,10 @@ class TestStepRewards:
         now = StepRewards(build_rewards(config.rewards), algorithm)
         samples = [Sample(Prompt("a"), 0, 0, text="w x y z u", tokens=[1, 2, 3, 4, 5])]
         now.apply_schedules(algorithm.at(0, Memory()))
-        early, functions = now.scorer(samples), [one.function for one in now.rewards]
+        early, functions = now.scorer(samples), [reward.function for reward in now.rewards]
         now.apply_schedules(algorithm.at(1, Memory()))
-        assert [one.function for one in now.rewards] == functions  # only a weight has moved
-        assert [one.weight for one in now.rewards] == [1.0, 0.75]
+        assert [reward.function for reward in now.rewards] == functions  # only a weight has moved
+        assert [reward.weight for reward in now.rewards] == [1.0, 0.75]
         now.apply_schedules(algorithm.at(2, Memory()))
         late = now.scorer(samples)
         assert now.rewards[1].function is functions[1]
@@ -247,9 +247,9 @@ class TestStepRewards:
         algorithm = Algorithm.of(config)
         prompt, values = Prompt("a", columns={"solution": "b c"}), []
         for step in range(3):
-            shown = algorithm.at(step, Memory()).prompt_templates["begun"](prompt, 0, History())
-            assert shown is not None
-            values.append(shown.prefix)
+            templated = algorithm.at(step, Memory()).prompt_templates["begun"](prompt, 0, History())
+            assert templated is not None
+            values.append(templated.prefix)
         assert values == ["b c ", "b ", None]
 
     def test_labels_that_are_no_rewards(self) -> None:
@@ -269,8 +269,8 @@ def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -
         },
         "advantage": {"clamp": 2.0},
     }
-    whole = run(tmp_path / "whole", checkpoint={"every": 2}, **values)
-    result = lines(whole)[::2]
+    uninterrupted = run(tmp_path / "whole", checkpoint={"every": 2}, **values)
+    result = lines(uninterrupted)[::2]
     assert [row["config/objective.kl.beta"] for row in result] == pytest.approx([0, 0.1, 0.2, 0.3])
     assert [row["config/update.optimizer.max_grad_norm"] for row in result] == [1.0, 1.0, 1e-3, 1e-3]
     assert [row.get("config/rollout.group_size") for row in result] == [3, 3, *[BASE["rollout"]["group_size"]] * 2]
@@ -279,12 +279,15 @@ def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -
     assert result[1]["policy/kl_mean"] > 0
     clamps = [row["config/advantage.clamp"] for row in result]
     assert clamps[0] == 2.0
-    for row, before, after in zip(lines(whole)[1::2], clamps, clamps[1:], strict=False):
+    for row, before, after in zip(lines(uninterrupted)[1::2], clamps, clamps[1:], strict=False):
         assert after == pytest.approx(max(before - 1e-3 * row["reward/mean"], 0.5))
     resumed = run(
-        tmp_path / "whole", resume=whole.folder.path / "checkpoints" / "step-000002", checkpoint={"every": 2}, **values
+        tmp_path / "whole",
+        resume=uninterrupted.folder.path / "checkpoints" / "step-000002",
+        checkpoint={"every": 2},
+        **values,
     )
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
     plain = [{k: v for k, v in row.items() if not k.startswith("time")} for row in lines(resumed)]
     assert [row["config/advantage.clamp"] for row in plain[::2]] == clamps
 

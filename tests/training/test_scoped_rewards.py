@@ -31,13 +31,13 @@ TEXT = "red cat\nblue\nno dog"  # tokens: red, " cat", newline | blue, newline |
 LINES = ((0, 8), (8, 13), (13, 19))
 
 
-def of_lines(values: Sequence[Sequence[float | None]], whole: float = 0.0) -> Any:
+def of_lines(values: Sequence[Sequence[float | None]], total: float = 0.0) -> Any:
     """A reward that gives the lines of the text, or the steps, of each member these values."""
 
     def reward(samples: Sequence[Sample]) -> list[Score]:
         return [
-            Score(whole, scopes=[Scope(*line, value) for line, value in zip(LINES, values[one.member], strict=True)])
-            for one in samples
+            Score(total, scopes=[Scope(*line, value) for line, value in zip(LINES, values[sample.member], strict=True)])
+            for sample in samples
         ]
 
     return reward
@@ -86,11 +86,11 @@ def test_a_reward_of_a_span_moves_its_columns_alone(policy: LanguagePolicy) -> N
     reasoning = of_lines([[None, None, float(member > 1)] for member in range(4)])
     rewards = [NamedReward("perception", perception, weight=0.0), NamedReward("reasoning", reasoning, weight=0.0)]
     rollout = written(policy)
-    seen, thought = ({"name": "scoped", "reward": name, "eps": 0.0} for name in ("perception", "reasoning"))
-    seen_BT = advantage(policy, rollout, rewards, seen)
+    perceived, thought = ({"name": "scoped", "reward": name, "eps": 0.0} for name in ("perception", "reasoning"))
+    perception_BT = advantage(policy, rollout, rewards, perceived)
     expected_B3 = torch.tensor([[1.5], [-0.5], [-0.5], [-0.5]]).expand(4, 3)
-    torch.testing.assert_close(seen_BT, torch.cat([expected_B3, torch.zeros(4, 5)], dim=1))
-    both_BT = advantage(policy, rollout, rewards, seen, thought)
+    torch.testing.assert_close(perception_BT, torch.cat([expected_B3, torch.zeros(4, 5)], dim=1))
+    both_BT = advantage(policy, rollout, rewards, perceived, thought)
     z = 0.5 / math.sqrt(1 / 3)
     last_B3 = torch.tensor([[-z], [-z], [z], [z]]).expand(4, 3)
     torch.testing.assert_close(both_BT, torch.cat([expected_B3, torch.zeros(4, 2), last_B3], dim=1))
@@ -102,12 +102,12 @@ def test_one_scope_over_the_complete_text_is_the_plain_reward(policy: LanguagePo
     def plain(samples: Sequence[Sample]) -> list[float]:
         return [values[sample.member] for sample in samples]
 
-    def in_one(samples: Sequence[Sample]) -> list[Score]:
+    def single_scope(samples: Sequence[Sample]) -> list[Score]:
         return [Score(0.0, scopes=[Scope(0, len(s.text or ""), values[s.member])]) for s in samples]
 
     rollout = written(policy)
     parts_BT = advantage(
-        policy, rollout, [NamedReward("r", in_one, weight=0.0)], {"name": "scoped", "reward": "r"}, scale="group"
+        policy, rollout, [NamedReward("r", single_scope, weight=0.0)], {"name": "scoped", "reward": "r"}, scale="group"
     )
     assert torch.equal(parts_BT, advantage(policy, rollout, [NamedReward("r", plain)], scale="group"))
 
@@ -179,8 +179,8 @@ def test_invalid_settings_raise(policy: LanguagePolicy) -> None:
     mute = letters()
     spoken = mute.rollout([tiny_language.prompts_of("llama")[0]], group_size=2, seed=0)
 
-    def whole(samples: Sequence[Sample]) -> list[Score]:
+    def unscoped(samples: Sequence[Sample]) -> list[Score]:
         return [Score(0.0, scopes=[Scope(0, 1, 1.0)]) for _ in samples]
 
     with pytest.raises(PolicyError, match=r"mmgrpo\.policy\.SupportsTextOffsets"):
-        advantage(mute, spoken, [NamedReward("steps", whole)], {"name": "scoped", "reward": "steps"})
+        advantage(mute, spoken, [NamedReward("steps", unscoped)], {"name": "scoped", "reward": "steps"})

@@ -39,18 +39,18 @@ from tests.test_trainer_language import TEXTS, vowels
 from tests.tiny.language_models import make
 from tests.training import shared_digits
 
-ASKED = [Prompt(text) for text in TEXTS]
-OWN: dict[str, Any] = {
+TEXT_PROMPTS = [Prompt(text) for text in TEXTS]
+TASK: dict[str, Any] = {
     "rollout": {"prompts_per_step": 4, "group_size": 3},
     "objective": {"kl": {"divergence": "k3", "beta": 0.1}},
 }
-GUEST = {**OWN, "rollout": {**OWN["rollout"], "task": {"policy_of": "one"}}}
+GUEST = {**TASK, "rollout": {**TASK["rollout"], "task": {"policy_of": "one"}}}
 UPDATE: dict[str, Any] = {"epochs": 2, "minibatches": 2, "optimizer": {"lr": 1e-2}, "ema": {"decay": 0.5}}
 
 
 def taking_part(task: dict[str, Any]) -> dict[str, Any]:
     """The rollout of a task of a mixed run."""
-    return {"rollout": {**OWN["rollout"], "task": task}}
+    return {"rollout": {**TASK["rollout"], "task": task}}
 
 
 def late(samples: Sequence[Sample]) -> list[float]:
@@ -59,7 +59,7 @@ def late(samples: Sequence[Sample]) -> list[float]:
 
 def shared(output: Path, *, guest: Any = None, reward: Any = vowels, resume: Path | None = None, steps: int = 2) -> Any:
     """Two tasks that train one policy of letters, alike but for what is asked for."""
-    tasks = {"one": {**OWN, "update": UPDATE}, "other": {**GUEST, **(guest or {})}}
+    tasks = {"one": {**TASK, "update": UPDATE}, "other": {**GUEST, **(guest or {})}}
     values = {
         "about": {"name": "two"},
         "output": str(output),
@@ -71,7 +71,7 @@ def shared(output: Path, *, guest: Any = None, reward: Any = vowels, resume: Pat
         values,
         policies={"one": letters()},
         rewards={"one": {"vowels": vowels}, "other": {"asked": reward}},
-        prompts={"one": ASKED, "other": ASKED},
+        prompts={"one": TEXT_PROMPTS, "other": TEXT_PROMPTS},
         resume=resume,
     )
     trainer.train()
@@ -81,12 +81,12 @@ def shared(output: Path, *, guest: Any = None, reward: Any = vowels, resume: Pat
 @pytest.fixture(scope="module")
 def batch() -> Advantages:
     """Rows of different lengths, of four prompts, as a language model drew them."""
-    config, job = RunConfig.model_validate(OWN), mmgrpo.Job(Accelerator(cpu=True))
+    config, job = RunConfig.model_validate(TASK), mmgrpo.Job(Accelerator(cpu=True))
     policy, rewards = policy_of("llama"), [NamedReward("vowels", vowels)]
     arguments = {"setting": Algorithm.of(config).step_setting(0, Memory(), str), "job": job}
     strategy, scorer = Algorithm.of(config).strategy, mmgrpo.Scorer(rewards)
     experience = mmgrpo.collect_rollouts(
-        policy, strategy, ASKED.__getitem__, scorer, plan=plan_at(Algorithm.of(config), policy, 0), **arguments
+        policy, strategy, TEXT_PROMPTS.__getitem__, scorer, plan=plan_at(Algorithm.of(config), policy, 0), **arguments
     )
     verdict = mmgrpo.score_rollouts(experience, rewards, step=0, job=job)
     advantages = mmgrpo.compute_advantages(policy, experience, verdict, Algorithm.of(config).advantages, job=job)
@@ -98,27 +98,27 @@ def batch() -> Advantages:
 
 def part_of(batch: Advantages, groups: Sequence[int]) -> Advantages:
     """The same without the rows of other groups."""
-    mine_B = torch.isin(batch.rollout.prompt_index_B, torch.tensor(groups))
+    in_part_B = torch.isin(batch.rollout.prompt_index_B, torch.tensor(groups))
     return replace(
         batch,
-        rollout=batch.rollout.keep(mine_B[:, None]),
-        zero_B=batch.zero_B & mine_B,
-        chosen_B=batch.chosen_B & mine_B,
+        rollout=batch.rollout.keep(in_part_B[:, None]),
+        zero_B=batch.zero_B & in_part_B,
+        chosen_B=batch.chosen_B & in_part_B,
     )
 
 
-def taught(batches: Sequence[Advantages], objective: Mapping[str, Any]) -> tuple[torch.Tensor, list[float]]:
+def updated_weights(batches: Sequence[Advantages], objective: Mapping[str, Any]) -> tuple[torch.Tensor, list[float]]:
     """The weights after two updates from these batches together, and the norms of the gradients."""
     update = {
         "optimizer": {"lr": 1e-2, "eps": 1e-2, "max_grad_norm": None}
     }  # AdamW blows up roundings of small gradients
-    config = RunConfig.model_validate({**OWN, "objective": objective, "update": update})
+    config = RunConfig.model_validate({**TASK, "objective": objective, "update": update})
     policy, job = policy_of("llama"), mmgrpo.Job(Accelerator(cpu=True))
     made = partial(UpdatePlan, policy, objective=Algorithm.of(config).objective, job=job)
     optimizer = mmgrpo.optimizer_of(Algorithm.of(config), policy.trainable, job=job)
     norms = [
         updates[0].applied.grad_norm
-        for updates in update_jointly([made(one) for one in batches], optimizer, epochs=1, minibatches=2)
+        for updates in update_jointly([made(batch) for batch in batches], optimizer, epochs=1, minibatches=2)
     ]
     return torch.cat([parameter.detach().flatten() for parameter in policy.trainable]), norms
 
@@ -127,20 +127,22 @@ def taught(batches: Sequence[Advantages], objective: Mapping[str, Any]) -> tuple
 def test_halves_of_the_prompts_in_two_tasks_are_all_of_them_in_one(aggregate: str, batch: Advantages) -> None:
     """Whatever the loss is a mean over: rows of 2 to 6 tokens count as they would in one batch."""
     objective = {"aggregate": aggregate, "kl": {"divergence": "k3", "beta": 0.1}}
-    whole, norms = taught([batch], objective)
-    halves, norms_of_halves = taught([part_of(batch, (0, 1)), part_of(batch, (2, 3))], objective)
+    complete, norms = updated_weights([batch], objective)
+    halves, norms_of_halves = updated_weights([part_of(batch, (0, 1)), part_of(batch, (2, 3))], objective)
     assert norms_of_halves == pytest.approx(norms, rel=1e-5)
-    assert float((halves - whole).abs().max()) < 1e-6
-    first, norms_of_first = taught([part_of(batch, (0, 1))], objective)
+    assert float((halves - complete).abs().max()) < 1e-6
+    first, norms_of_first = updated_weights([part_of(batch, (0, 1))], objective)
     assert norms_of_first[0] != pytest.approx(norms[0], rel=0.05)
-    assert float((first - whole).abs().max()) > 1e-4
+    assert float((first - complete).abs().max()) > 1e-4
 
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     """One of the two by itself."""
-    values = {**OWN, "update": UPDATE, "steps": 2, "runtime": {"device": "cpu"}}
-    trainer = Trainer(letters(), {"vowels": vowels}, ASKED, values | {"output": str(tmp_path_factory.mktemp("once"))})
+    values = {**TASK, "update": UPDATE, "steps": 2, "runtime": {"device": "cpu"}}
+    trainer = Trainer(
+        letters(), {"vowels": vowels}, TEXT_PROMPTS, values | {"output": str(tmp_path_factory.mktemp("once"))}
+    )
     trainer.train()
     return trainer
 
@@ -163,22 +165,22 @@ def test_a_weight_multiplies_the_gradient_of_a_tasks_rows(
 ) -> None:
     """Of two that are alike each is half of the gradient."""
     arguments = shared(tmp_path, guest=taking_part({"policy_of": "one", "weight": weight}), steps=1)
-    norms = [lines(one)[0]["optimizer/grad_norm"] for one in (arguments.tasks["one"], once)]
+    norms = [lines(run)[0]["optimizer/grad_norm"] for run in (arguments.tasks["one"], once)]
     assert norms[0] == pytest.approx(share * norms[1], rel=1e-5)
 
 
 def test_the_weights_are_saved_once_and_the_run_resumes_exactly(tmp_path: Path) -> None:
     rare = taking_part({"policy_of": "one", "every": 2, "weight": 0.5})
-    whole = shared(tmp_path / "whole", guest=rare, reward=late, steps=3)
+    uninterrupted = shared(tmp_path / "whole", guest=rare, reward=late, steps=3)
     half = shared(tmp_path / "half", guest=rare, reward=late, steps=2)
     resumed = shared(tmp_path / "half", guest=rare, reward=late, steps=3, resume=half.folder.path)
     for name in ("one", "other"):
-        assert torch.equal(weights(resumed.tasks[name]), weights(whole.tasks[name]))
-        assert timeless(lines(resumed.tasks[name])) == timeless(lines(whole.tasks[name]))
-    assert [line["step"] for line in lines(whole.tasks["other"])] == [1] * 4 + [2] * 4
-    assert len(list((whole.folder.path / "one").rglob("letters.safetensors"))) == 2  # with the average
-    assert not list((whole.folder.path / "other").rglob("*.safetensors"))
-    state = torch.load(list_checkpoints(whole.folder.path / "other")[-1] / "training.pt", weights_only=True)
+        assert torch.equal(weights(resumed.tasks[name]), weights(uninterrupted.tasks[name]))
+        assert timeless(lines(resumed.tasks[name])) == timeless(lines(uninterrupted.tasks[name]))
+    assert [line["step"] for line in lines(uninterrupted.tasks["other"])] == [1] * 4 + [2] * 4
+    assert len(list((uninterrupted.folder.path / "one").rglob("letters.safetensors"))) == 2  # with the average
+    assert not list((uninterrupted.folder.path / "other").rglob("*.safetensors"))
+    state = torch.load(list_checkpoints(uninterrupted.folder.path / "other")[-1] / "training.pt", weights_only=True)
     assert state.keys() == {"memory"}
 
 
@@ -212,14 +214,14 @@ def test_a_folder_without_weights_refers_to_those_that_it_trains(tmp_path: Path)
 def test_values_of_the_owner_are_not_repeated(guest: dict[str, Any], message: str) -> None:
     other = {**GUEST, **guest}
     with pytest.raises(ConfigError, match=message):
-        validated({"tasks": {"one": {**OWN, "update": UPDATE}, "other": other}})
+        validated({"tasks": {"one": {**TASK, "update": UPDATE}, "other": other}})
 
 
 def test_invalid_policy_owners_raise() -> None:
     tasks = {
-        "one": OWN,
+        "one": TASK,
         "other": GUEST,
-        "third": {**OWN, **taking_part({"policy_of": "other"})},
+        "third": {**TASK, **taking_part({"policy_of": "other"})},
     }
     with pytest.raises(
         ConfigError, match=r"tasks.third: rollout.task.policy_of: other has its policy of one; name that"
@@ -227,14 +229,14 @@ def test_invalid_policy_owners_raise() -> None:
         validated({"tasks": tasks})
     rollouts = {"one": taking_part({"every": 2}), "b": taking_part({"policy_of": "one", "every": 3})}
     with pytest.raises(ConfigError, match=r"takes part in each 2th step .* set a multiple of 2, got 3"):
-        validated({"tasks": {name: {**OWN, **rollout} for name, rollout in rollouts.items()}})
+        validated({"tasks": {name: {**TASK, **rollout} for name, rollout in rollouts.items()}})
     twice: dict[str, Any] = {"one": letters(), "other": letters()}
     with pytest.raises(ConfigError, match="policies: other trains the policy of one: give that one alone"):
         MixedTrainer(
             {"tasks": {name: tasks[name] for name in twice}},
             policies=twice,
             rewards=dict.fromkeys(twice, vowels),
-            prompts=dict.fromkeys(twice, ASKED),
+            prompts=dict.fromkeys(twice, TEXT_PROMPTS),
         )
 
 
@@ -262,7 +264,7 @@ def test_an_alarm_of_one_task_ends_the_run_for_all(tmp_path: Path) -> None:
     )
     assert arguments.step == 2
     for task in arguments.tasks.values():
-        assert [one.name for one in list_checkpoints(task.folder.path)] == ["step-000002"]
+        assert [checkpoint.name for checkpoint in list_checkpoints(task.folder.path)] == ["step-000002"]
 
 
 def exact(output: Path, size: int) -> dict[str, torch.Tensor]:
@@ -285,7 +287,7 @@ def test_a_task_may_have_separate_sampling_settings(tmp_path: Path) -> None:
     trainer = MixedTrainer(
         {"steps": 1, "runtime": {"device": "cpu"}, "output": str(tmp_path), "tasks": tasks},
         rewards=dict.fromkeys(tasks, vowels),
-        prompts=dict.fromkeys(tasks, ASKED),
+        prompts=dict.fromkeys(tasks, TEXT_PROMPTS),
     )
     trainer.train()
     lengths = [lines(task)[0]["completions/max_length"] for task in trainer.tasks.values()]
@@ -302,16 +304,16 @@ def tiny() -> Any:
 @pytest.mark.nightly
 def test_a_model_of_texts_and_images_is_one_policy_of_two_tasks(tmp_path: Path) -> None:
     """Texts are rewarded as texts and pictures as pictures, and an update moves the heads of both."""
-    own = {"rollout": {"prompts_per_step": 1, "group_size": 4}}
+    settings = {"rollout": {"prompts_per_step": 1, "group_size": 4}}
     tasks = {
-        "writes": {**own, "update": {"optimizer": {"lr": 1e-3}}},
-        "draws": {"rollout": {**own["rollout"], "task": {"policy_of": "writes"}}},
+        "writes": {**settings, "update": {"optimizer": {"lr": 1e-3}}},
+        "draws": {"rollout": {**settings["rollout"], "task": {"policy_of": "writes"}}},
     }
-    policy, seen = unified(), {"writes": set[tuple[bool, bool]](), "draws": set[tuple[bool, bool]]()}
+    policy, outputs = unified(), {"writes": set[tuple[bool, bool]](), "draws": set[tuple[bool, bool]]()}
 
     def judge(task: str, samples: Sequence[Sample]) -> list[float]:
-        seen[task] |= {(one.text is None, one.image is None) for one in samples}
-        return [sum(one.tokens or ()) % 7 for one in samples]
+        outputs[task] |= {(sample.text is None, sample.image is None) for sample in samples}
+        return [sum(sample.tokens or ()) % 7 for sample in samples]
 
     before = {name: weight.detach().clone() for name, weight in policy.draw.model.named_parameters()}
     trainer = MixedTrainer(
@@ -321,7 +323,7 @@ def test_a_model_of_texts_and_images_is_one_policy_of_two_tasks(tmp_path: Path) 
         prompts={"writes": PROMPTS[1:], "draws": PROMPTS[:1]},
     )
     trainer.train()
-    assert seen == {"writes": {(False, True)}, "draws": {(True, False)}}
+    assert outputs == {"writes": {(False, True)}, "draws": {(True, False)}}
     after = dict(policy.draw.model.named_parameters())
     for name in ("lm_head.weight", "model.generation_head.vision_head.weight"):
         assert not torch.equal(before[name], after[name])

@@ -55,9 +55,9 @@ def test_rounding_does_not_choose_among_decisions_of_one_state() -> None:
     assert exact.logprob_BT[rollout.mask_BT].tolist() == [-1, -2, -1, -2, -1, -1, -1]
     assert torch.equal(exact[VIEWED][rollout.mask_BT], entropy_BT[rollout.mask_BT])  # a view has its own prompts
     first_BT = torch.tensor([[True, False]]).expand(4, 2)
-    for decisions, num_kept in ((rounded, 1), (exact, 4)):
+    for decisions, num_trained in ((rounded, 1), (exact, 4)):
         keep_BT = top_entropy(share=1 / 70).keep(decisions, decisions[ENTROPY][rollout.mask_BT])
-        assert int(keep_BT.sum()) == num_kept
+        assert int(keep_BT.sum()) == num_trained
     assert torch.equal(keep_BT, first_BT)
     # the covariances of the three that sampled 5 tie at the top
     for decisions, num_taken in ((rounded, 1), (exact, 3)):

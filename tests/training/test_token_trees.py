@@ -72,7 +72,7 @@ def test_rows_share_prefixes_and_sample_the_rest_by_their_numbers(settings: dict
     assert (result.num_rounds, len(result.samples)) == (3, 2 * 8)
     for group in (0, 1):
         rows = of_group(result, group)
-        assert [tokens(rows[member]) for member in (0, 1)] == [tokens(one) for one in of_group(plain, group).values()]
+        assert [tokens(rows[member]) for member in (0, 1)] == [tokens(row) for row in of_group(plain, group).values()]
         parents = {2: (0, 3), 3: (1, 3), 4: (0, 6), 5: (1, 6), 6: (2, 6), 7: (3, 6)}
         for member, (parent, after) in parents.items():
             assert tokens(rows[member])[:after] == tokens(rows[parent])[:after]
@@ -97,18 +97,18 @@ def test_a_text_after_the_shared_prefix_is_forced(settings: dict[str, Any]) -> N
     assert rollout.sampled_by_BT is not None
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
     for row, sample in enumerate(result.samples):
-        own_T = rollout.sampled_by_BT[row] == row
-        after = int((~own_T).sum())
+        sampled_T = rollout.sampled_by_BT[row] == row
+        after = int((~sampled_T).sum())
         root = result.samples[int(rollout.sampled_by_BT[row, 0])]
         assert tokens(sample)[:after] == tokens(root)[:after]
         if sample.member < 2:
             assert rollout.mask_BT[row, : len(tokens(sample))].all()
             continue
-        behind = after + len(put)
-        assert tokens(sample)[after:behind] == put
+        end = after + len(put)
+        assert tokens(sample)[after:end] == put
         assert rollout.mask_BT[row, :after].all()
-        assert not rollout.mask_BT[row, after:behind].any()
-        assert rollout.mask_BT[row, behind : len(tokens(sample))].all()
+        assert not rollout.mask_BT[row, after:end].any()
+        assert rollout.mask_BT[row, end : len(tokens(sample))].all()
 
 
 def test_equal_states_of_a_group_have_one_id_over_rounds() -> None:
@@ -127,11 +127,11 @@ def test_parts_of_other_rounds_share_states_of_one_prompt() -> None:
     policy = policy_of("llama", max_new_tokens=4)
     result = gathered(refill(), even_prompts_differ, policy=policy).rollout
     assert isinstance(result.trace, RolloutParts)
-    one = result.trace.rollouts[0]
+    first_round = result.trace.rollouts[0]
     bare_B, other = torch.ones(8, dtype=torch.bool), torch.tensor([True] * 4 + [False] * 4)
-    twice = concat_rollouts([one, one], bare_B=bare_B)
+    twice = concat_rollouts([first_round, first_round], bare_B=bare_B)
     assert twice.state_BT[:4].equal(twice.state_BT[4:])
-    apart = concat_rollouts([one, one], bare_B=other)
+    apart = concat_rollouts([first_round, first_round], bare_B=other)
     assert not set(apart.state_BT[:4].flatten().tolist()) & set(apart.state_BT[4:].flatten().tolist())
 
 
@@ -168,7 +168,7 @@ def test_the_update_computes_each_state_once() -> None:
     # behind each prompt 2 segments of 3 tokens, 4 of 3, and 8 of 3 whose last token leads nowhere
     assert evaluated(policy, rollout) == prompts + 2 * (2 * 3 + 4 * 3 + 8 * 2)
     assert evaluated(policy, flat(rollout)) == prompts + 2 * 8 * 8
-    assert len({tuple(one) for one in rollout.state_BT.tolist()}) == 16
+    assert len({tuple(states) for states in rollout.state_BT.tolist()}) == 16
 
 
 def test_a_round_computes_shared_prefixes_once_per_branch_point() -> None:
@@ -183,13 +183,13 @@ def test_a_round_computes_shared_prefixes_once_per_branch_point() -> None:
 def test_pruned_decisions_are_not_computed() -> None:
     policy = policy_of("llama", max_new_tokens=9)
     rollout = tree_of(policy).rollout
-    whole = evaluated(policy, rollout)
+    complete = evaluated(policy, rollout)
     mask_BT = rollout.mask_BT.clone()
     mask_BT[[sample.member == 4 for sample in rollout.samples]] = False  # a leaf of each tree
-    assert evaluated(policy, replace(rollout, mask_BT=mask_BT)) == whole - 2 * 2
+    assert evaluated(policy, replace(rollout, mask_BT=mask_BT)) == complete - 2 * 2
     mask_BT = rollout.mask_BT.clone()
     mask_BT[:, 6:] = False  # the last segments: the ones before them end the rows, and lead nowhere
-    assert evaluated(policy, replace(rollout, mask_BT=mask_BT)) == whole - 2 * (8 * 2 + 4)
+    assert evaluated(policy, replace(rollout, mask_BT=mask_BT)) == complete - 2 * (8 * 2 + 4)
 
 
 def test_places_of_uncertain_tokens_are_those_of_their_entropies() -> None:
@@ -241,11 +241,11 @@ def test_a_strategy_without_branches_does_not_change_the_run() -> None:
     assert result.rollout.sampled_by_BT is None
     for name in ("old_logprob_BT", "mask_BT", "state_BT", "segment_BT"):
         assert torch.equal(getattr(result.rollout, name), getattr(plain.rollout, name))
-    ours, theirs = (list(policy.evaluate(one.rollout)) for one in (result, plain))
+    ours, theirs = (list(policy.evaluate(rollouts.rollout)) for rollouts in (result, plain))
     assert [part.logprob_BT.tolist() for part in ours] == [part.logprob_BT.tolist() for part in theirs]
 
 
-def run(output: Path, **given: Any) -> Trainer:
+def run(output: Path, **changes: Any) -> Trainer:
     advantage = {"estimators": ["siblings", "along_segments"], "filters": ["each_decision_once"]}
     strategy = {"name": "branch_evenly", "every": 2, "levels": 2}
     values = {
@@ -261,19 +261,22 @@ def run(output: Path, **given: Any) -> Trainer:
         policy_of("llama", max_new_tokens=6),
         {"even": even_prompts_differ},
         prompts_of("llama"),
-        values | given.pop("changes", {}),
-        **given,
+        values | changes.pop("changes", {}),
+        **changes,
     )
     trainer.train()
     return trainer
 
 
 def test_a_resumed_run_grows_the_trees_of_the_uninterrupted_one(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole")
+    uninterrupted = run(tmp_path / "whole")
     half = run(tmp_path / "half", changes={"steps": 2})
     resumed = run(tmp_path / "half", resume=half.folder.path)
-    for one, other in zip(resumed.policy.trainable, whole.policy.trainable, strict=True):
-        assert torch.equal(one, other)
+    for parameter, other in zip(resumed.policy.trainable, uninterrupted.policy.trainable, strict=True):
+        assert torch.equal(parameter, other)
     start = policy_of("llama", max_new_tokens=6)
-    moved = [not torch.equal(one, other) for one, other in zip(whole.policy.trainable, start.trainable, strict=True)]
+    moved = [
+        not torch.equal(parameter, other)
+        for parameter, other in zip(uninterrupted.policy.trainable, start.trainable, strict=True)
+    ]
     assert any(moved)

@@ -38,7 +38,7 @@ SMALL = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "up
 HERE = "tests.training.test_view_runs"
 
 
-def one_of_four(samples: Sequence[Sample]) -> list[float]:
+def first_of_four(samples: Sequence[Sample]) -> list[float]:
     """In one group one is right, in the other two are."""
     return [float(sample.member < 1 + sample.group % 2) for sample in samples]
 
@@ -74,7 +74,7 @@ def weights_of(policy: Policy) -> list[Tensor]:
 
 
 def trained(
-    policy: Policy, method: str, prompts: list[Prompt], output: Path, reward: Any = one_of_four, **changes: Any
+    policy: Policy, method: str, prompts: list[Prompt], output: Path, reward: Any = first_of_four, **changes: Any
 ) -> list[dict[str, Any]]:
     """Two steps of a method, in which the weights move and the policy is what drew."""
     config = load_config(f"methods/{method}", {**SMALL, **changes, "output": str(output)})
@@ -94,7 +94,7 @@ def test_papo_trains_and_an_empty_mask_has_no_divergence(tmp_path: Path) -> None
         lines = trained(policy_of("qwen2.5-vl", max_new_tokens=4), "papo", prompts, tmp_path, **views)
         assert [line["update"] for line in lines] == [0, 1, 0, 1]
         result = [line["policy/perception_mean"] for line in lines if line["update"] == 0]
-        assert all(abs(one) < 1e-9 for one in result) if share == 0 else all(one > 1e-7 for one in result)
+        assert all(abs(value) < 1e-9 for value in result) if share == 0 else all(value > 1e-7 for value in result)
         assert lines[0]["policy/loss/perception"] == pytest.approx(-0.02 * lines[0]["policy/perception_mean"], rel=0.5)
 
 
@@ -111,7 +111,7 @@ def test_sdpo_trains_on_members_with_a_right_peer_alone(tmp_path: Path) -> None:
     lines = trained(policy_of("llama", max_new_tokens=5), "sdpo", prompts_of("llama"), tmp_path)
     assert all(line["policy/distillation@peer_mean"] != 0 for line in lines)
     policy, config, job = policy_of("llama", max_new_tokens=5), load_config("methods/sdpo", SMALL), Job(Accelerator())
-    rewards = rewards_of(one_of_four)
+    rewards = rewards_of(first_of_four)
     arguments = {
         "setting": Algorithm.of(config).step_setting(0, Memory(), str),
         "plan": plan_at(Algorithm.of(config), policy, 0),
@@ -131,12 +131,12 @@ def test_sdpo_trains_on_members_with_a_right_peer_alone(tmp_path: Path) -> None:
         views=build_views(Algorithm.of(config), policy),
     )
     assert batch.rollout.mask_BT.any(1).tolist() == [False, True, True, True, True, True, True, True]
-    shown = [sample.text for sample in rollouts.samples]
-    behind = batch.views["peer"].rollout.trace
-    texts = [behind.prompts[owner].prompt.text for owner in behind.prompt_of_B]
-    assert [str(shown[0]) in text for text in texts[1:4]] == [True] * 3
-    assert str(shown[5]) in texts[4]
-    assert [str(shown[4]) in text for text in texts[5:]] == [True] * 3
+    sampled_texts = [sample.text for sample in rollouts.samples]
+    view_trace = batch.views["peer"].rollout.trace
+    texts = [view_trace.prompts[owner].prompt.text for owner in view_trace.prompt_of_B]
+    assert [str(sampled_texts[0]) in text for text in texts[1:4]] == [True] * 3
+    assert str(sampled_texts[5]) in texts[4]
+    assert [str(sampled_texts[4]) in text for text in texts[5:]] == [True] * 3
 
 
 def test_wrong_samples_with_a_right_peer_are_distilled_and_others_compared(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_reference_penalizes_decisions_that_are_likelier_now(method: str, tm
 def test_a_language_policy_is_distilled_without_a_reward(method: str, tmp_path: Path) -> None:
     settings = {"model": f"python:{HERE}:writer", "max_new_tokens": 5, "dtype": "float32", "temperature": 4.0}
     teacher = {"objective": {"views": {"teacher": {"policy": {"name": "language", **settings}}}}}
-    reward = NamedReward("right", one_of_four, weight=0.0)
+    reward = NamedReward("right", first_of_four, weight=0.0)
     lines = trained(
         policy_of("llama", max_new_tokens=5),
         method,
@@ -184,7 +184,7 @@ def test_another_writer_rewards_each_token(tmp_path: Path) -> None:
 
 def test_a_diffusion_policy_is_distilled(tmp_path: Path) -> None:
     """Where the teacher is the student's own double nothing is to be learnt."""
-    prompts, reward = [Prompt("a red fox"), Prompt("two blue squares")], NamedReward("any", one_of_four, weight=0.0)
+    prompts, reward = [Prompt("a red fox"), Prompt("two blue squares")], NamedReward("any", first_of_four, weight=0.0)
     for model, teaches in ((f"python:{HERE}:painter", True), ("python:tests.policies.tiny_policies:build_sd3", False)):
         settings = {**settings_of("sd3"), "name": "denoising", "model": model, "dtype": "float32"}
         config = load_config(
@@ -204,7 +204,9 @@ def test_a_diffusion_policy_is_distilled(tmp_path: Path) -> None:
 def test_the_doctor_looks_at_views() -> None:
     config = load_config("methods/sdpo", {**SMALL, "policy": None})
     policy = policy_of("llama", max_new_tokens=5)
-    findings = {one.check: one for one in examine(config, policy, {"right": one_of_four}, prompts_of("llama"))}
+    findings = {
+        finding.check: finding for finding in examine(config, policy, {"right": first_of_four}, prompts_of("llama"))
+    }
     assert not findings["gradient"].fix
     assert findings["gradient"].measured.startswith("norm ")
 
@@ -253,7 +255,7 @@ TERM = {"name": "divergence", "form": "k3", "view": "other", "weight": -0.1}
 )
 def test_unsupported_views_raise_before_the_first_sample(values: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=text):
-        Trainer(policy_of("llama"), one_of_four, prompts_of("llama"), section(tmp_path, **values))
+        Trainer(policy_of("llama"), first_of_four, prompts_of("llama"), section(tmp_path, **values))
 
 
 @pytest.mark.parametrize(
@@ -275,22 +277,24 @@ def test_the_average_is_a_view_and_the_weights_are_restored(tmp_path: Path) -> N
     update = {"optimizer": {"lr": 1e-2}, "ema": {"decay": 0.9, "every": 1}}
     policy = policy_of("llama", max_new_tokens=5)
     config = section(tmp_path, objective={"views": views, **terms}, update=update).model_copy(update={"steps": 3})
-    lines = lines_of(Trainer(policy, one_of_four, prompts_of("llama"), config))
+    lines = lines_of(Trainer(policy, first_of_four, prompts_of("llama"), config))
     result = [line["policy/k3_slow_mean"] for line in lines]
     assert result[0] == pytest.approx(0.0, abs=1e-9)  # the average begins as the weights
-    assert all(one > 1e-7 for one in result[1:])
+    assert all(value > 1e-7 for value in result[1:])
 
 
 def test_a_run_with_views_resumes_as_the_uninterrupted_one(tmp_path: Path) -> None:
     changes = {**SMALL, "steps": 4, "checkpoint.every": 2, "output": str(tmp_path)}
-    whole = Trainer(policy_of("llama"), one_of_four, prompts_of("llama"), load_config("methods/sdpo", changes))
-    folder = whole.train()
+    uninterrupted = Trainer(
+        policy_of("llama"), first_of_four, prompts_of("llama"), load_config("methods/sdpo", changes)
+    )
+    folder = uninterrupted.train()
     again = Trainer(
         policy_of("llama"),
-        one_of_four,
+        first_of_four,
         prompts_of("llama"),
         load_config("methods/sdpo", changes),
         resume=folder / "checkpoints" / "step-000002",
     )
     again.train()
-    assert all(torch.equal(a, b) for a, b in zip(again.policy.trainable, whole.policy.trainable, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(again.policy.trainable, uninterrupted.policy.trainable, strict=True))

@@ -47,18 +47,18 @@ SMALL: dict[str, Any] = {
 """Names of sizes and what they become."""
 
 
-def shrunk(config: PreTrainedConfig, **given: Any) -> PreTrainedConfig:
+def shrunk(config: PreTrainedConfig, **overrides: Any) -> PreTrainedConfig:
     """A new configuration of the same class, small; what is given is kept as it is, at the top.
 
     A value is replaced where the configuration has one by that name already: no family gets sizes it does not know.
     """
-    return type(config)(**merged(small(config.to_dict()), given))
+    return type(config)(**merged(small(config.to_dict()), overrides))
 
 
-def merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Some values over others, at every depth."""
     result = dict(values)
-    for name, value in given.items():
+    for name, value in overrides.items():
         deep = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
         result[name] = merged(result[name], value) if deep else value
     return result

@@ -22,8 +22,8 @@ from transformers.models.auto import modeling_auto
 
 from mmgrpo.system.yamls import parse_yaml_1_1
 from mmgrpo.types import Prompt
+from tests.audio_signals import tone
 from tests.breadth.language.configs import merged, shrunk, small
-from tests.heard import tone
 from tests.policies.tiny_language import TEXTS, picture
 from tests.tiny import chat_tokenizers, language_models
 
@@ -72,26 +72,26 @@ def families() -> dict[str, Family]:
     texts = tuple(Prompt(text) for text in TEXTS)
     result: dict[str, Family] = {}
     causal: Any = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    for name, given in _table("writing").items():
-        make = _text_maker(name, causal[name], given or {}, translates=False)
+    for name, row in _table("writing").items():
+        make = _text_maker(name, causal[name], row or {}, translates=False)
         result[name] = Family(name=name, kind=WRITING, architecture=causal[name], make=make, prompts=texts)
-    for name, given in _table("seeing").items():
-        prompts = _seen(several=given.get("several", True), blind=given.get("blind", True))
-        make = _seeing_maker(given)
-        result[name] = Family(name=name, kind=SEEING, architecture=given["model"], make=make, prompts=prompts)
-    for name, given in _table("hearing").items():
-        prompts = _heard(several=given.get("several", True), deaf=given.get("deaf", True))
-        make = _seeing_maker(given)
-        result[name] = Family(name=name, kind=HEARING, architecture=given["model"], make=make, prompts=prompts)
+    for name, row in _table("seeing").items():
+        prompts = _image_prompts(several=row.get("several", True), blind=row.get("blind", True))
+        make = _seeing_maker(row)
+        result[name] = Family(name=name, kind=SEEING, architecture=row["model"], make=make, prompts=prompts)
+    for name, row in _table("hearing").items():
+        prompts = _audio_prompts(several=row.get("several", True), deaf=row.get("deaf", True))
+        make = _seeing_maker(row)
+        result[name] = Family(name=name, kind=HEARING, architecture=row["model"], make=make, prompts=prompts)
     for name, tiny in language_models.TINY.items():
         if tiny.images:
-            prompts = _seen(several=tiny.several, blind=not tiny.needs_image)
+            prompts = _image_prompts(several=tiny.several, blind=not tiny.needs_image)
             make = _tiny_maker(name)
             architecture = type(make()[0]).__name__
             result[name] = Family(name=name, kind=SEEING, architecture=architecture, make=make, prompts=prompts)
     translating: Any = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-    for name, given in _table("translating").items():
-        make = _text_maker(name, translating[name], given or {}, translates=True)
+    for name, row in _table("translating").items():
+        make = _text_maker(name, translating[name], row or {}, translates=True)
         key = f"{name} (encoder-decoder)" if name in result else name
         result[key] = Family(name=key, kind=TRANSLATING, architecture=translating[name], make=make, prompts=texts)
     return result
@@ -114,20 +114,20 @@ def _table(name: str) -> dict[str, Any]:
     return parse_yaml_1_1((HERE / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-def _seen(*, several: bool, blind: bool) -> tuple[Prompt, ...]:
-    one = (Prompt(TEXTS[1], images=[picture(24, 16, 1)]), Prompt(TEXTS[0], images=[picture()]))
+def _image_prompts(*, several: bool, blind: bool) -> tuple[Prompt, ...]:
+    single = (Prompt(TEXTS[1], images=[picture(24, 16, 1)]), Prompt(TEXTS[0], images=[picture()]))
     more = (Prompt(TEXTS[1], images=[picture(24, 16, 1), picture(seed=2)]),) if several else ()
     alone = (Prompt(TEXTS[0]), Prompt(TEXTS[1])) if blind else ()
-    return (*one, *more, *alone)
+    return (*single, *more, *alone)
 
 
-def _heard(*, several: bool, deaf: bool) -> tuple[Prompt, ...]:
+def _audio_prompts(*, several: bool, deaf: bool) -> tuple[Prompt, ...]:
     """Prompts with one sound, two where the family takes them, and none where it does."""
     short, long = (tone(hertz, rate=SOUND_RATE, duration_s=s) for hertz, s in ((440.0, 0.3), (880.0, 0.4)))
-    one = (Prompt(TEXTS[1], audios=[long]), Prompt(TEXTS[0], audios=[short]))
+    single = (Prompt(TEXTS[1], audios=[long]), Prompt(TEXTS[0], audios=[short]))
     more = (Prompt(TEXTS[1], audios=[long, short]),) if several else ()
     alone = (Prompt(TEXTS[0]), Prompt(TEXTS[1])) if deaf else ()
-    return (*one, *more, *alone)
+    return (*single, *more, *alone)
 
 
 def _tiny_maker(name: str) -> Callable[[], tuple[PreTrainedModel, Any]]:
@@ -135,7 +135,7 @@ def _tiny_maker(name: str) -> Callable[[], tuple[PreTrainedModel, Any]]:
 
 
 def _text_maker(
-    name: str, architecture: str, given: Mapping[str, Any], *, translates: bool
+    name: str, architecture: str, overrides: Mapping[str, Any], *, translates: bool
 ) -> Callable[[], tuple[PreTrainedModel, Any]]:
     def make() -> tuple[PreTrainedModel, Any]:
         tokenizer = chat_tokenizers.llama()
@@ -146,49 +146,49 @@ def _text_maker(
             values["decoder_start_token_id"] = tokenizer.bos_token_id
         elif hasattr(config, "is_decoder"):
             values["is_decoder"] = True
-        return _random_mask(getattr(transformers, architecture), shrunk(config, **merged(values, given))), tokenizer
+        return _random_mask(getattr(transformers, architecture), shrunk(config, **merged(values, overrides))), tokenizer
 
     return make
 
 
-def _seeing_maker(given: Mapping[str, Any]) -> Callable[[], tuple[PreTrainedModel, Any]]:
+def _seeing_maker(row: Mapping[str, Any]) -> Callable[[], tuple[PreTrainedModel, Any]]:
     def make() -> tuple[PreTrainedModel, Any]:
-        tokenizer = _tokenizer(given)
-        processor = _construct(given["processor"], tokenizer)
+        tokenizer = _tokenizer(row)
+        processor = _construct(row["processor"], tokenizer)
         processor.chat_template = tokenizer.chat_template
-        kind = getattr(transformers, given["model"])
+        kind = getattr(transformers, row["model"])
         values, ids = small(kind.config_class().to_dict()), _ids(tokenizer)
-        part = given.get("text", "text_config")
+        part = row.get("text", "text_config")
         values = merged(values, ids if part is None else {part: ids} | {k: v for k, v in ids.items() if k in values})
-        marks = given.get("ids", {"image_token_id": "<image>"})
+        marks = row.get("ids", {"image_token_id": "<image>"})
         values |= {name: tokenizer.convert_tokens_to_ids(token) for name, token in marks.items()}
-        config = kind.config_class(**merged(values, _construct(given.get("config", {}), tokenizer)))
+        config = kind.config_class(**merged(values, _construct(row.get("config", {}), tokenizer)))
         return _random_mask(kind, config), processor
 
     return make
 
 
-def _tokenizer(given: Mapping[str, Any]) -> PreTrainedTokenizerFast:
-    names, marks = given.get("names", {}), given.get("ids", {"image_token_id": "<image>"})
-    special = dict.fromkeys((*SPECIALS, *given.get("specials", ()), *names.values(), *marks.values()))
-    template = TEMPLATE.replace("MARK", given.get("mark", "<image>")).replace("SOUND", given.get("sound", "<audio>"))
+def _tokenizer(row: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    names, marks = row.get("names", {}), row.get("ids", {"image_token_id": "<image>"})
+    special = dict.fromkeys((*SPECIALS, *row.get("specials", ()), *names.values(), *marks.values()))
+    template = TEMPLATE.replace("MARK", row.get("mark", "<image>")).replace("SOUND", row.get("sound", "<audio>"))
     tokenizer = chat_tokenizers.build(list(special), template, extra_special_tokens=names, **NAMES)
-    if not given.get("template", True):
+    if not row.get("template", True):
         tokenizer.chat_template = None
     return tokenizer
 
 
-def _construct(given: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
+def _construct(entry: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
     """What a value of the tables stands for."""
-    if given == "TOKENIZER":
+    if entry == "TOKENIZER":
         return tokenizer
-    if isinstance(given, list):
-        return [_construct(value, tokenizer) for value in given]
-    if not isinstance(given, Mapping):
-        return given
-    if set(given) == {"token"}:
-        return tokenizer.convert_tokens_to_ids(given["token"])
-    values = {name: _construct(value, tokenizer) for name, value in given.items()}
+    if isinstance(entry, list):
+        return [_construct(value, tokenizer) for value in entry]
+    if not isinstance(entry, Mapping):
+        return entry
+    if set(entry) == {"token"}:
+        return tokenizer.convert_tokens_to_ids(entry["token"])
+    values = {name: _construct(value, tokenizer) for name, value in entry.items()}
     if "of" not in values:
         return values
     kind = getattr(transformers, values.pop("of"))

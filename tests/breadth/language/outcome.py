@@ -64,7 +64,7 @@ def outcome(model: Any, processor: Any, prompts: Sequence[Prompt]) -> Outcome:
         except Exception as error:
             result.append(Outcome(verdict=WRONG, message=f"{variant}: {type(error).__name__}: {error}"))
     order = (SHARED, SINGLE, PLAIN, REFUSED, WRONG)
-    return max(result, key=lambda one: order.index(one.verdict))
+    return max(result, key=lambda outcome: order.index(outcome.verdict))
 
 
 def _variant(model: Any, processor: Any, prompts: Sequence[Prompt], lora: Any) -> Outcome:
@@ -115,10 +115,10 @@ def _unlike_generate(policy: LanguagePolicy, prompts: Sequence[Prompt]) -> str |
             pad_token_id=ends[0],
             no_repeat_ngram_size=0,
         )
-        mine = list(sample.tokens or ())
-        theirs = out[0].tolist()[-len(mine) :]
-        if mine != theirs:
-            return f"the likeliest tokens are {mine}, generate writes {theirs}"
+        tokens = list(sample.tokens or ())
+        theirs = out[0].tolist()[-len(tokens) :]
+        if tokens != theirs:
+            return f"the likeliest tokens are {tokens}, generate writes {theirs}"
     return None
 
 

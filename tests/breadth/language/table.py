@@ -99,9 +99,9 @@ def _counts(outcomes: Mapping[str, Outcome], version: str) -> str:
     lines.append("| --- |" + " ---: |" * (len(VERDICTS) + 1) + "\n")
     for kind in (*KINDS, None):
         chosen = [outcomes[f.name] for f in families().values() if kind in (f.kind, None)]
-        counts = Counter(one.verdict for one in chosen)
+        counts = Counter(outcome.verdict for outcome in chosen)
         numbers = " | ".join(str(counts[verdict]) for verdict in VERDICTS)
-        exact = sum(one.exact for one in chosen)
+        exact = sum(outcome.exact for outcome in chosen)
         lines.append(f"| {kind or 'all'} | {numbers} | {exact} of {len(chosen)} |\n")
     return "".join(lines)
 

@@ -23,15 +23,15 @@ def test_advantages_over_the_budgets() -> None:
     The first: R = 1/2 against 3/4; then R = 1/2 less (0 + 1/2) / 2. The second: 1 - 3/4; 1/2 - (1/2 + 1/2) / 2.
     """
     peers = [(0.0, 1.0), (1.0, 1.0)]
-    assert [budget_advantages(one, peers, (0.5, 0.5)) for one in peers] == [[-0.25, 0.25], [0.25, 0.0]]
+    assert [budget_advantages(scores, peers, (0.5, 0.5)) for scores in peers] == [[-0.25, 0.25], [0.25, 0.0]]
     # rows 1 and 4 leave after a decision, row 2 goes on from where the first thought ended, after three
-    drawn_by = [[0] * 5, [0, 1, 1, 1, 1], [0, 0, 0, 2, 2], [3] * 5, [3, 4, 4, 4, 4]]
-    feedback = feedback_of([1.0, 0.0, 1.0, 1.0, 1.0], [0] * 5, drawn_by=drawn_by)
+    sampled_by = [[0] * 5, [0, 1, 1, 1, 1], [0, 0, 0, 2, 2], [3] * 5, [3, 4, 4, 4, 4]]
+    feedback = feedback_of([1.0, 0.0, 1.0, 1.0, 1.0], [0] * 5, sampled_by=sampled_by)
     result_BT = over_budgets(at=[1]).assign(feedback, torch.zeros(5, 5))
     expected = [[-0.25, 0.25, 0.25, 0.0, 0.0], [0.0] * 5, [0.0] * 5, [0.25, 0.0, 0.0, 0.0, 0.0], [0.0] * 5]
     torch.testing.assert_close(result_BT, torch.tensor(expected))
     # of two answers at one budget, 1 and 0, each is half a reward from the mean
-    feedback = feedback_of([1.0, 1.0, 0.0], [0] * 3, drawn_by=[[0] * 3, [0, 1, 1], [0, 2, 2]])
+    feedback = feedback_of([1.0, 1.0, 0.0], [0] * 3, sampled_by=[[0] * 3, [0, 1, 1], [0, 2, 2]])
     result_BT = over_budgets(at=[1]).assign(feedback, torch.zeros(3, 3))
     # q = (1/2, 1), alone in its group: R - R = 0; then 1/2 - (1/2 1/2 + 1/2) / 2 = 1/8
     expected = [[0.0, 0.125, 0.125], [0.5] * 3, [-0.5] * 3]  # what a row took over trains elsewhere
@@ -50,7 +50,8 @@ def test_thoughts_are_cut_at_the_budgets_and_answered_at_their_end() -> None:
     setting = Setting(step=0, num_prompts=1, group_size=1)
     first = replace(answered(strategy.ask((), setting), [1]), places_B=[places])
     requests = strategy.ask([first], setting)
-    assert [(len(one.members), one.continues.after, bool(one.continues.then)) for one in requests if one.continues] == [
+    branches = [(request.continues, len(request.members)) for request in requests if request.continues]
+    assert [(num, branch.after, bool(branch.then)) for branch, num in branches] == [
         (4, 2000, True), (4, 4000, True), (4, 5001, False),
     ]  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.methods.credit.spo_segment_policy import unlikely
-from tests.configs.method_steps import Step, assert_credit, config_of, taught
+from tests.configs.method_steps import Step, advantages_of, assert_credit, config_of
 
 # values of the prompt 3/4, of its segments 1 and 1/2, of the second's ends 1 and 0
 CREDIT = (
@@ -24,7 +24,9 @@ def test_advantages_of_the_method() -> None:
 
 
 def test_likely_tokens_do_not_train() -> None:
-    result = taught(config_of("spo--segment-policy"), Step(reward=(1, 0), old_logprob=((-0.05, -0.2), (-0.2, -0.05))))
+    result = advantages_of(
+        config_of("spo--segment-policy"), Step(reward=(1, 0), old_logprob=((-0.05, -0.2), (-0.2, -0.05)))
+    )
     assert result.mask_BT.tolist() == [[False, True], [True, False]]  # 0.951 and 0.819
 
 

@@ -6,21 +6,21 @@ from dataclasses import replace
 
 from mmgrpo.maths.strategies import Branch, Request, Setting
 from tests.configs.method_rounds import strategy_of
-from tests.configs.method_steps import Step, assert_credit, config_of, taught
+from tests.configs.method_steps import Step, advantages_of, assert_credit, config_of
 from tests.maths.test_strategies import answered
 
-ONE_OF_TWO = 0.707106
+A_TWO = 0.707106
 
 # the second of two rows is the best and is continued before its second turn
 ROWS = Step(
-    reward=(0.0, 0.5, 1.0), drawn_by=[[0, 0], [1, 1], [1, 2]], turns=((0, 0),) * 3, keys=[[]] * 3, lengths=(2, 2, 2)
+    reward=(0.0, 0.5, 1.0), sampled_by=[[0, 0], [1, 1], [1, 2]], turns=((0, 0),) * 3, keys=[[]] * 3, lengths=(2, 2, 2)
 )
 
 
 def test_turns_are_compared_with_those_from_their_state() -> None:
     """First turns of rewards 0 and 0.5, second turns after the second row's first of 0.5 and 1: +-0.25 / 0.353553."""
-    advantage_BT = taught(config_of("at-grpo"), ROWS).advantage_BT
-    expected = [[-ONE_OF_TWO, 0.0], [ONE_OF_TWO, -ONE_OF_TWO], [0.0, ONE_OF_TWO]]
+    advantage_BT = advantages_of(config_of("at-grpo"), ROWS).advantage_BT
+    expected = [[-A_TWO, 0.0], [A_TWO, -A_TWO], [0.0, A_TWO]]
     assert_credit("at-grpo", ROWS, expected)
     assert advantage_BT.shape == (3, 2)
 
@@ -29,15 +29,15 @@ def test_rewards_of_turns_are_compared() -> None:
     """The first turns are worth 1 and 0; of the second ones, 0 and 1, each but the first row's is of one state."""
     rows = replace(ROWS, turns=((1.0, 0.5), (0.0, 0.0), (0.0, 1.0)))
     estimator = {"name": "turns_of_one_state", "turn_rewards": True}
-    advantage_BT = taught(config_of("at-grpo", {"advantage.estimators": [estimator]}), rows).advantage_BT
-    expected = [[ONE_OF_TWO, 0.0], [-ONE_OF_TWO, -ONE_OF_TWO], [0.0, ONE_OF_TWO]]
+    advantage_BT = advantages_of(config_of("at-grpo", {"advantage.estimators": [estimator]}), rows).advantage_BT
+    expected = [[A_TWO, 0.0], [-A_TWO, -A_TWO], [0.0, A_TWO]]
     assert [[round(value, 5) for value in row] for row in advantage_BT.tolist()] == [
         [round(value, 5) for value in row] for row in expected
     ]
 
 
 def test_shared_turns_train_once() -> None:
-    assert taught(config_of("at-grpo"), ROWS).mask_BT.tolist() == [[True, True], [True, True], [False, True]]
+    assert advantages_of(config_of("at-grpo"), ROWS).mask_BT.tolist() == [[True, True], [True, True], [False, True]]
 
 
 def test_best_candidate_of_each_turn_is_continued() -> None:

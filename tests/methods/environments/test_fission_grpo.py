@@ -8,22 +8,22 @@ from mmgrpo.maths.strategies import Branch, Request, Setting
 from mmgrpo.maths.strategies.branch_points import Row
 from mmgrpo.methods.environments.fission_grpo import after_errors
 from tests.configs.method_rounds import strategy_of
-from tests.configs.method_steps import Step, assert_credit, config_of, taught
+from tests.configs.method_steps import Step, advantages_of, assert_credit, config_of
 from tests.maths.test_strategies import answered
 
-ONE_OF_TWO, TWO_OF_THREE = 0.707106, 0.577349
-DRAWN_BY = [[0] * 3, [1] * 3, [1, 2, 2], [1, 3, 3], [1, 4, 4]]
-ROWS = Step(reward=(1, 0, 1, 0, 1), drawn_by=DRAWN_BY)
+A_TWO, A_THREE = 0.707106, 0.577349
+SAMPLED_BY = [[0] * 3, [1] * 3, [1, 2, 2], [1, 3, 3], [1, 4, 4]]
+ROWS = Step(reward=(1, 0, 1, 0, 1), sampled_by=SAMPLED_BY)
 
 
 def test_recoveries_are_compared_with_each_other() -> None:
     """Rewards 1 and 0 from the prompt, and 1, 0, 1 from the error of the second: mean 2 / 3, deviation 0.577350."""
-    credit = [ONE_OF_TWO, -ONE_OF_TWO, TWO_OF_THREE, -2 * TWO_OF_THREE, TWO_OF_THREE]
+    credit = [A_TWO, -A_TWO, A_THREE, -2 * A_THREE, A_THREE]
     assert_credit("fission-grpo", ROWS, [[value] * 3 for value in credit])
 
 
 def test_failed_prefix_trains_in_the_failed_sample_alone() -> None:
-    mask_BT = taught(config_of("fission-grpo"), ROWS).mask_BT
+    mask_BT = advantages_of(config_of("fission-grpo"), ROWS).mask_BT
     assert mask_BT.tolist() == [[True] * 3] * 2 + [[False, True, True]] * 3
 
 

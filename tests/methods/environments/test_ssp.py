@@ -9,7 +9,7 @@ from mmgrpo.samples import Turn
 from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample
 from tests.configs.method_steps import config_of
-from tests.maths.test_chains import drawn
+from tests.maths.test_chains import round_of
 
 COLUMNS = {"answer": "7"}
 RIGHT, WRONG = "<answer>7</answer>", "<answer>8</answer>"
@@ -34,19 +34,19 @@ def wrote(
 def test_questions_are_checked_and_solved() -> None:
     """Two questions of one answer: a check of each, then a group of solutions of each."""
     strategy, setting = Algorithm.of(config_of("ssp")).strategy, Setting(step=0, num_prompts=1, group_size=2)
-    rounds = [drawn(strategy.ask((), setting), [0, 0], [True] * 2)]
+    rounds = [round_of(strategy.ask((), setting), [0, 0], [True] * 2)]
     checks = strategy.ask(rounds, setting)
     assert [(request.prompt_template, request.after, request.trained) for request in checks] == [
         ("checked", ((0, 0),), False),
         ("checked", ((0, 1),), False),
     ]
-    rounds.append(drawn(checks, [0, 1], [True] * 2))
+    rounds.append(round_of(checks, [0, 1], [True] * 2))
     solutions = strategy.ask(rounds, setting)
     assert [(request.prompt_template, request.after, len(request.members)) for request in solutions] == [
         ("solved", ((0, 0),), 2),
         ("solved", ((0, 1),), 2),
     ]
-    assert strategy.ask([*rounds, drawn(solutions, [0] * 4, [True] * 4)], setting) == ()
+    assert strategy.ask([*rounds, round_of(solutions, [0] * 4, [True] * 4)], setting) == ()
 
 
 def test_questions_earn_wrong_solutions_if_they_can_be_answered() -> None:

@@ -18,8 +18,8 @@ GROUP, HIGH, LOW = 0.912869, 1.154699, 0.577349
 
 
 def test_advantages_are_sums_of_those_of_the_group_and_of_the_tree() -> None:
-    drawn_by = [[0] * 3, [1] * 3, [0, 2, 2], [0, 0, 3], [1, 4, 4], [1, 4, 5]]
-    rows = Step(reward=(1, 0, 0, 1, 1, 0), drawn_by=drawn_by)
+    sampled_by = [[0] * 3, [1] * 3, [0, 2, 2], [0, 0, 3], [1, 4, 4], [1, 4, 5]]
+    rows = Step(reward=(1, 0, 0, 1, 1, 0), sampled_by=sampled_by)
     credit = [GROUP + LOW, -GROUP - LOW, -GROUP - HIGH, GROUP + LOW, GROUP + HIGH, -GROUP - LOW]
     assert_credit("tree-grpo", rows, [[value] * 3 for value in credit])
 

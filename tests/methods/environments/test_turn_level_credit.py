@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.errors import ConfigError
-from tests.configs.method_steps import Step, assert_credit, config_of, taught
+from tests.configs.method_steps import Step, advantages_of, assert_credit, config_of
 
 OUTCOME = (1.0, 0.0, 0.0)
 CALL = (0.5, 0.5, 0.0)
@@ -25,4 +25,4 @@ def test_first_turn_has_the_advantage_of_its_call() -> None:
 def test_reward_that_the_run_does_not_have_raises() -> None:
     rows = Step(reward=OUTCOME, turns=((0, 0),) * 3, keys=[[]] * 3)
     with pytest.raises(ConfigError, match="no reward 'turn'"):
-        taught(config_of("turn-level-credit"), rows)
+        advantages_of(config_of("turn-level-credit"), rows)

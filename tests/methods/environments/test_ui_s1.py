@@ -7,7 +7,7 @@ import torch
 
 from mmgrpo.maths.estimators.turn_credit import returns_until_wrong
 from mmgrpo.maths.feedback import Scoped
-from tests.configs.method_steps import Step, assert_credit, config_of, taught
+from tests.configs.method_steps import Step, advantages_of, assert_credit, config_of
 
 REWARDS = ((1.0, 1.0, 1.0), (1.0, 0.5, 1.0), (1.0, 1.0, 0.25))
 RETURNS = [[1.75, 1.5, 1.0], [1.0, 0.5, 1.0], [1.5, 1.0, 0.25]]
@@ -30,7 +30,7 @@ def test_advantages_without_the_deviation_are_differences_from_the_mean() -> Non
         [episode + value - mean for value, mean in zip(row, means, strict=True)]
         for episode, row in zip(EPISODES, RETURNS, strict=True)
     ]
-    assert taught(config, ROWS).advantage_BT.tolist() == [pytest.approx(row, abs=2e-6) for row in expected]
+    assert advantages_of(config, ROWS).advantage_BT.tolist() == [pytest.approx(row, abs=2e-6) for row in expected]
 
 
 def test_return_ends_before_a_wrong_turn_and_before_one_without_a_reward() -> None:

@@ -45,8 +45,8 @@ def test_clipped_decisions_are_counted_by_side() -> None:
 
 
 def test_a_group_of_one_weighs_by_its_gain() -> None:
-    one_BT = torch.ones(1, 1)
-    weight_BT = group_weight(2 * one_BT, one_BT.bool(), one_BT.long(), beta=1.0)
+    unit_BT = torch.ones(1, 1)
+    weight_BT = group_weight(2 * unit_BT, unit_BT.bool(), unit_BT.long(), beta=1.0)
     assert float(weight_BT) == pytest.approx(torch.tensor(2.0).sigmoid().item())
 
 

@@ -26,9 +26,9 @@ def test_prefix_of_the_thought_shortens_over_the_run() -> None:
     prompt = Prompt("why", columns={"thought": "one\n\ntwo\n\nthree\n\nfour"})
     prefixes = []
     for step in (0, 50, 75, 100):
-        shown = Algorithm.of(course_of(config_of("evocot")).at(step, Memory()).config).prompt_templates["thought"](
+        templated = Algorithm.of(course_of(config_of("evocot")).at(step, Memory()).config).prompt_templates["thought"](
             prompt, 0, History()
         )
-        assert shown is not None
-        prefixes.append(shown.prefix)
+        assert templated is not None
+        prefixes.append(templated.prefix)
     assert prefixes == ["one\n\ntwo\n\nthree\n\nfour\n\n", "one\n\ntwo\n\n", "one\n\n", None]

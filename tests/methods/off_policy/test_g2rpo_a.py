@@ -22,7 +22,7 @@ def test_advantages_of_the_method() -> None:
 def test_guidance_grows_by_as_much_as_success_falls() -> None:
     config = config_of("g2rpo-a")
     requests = strategy_of("g2rpo-a").ask((), Setting(step=0, num_prompts=1, group_size=12))
-    assert [(one.prompt_template, len(one.members)) for one in requests] == [("guided", 2), (None, 10)]
+    assert [(request.prompt_template, len(request.members)) for request in requests] == [("guided", 2), (None, 10)]
     course, memory, shares = course_of(config), Memory(), []
     for step, rate in enumerate((0.4, 0.6, 0.8, 0.5, 0.5, 0.4, 0.1, 0.1, 0.9)):
         shares.append(course.at(step, memory).values["rollout.prompt_templates.guided.share"])

@@ -35,12 +35,12 @@ def test_contexts_of_a_group() -> None:
 
 
 def test_each_part_states_a_length() -> None:
-    shown = [
+    templated = [
         prompt_template(Prompt("why"), 0, History())
         for prompt_template in Algorithm.of(config_of("hbpo")).prompt_templates.values()
     ]
     stated = [512, 1024, 2048, 2560]
-    assert [one and one.prefix for one in shown] == [
+    assert [prompt and prompt.prefix for prompt in templated] == [
         f"<think> I will answer the question with {number} tokens" for number in stated
     ]
 

@@ -8,7 +8,7 @@ import torch
 from mmgrpo.algorithm import objective_of
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.objectives import Decisions
-from tests.configs.denoising_steps import OWN_STD_EPS, assert_advantages, assert_clamped_to_five, assert_loss
+from tests.configs.denoising_steps import GROUP_STD_EPS, assert_advantages, assert_clamped_to_five, assert_loss
 from tests.configs.method_steps import config_of
 
 LOSS = 0.0056207227
@@ -19,7 +19,7 @@ def test_loss_of_the_method() -> None:
 
 
 def test_advantages_of_the_method() -> None:
-    assert_advantages("chunk-grpo", OWN_STD_EPS)
+    assert_advantages("chunk-grpo", GROUP_STD_EPS)
 
 
 def test_advantages_are_clamped() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.configs.denoising_steps import OWN_STD, assert_advantages, assert_clamped_to_five, assert_loss
+from tests.configs.denoising_steps import GROUP_STD, assert_advantages, assert_clamped_to_five, assert_loss
 
 LOSS = 0.0056207227
 
@@ -12,7 +12,7 @@ def test_loss_of_the_method() -> None:
 
 
 def test_advantages_of_the_method() -> None:
-    assert_advantages("dance-grpo", OWN_STD)
+    assert_advantages("dance-grpo", GROUP_STD)
 
 
 def test_advantages_are_clamped() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mmgrpo.types import Scores
-from tests.configs.denoising_steps import OWN_STD, assert_advantages, assert_clamped_to_five, assert_loss
+from tests.configs.denoising_steps import GROUP_STD, assert_advantages, assert_clamped_to_five, assert_loss
 from tests.configs.method_steps import config_of
 from tests.uniform import credit_of
 
@@ -17,7 +17,7 @@ def test_loss_of_the_method() -> None:
 
 
 def test_advantages_of_the_method() -> None:
-    assert_advantages("mix-grpo", OWN_STD)
+    assert_advantages("mix-grpo", GROUP_STD)
 
 
 def test_advantages_are_clamped() -> None:
@@ -31,6 +31,6 @@ def test_rewards_are_normalized_and_added_without_another_scale() -> None:
     scores = Scores(
         names=("a", "b"), weight_R=torch.tensor([1.0, 0.5]), value_BR=value_BR, valid_BR=value_BR.bool() | True
     )
-    one, half = 0.8660254, 0.4330127
-    expected_B = torch.tensor([-one + half, -one - half, one - half, one + half])
+    unit, half = 0.8660254, 0.4330127
+    expected_B = torch.tensor([-unit + half, -unit - half, unit - half, unit + half])
     torch.testing.assert_close(credit_of(scores, 4, config).advantage_B, expected_B)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.configs.denoising_steps import OWN_STD_EPS, assert_advantages, assert_clamped_to_five, assert_loss
+from tests.configs.denoising_steps import GROUP_STD_EPS, assert_advantages, assert_clamped_to_five, assert_loss
 
 # of one step the median is its own: weight 1; KL 4.6875e-4, times 1e-5
 LOSS = 0.0056207227 + 4.6875e-9
@@ -13,7 +13,7 @@ def test_loss_of_the_method() -> None:
 
 
 def test_advantages_of_the_method() -> None:
-    assert_advantages("sage-grpo", OWN_STD_EPS)
+    assert_advantages("sage-grpo", GROUP_STD_EPS)
 
 
 def test_advantages_are_clamped() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.configs.method_steps import Step, assert_credit, config_of, taught
+from tests.configs.method_steps import Step, advantages_of, assert_credit, config_of
 
 # branches of values 1 and 0.5: +-0.25 / 0.353553; in the second the leaves 1 and 0: +-0.5 / 0.707107
 CREDIT = (
@@ -16,5 +16,5 @@ def test_advantages_of_the_method() -> None:
 
 
 def test_each_decision_of_a_tree_trains_once() -> None:
-    advantages = taught(config_of("treerpo"), CREDIT[0])
+    advantages = advantages_of(config_of("treerpo"), CREDIT[0])
     assert advantages.mask_BT.tolist() == [[True] * 3, [False, True, True], [True] * 3, [False, True, True]]

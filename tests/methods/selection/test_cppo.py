@@ -9,7 +9,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.methods.selection.cppo import largest_advantages
 from mmgrpo.values import from_reference
 from tests.configs.method_rows import ONE_OF_FOUR
-from tests.configs.method_steps import Step, assert_loss, config_of, taught
+from tests.configs.method_steps import Step, advantages_of, assert_loss, config_of
 from tests.maths.feedback_rows import feedback_of
 
 # the mean is over the first and one other: 1.499997 and -0.499999 at ratio 1
@@ -21,7 +21,7 @@ def test_loss_of_the_method() -> None:
 
 
 def test_the_filter_keeps_the_largest_half() -> None:
-    advantages = taught(config_of("cppo"), Step(reward=ONE_OF_FOUR))
+    advantages = advantages_of(config_of("cppo"), Step(reward=ONE_OF_FOUR))
     assert advantages.mask_BT.any(1).tolist() == [True, True, False, False]
 
 

@@ -24,8 +24,8 @@ def test_samples_with_thoughts_train_where_they_are_better() -> None:
     outdo, reach = Algorithm.of(config_of("raif")).advantages.filters
     advantage_BT = torch.ones(12, 2)
     # in the second group both members with a thought did worse than the one without
-    own = [True, True, False, False, False, False, True, True, False, True, True, False]
-    assert outdo.keep(feedback, advantage_BT).tolist() == own
+    without_template = [True, True, False, False, False, False, True, True, False, True, True, False]
+    assert outdo.keep(feedback, advantage_BT).tolist() == without_template
     high = [True, False, True, False, True, True, True, True, True, True, True, True]
     assert reach.keep(feedback, advantage_BT).tolist() == high
     strategy = Algorithm.of(config_of("raif")).strategy

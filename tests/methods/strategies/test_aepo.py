@@ -46,8 +46,8 @@ def test_positives_replace_the_first_rows(
     assert (again.train_without_template, again.as_on_policy) == (True, True)
     rounds = [first, answered([again], rewards)]
     assert strategy.ask(rounds, FOUR) == ()
-    kept = [keep_B.int().tolist() for keep_B in strategy.keep(rounds, FOUR)]
-    assert kept == [[0] * room + [1] * (8 - room), placed]
+    masks = [keep_B.int().tolist() for keep_B in strategy.keep(rounds, FOUR)]
+    assert masks == [[0] * room + [1] * (8 - room), placed]
 
 
 def test_few_positives_and_all_prompts() -> None:
@@ -79,7 +79,7 @@ def test_the_temperature_follows_the_entropy() -> None:
     requests = strategy.ask([answered(strategy.ask((), FOUR), [0] * 8)], FOUR)
     assert requests[0].settings == {"temperature": 1.2}
     three = replace(FOUR, num_prompts=3)  # of which a quarter is less than one
-    assert [one.prompt for one in strategy.ask([answered(strategy.ask((), three), [0] * 6)], three)] == [0]
+    assert [request.prompt for request in strategy.ask([answered(strategy.ask((), three), [0] * 6)], three)] == [0]
 
 
 @pytest.mark.parametrize("numbers", [{"temperature": 0.0}, {"share": 0.0}, {"share": 1.5}, {"most": 0}])

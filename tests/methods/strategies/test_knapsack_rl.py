@@ -39,12 +39,12 @@ def test_group_sizes_follow_the_last_visit() -> None:
     strategy = Algorithm.of(config_of("knapsack-rl")).strategy
     memory = Memory().declared(strategy.memory)
     setting = Setting(step=0, num_prompts=3, group_size=4, memory=memory)
-    assert [len(one.members) for one in strategy.ask((), setting)] == [4, 4, 4]
+    assert [len(request.members) for request in strategy.ask((), setting)] == [4, 4, 4]
     visited = memory.write("visits", ["0", "1"], torch.tensor([1, 1]))
     visited = visited.write("last_rate", ["0", "1"], torch.tensor([0.5, 0.0]))
     setting = Setting(step=1, num_prompts=3, group_size=4, memory=visited)
     # of 8, 2 each; 3 of the 4 left are what 0.5 needs, one goes to the prompt of rate 0
-    assert [len(one.members) for one in strategy.ask((), setting)] == [5, 3, 4]
+    assert [len(request.members) for request in strategy.ask((), setting)] == [5, 3, 4]
     assert set(strategy.memory) <= set(COLUMNS.values())
 
 

@@ -75,9 +75,9 @@ def test_the_last_share_is_remembered() -> None:
 
 def test_a_context_shows_as_much_as_the_strategy_states() -> None:
     prompt, show = Prompt("why", columns={"solution": "a b c d"}), solution_prefix()
-    shown = show(prompt, 0, History(share=0.5))
-    assert shown is not None
-    assert shown.prefix == "a b "
+    hinted = show(prompt, 0, History(share=0.5))
+    assert hinted is not None
+    assert hinted.prefix == "a b "
     with pytest.raises(ConfigError, match="needs a share"):
         show(prompt, 0, History())
 

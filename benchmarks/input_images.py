@@ -1,8 +1,8 @@
-"""Rows that show pictures, batched and one by one: seconds of the processor for a rollout and its update, by turns.
+"""Prompts with input images, batched and row by row: CPU seconds of a rollout and its update, by turns.
 
-``python -m benchmarks.shown [NAME ...]``: a tiny FLUX Kontext, an SD3 img2img and a FLUX.2, four prompts with a picture
-each by four members; A has every row in a run of its own, B as many in a run as the pipeline takes. The first of each
-is not measured.
+``python -m benchmarks.input_images [NAME ...]``: a tiny FLUX Kontext, an SD3 img2img and a FLUX.2, four prompts with an
+image each and four members. A runs the pipeline once per row, B on as many rows as the pipeline takes. The first turn
+of each is not measured.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(names: Sequence[str]) -> None:
         ratios = [a / b for a, b in zip(*seconds, strict=True)]
         form = next(choice for choice in batched.resolved_settings if "rows show" in choice).rpartition(" as ")[2]
         turns = ", ".join(f"{ratio:.1f}" for ratio in ratios)
-        spent = " | ".join(f"{median(one):.2f}" for one in seconds)
+        spent = " | ".join(f"{median(times):.2f}" for times in seconds)
         print(f"| {name} | {form} | {spent} | {turns} | {median(ratios):.1f} |", flush=True)
 
 

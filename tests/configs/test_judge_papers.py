@@ -1,4 +1,4 @@
-"""Recipes whose rewards ask a model, paid by the replies of a local server."""
+"""Recipes whose rewards call a model: rewards from the replies of a local server."""
 
 from __future__ import annotations
 
@@ -16,52 +16,58 @@ from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample
-from tests.configs.paid.executed import SOLVED
-from tests.configs.paid.judged import JUDGED
-from tests.rewards.drawn import noise
+from tests.configs.paper_answers.executed import SOLVED
+from tests.configs.paper_answers.scripted_judges import SCRIPTED_JUDGES
 from tests.rewards.endpoint import Server
+from tests.rewards.image_samples import noise
 from tests.running import running
 from tests.tiny import judges
 
-ASKING = {**JUDGED, **SOLVED}
+ASKING = {**SCRIPTED_JUDGES, **SOLVED}
 
 
 def asking(settings: Any, url: str) -> Any:
     """The settings of a reward as they are, those within it too, but for where judges are."""
     if not isinstance(settings, dict):
         return settings
-    known = {"url": url, "backoff": 0.0}
+    connection = {"url": url, "backoff": 0.0}
     inner = {name: asking(value, url) for name, value in settings.items()}
-    return inner | ({"endpoint": inner["endpoint"] | known} if "endpoint" in inner else {})
+    return inner | ({"endpoint": inner["endpoint"] | connection} if "endpoint" in inner else {})
 
 
 @pytest.mark.parametrize("name", ASKING)
 def test_answers_have_the_score_of_the_judge(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    judged = ASKING[name]
+    judge = ASKING[name]
     samples = [
         Sample(Prompt("q", columns=columns), 0, member, text=text, tokens=tuple(range(length)))
-        for member, (columns, text, length, _) in enumerate(judged.answers)
+        for member, (columns, text, length, _) in enumerate(judge.answers)
     ]
-    with running(Server(says=judged.says, first=judged.first)) as server:
+    with running(Server(says=judge.says, first=judge.first)) as server:
         reward_settings = [
             reward.model_dump(exclude_unset=True)
-            for reward in runs_of(load_config(f"papers/{name}"))[judged.run].rewards
+            for reward in runs_of(load_config(f"papers/{name}"))[judge.run].rewards
         ]
         rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in reward_settings])
         scores = shape_scores(score(samples, rewards), rewards, 0)[0]
     assert scores.valid_BR.all()
     total_B = (scores.value_BR * scores.weight_R).sum(1)
-    assert total_B.tolist() == pytest.approx([paid for *_, paid in judged.answers], abs=1e-6)
+    assert total_B.tolist() == pytest.approx([total for *_, total in judge.answers], abs=1e-6)
 
 
 def test_edits_have_the_minimum_of_their_scores() -> None:
     """Of 25, in each of four draws: one is done 10 and looks 15, the other 5 and 15; by the code the root of both."""
     questions: list[str] = []
 
-    def says(asked: str) -> str:
-        questions.append(asked)
-        return "Score: [25, 15]" if "natural" in asked else "Score: [20, 10]" if "a hat" in asked else "Score: [5, 20]"
+    def says(question: str) -> str:
+        questions.append(question)
+        return (
+            "Score: [25, 15]"
+            if "natural" in question
+            else "Score: [20, 10]"
+            if "a hat" in question
+            else "Score: [5, 20]"
+        )
 
     config = load_config("papers/editscore")
     edits = [Sample(Prompt(text, images=[noise(0)]), 0, i, image=noise(1)) for i, text in enumerate(("a hat", "a cap"))]
@@ -87,7 +93,7 @@ def test_meaning_counts_in_addition_to_the_judge(tmp_path: Path) -> None:
         Sample(Prompt("q", columns=row), 0, i, text=f"{form}<answer>{answer}</answer>")
         for i, answer in enumerate(answers)
     ]
-    with running(Server(says=lambda asked: "NO" if "lung" in asked else "YES")) as server:
+    with running(Server(says=lambda question: "NO" if "lung" in question else "YES")) as server:
         reward_settings = [reward.model_dump(exclude_unset=True) for reward in load_config("papers/medix-r1").rewards]
         reward_settings[1] |= {"model": encoder, "threshold": 0.999}
         rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in reward_settings])

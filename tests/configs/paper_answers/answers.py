@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tests.configs.paid import Answer
+from tests.configs.paper_answers import Answer
 
 SPAN = {"answer": [2.0, 6.0]}
 CLICK = {"answer": {"action": "click", "bbox": [10, 20, 30, 40]}, "original_size": [80, 80], "resized_size": [80, 80]}
@@ -13,27 +13,27 @@ QUARTER = (1 + math.cos(math.pi / 4)) / 2
 """What is left of the cosine after a quarter of the length."""
 
 
-def told(answer: str, thought: str = "so") -> str:
+def tagged(answer: str, thought: str = "so") -> str:
     return f"<think>{thought}</think><answer>{answer}</answer>"
 
 
 def spelt(start: str, end: str) -> str:
-    return told(f'{{"start_time": "{start}", "end_time": "{end}"}}')
+    return tagged(f'{{"start_time": "{start}", "end_time": "{end}"}}')
 
 
 def solved(answer: int) -> str:
     return f"so\n</think>\n\\boxed{{{answer}}}"
 
 
-PAID: dict[str, list[Answer]] = {
+ANSWERS: dict[str, list[Answer]] = {
     "visual-rft": [
-        ({"solution": "<answer>Boeing 737-800</answer>"}, told("boeing 737-800"), 9, 2.0),
-        ({"solution": "Boeing 737-800"}, told("Airbus A320"), 9, 1.0),
+        ({"solution": "<answer>Boeing 737-800</answer>"}, tagged("boeing 737-800"), 9, 2.0),
+        ({"solution": "Boeing 737-800"}, tagged("Airbus A320"), 9, 1.0),
         ({"solution": "Boeing 737-800"}, "<answer>Boeing 737-800</answer>", 9, 1.0),
     ],
     "cls-rl": [
-        ({"solution": "<answer>Forest</answer>"}, told("forest"), 9, 2.0),
-        ({"solution": "<answer>Forest</answer>"}, told("River"), 9, 1.0),
+        ({"solution": "<answer>Forest</answer>"}, tagged("forest"), 9, 2.0),
+        ({"solution": "<answer>Forest</answer>"}, tagged("River"), 9, 1.0),
     ],
     "cls-rl-no-thinking": [
         ({"solution": "<answer>Forest</answer>"}, "Forest", 9, 1.0),
@@ -41,50 +41,50 @@ PAID: dict[str, list[Answer]] = {
         ({"solution": "<answer>Forest</answer>"}, "It is Forest", 9, 0.0),
     ],
     "ui-r1": [
-        (CLICK, told('{"action": "click", "coordinate": [20, 30]}'), 9, 3.0),
-        (CLICK, told('{"action": "click", "coordinate": [20, 50]}'), 9, 2.0),  # beside the box
-        (CLICK, told('{"action": "scroll"}'), 9, 1.0),
-        (SCROLL, told('{"action": "scroll"}'), 9, 3.0),  # without a place the type is all
+        (CLICK, tagged('{"action": "click", "coordinate": [20, 30]}'), 9, 3.0),
+        (CLICK, tagged('{"action": "click", "coordinate": [20, 50]}'), 9, 2.0),  # beside the box
+        (CLICK, tagged('{"action": "scroll"}'), 9, 1.0),
+        (SCROLL, tagged('{"action": "scroll"}'), 9, 3.0),  # without a place the type is all
     ],
     "crowdvlm-r1": [  # 1.5 less the relative error below a half, and 1 for the form
-        ({"answer": 100}, told("100"), 9, 2.5),
-        ({"answer": 100}, told("90"), 9, 2.4),
-        ({"answer": 100}, told("149"), 9, 2.01),
-        ({"answer": 100}, told("50"), 9, 1.0),
+        ({"answer": 100}, tagged("100"), 9, 2.5),
+        ({"answer": 100}, tagged("90"), 9, 2.4),
+        ({"answer": 100}, tagged("149"), 9, 2.01),
+        ({"answer": 100}, tagged("50"), 9, 1.0),
     ],
     "med-r1": [
-        ({"solution": "<answer> C </answer>"}, told("C"), 9, 2.0),
-        ({"solution": "<answer> C </answer>"}, told("A"), 9, 1.0),
+        ({"solution": "<answer> C </answer>"}, tagged("C"), 9, 2.0),
+        ({"solution": "<answer> C </answer>"}, tagged("A"), 9, 1.0),
     ],
     "medvlthinker": [
-        ({"answer_label": "B"}, told("B"), 9, 1.0),
-        ({"answer_label": "B"}, told("B. the left lobe"), 9, 1.0),
-        ({"answer_label": "B"}, told("A"), 9, 0.0),
+        ({"answer_label": "B"}, tagged("B"), 9, 1.0),
+        ({"answer_label": "B"}, tagged("B. the left lobe"), 9, 1.0),
+        ({"answer_label": "B"}, tagged("A"), 9, 0.0),
         ({"answer_label": "B"}, "<answer>B</answer>", 9, 0.0),  # right, without a thought
     ],
     "medvlsynther": [
-        ({"answer_label": "B"}, told("B"), 9, 1.0),
+        ({"answer_label": "B"}, tagged("B"), 9, 1.0),
         ({"answer_label": "B"}, "<answer>B</answer>", 9, 0.0),
     ],
     "temporal-r1": [  # 2 to 6 and 4 to 8 share 2 seconds of 6
         (SPAN, spelt("2.0", "6.0"), 9, 1.0),
         (SPAN, spelt("4.0", "8.0"), 9, 0.5 / 3 + 0.5),
         (SPAN, spelt("7", "9"), 9, 0.5),
-        (SPAN, told('{"start_time": 2.0, "end_time": 6.0}'), 9, 0.5),  # numbers must be quoted
+        (SPAN, tagged('{"start_time": 2.0, "end_time": 6.0}'), 9, 0.5),  # numbers must be quoted
     ],
     "videochat-r1": [
-        (SPAN, told("2.0 to 6.0"), 9, 2.0),
-        (SPAN, told("4.0 to 8.0"), 9, 1 / 3 + 1),
+        (SPAN, tagged("2.0 to 6.0"), 9, 2.0),
+        (SPAN, tagged("4.0 to 8.0"), 9, 1 / 3 + 1),
         (SPAN, "2.0 to 6.0", 9, 0.0),
     ],
     "ton": [
-        ({"solution": "<answer> 3 </answer>"}, told("3"), 9, 2.0),
-        ({"solution": "<answer> 3 </answer>"}, told("3", thought="\n\n"), 9, 2.0),
-        ({"solution": "<answer> 3 </answer>"}, told("4"), 9, 1.0),
+        ({"solution": "<answer> 3 </answer>"}, tagged("3"), 9, 2.0),
+        ({"solution": "<answer> 3 </answer>"}, tagged("3", thought="\n\n"), 9, 2.0),
+        ({"solution": "<answer> 3 </answer>"}, tagged("4"), 9, 1.0),
     ],
     "unifiedreward-think": [
-        ({"solution": "Image 1 is better"}, told("Image 1 is better"), 9, 2.0),
-        ({"solution": "Image 1 is better"}, told("Image 2 is better"), 9, 1.0),
+        ({"solution": "Image 1 is better"}, tagged("Image 1 is better"), 9, 2.0),
+        ({"solution": "Image 1 is better"}, tagged("Image 2 is better"), 9, 1.0),
     ],
     "open-rs": [  # 1 for the form, twice the cosine: right from 1 to 0.5, wrong from 0 to -0.5, over 3,584 tokens
         ({"solution": "$4$"}, solved(4), 896, 1 + 2 * (0.5 + 0.5 * QUARTER)),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from tests.configs.paid import Answer
-from tests.configs.paid.judged import Judged
+from tests.configs.paper_answers import Answer
+from tests.configs.paper_answers.scripted_judges import ScriptedJudge
 
 PAIRS = {"tests": {"inputs": ["4", "5"], "outputs": ["8", "10"]}}
 DOUBLES, EIGHT, BROKEN = "print(2 * int(input()))", "print(8)", "print(int(input()"
@@ -49,20 +49,20 @@ SHOP = {
 }
 
 
-def asked(query: str) -> str:
+def query_answer(query: str) -> str:
     return f"<think>so</think><answer>{query}</answer>"
 
 
 QUERIES: dict[str, list[Answer]] = {
     "reasoning-sql": [  # the judge says yes with 0.9; four words of seven, all of them right: exp(1 - 7 / 4)
-        (SHOP, asked("select a from t where b = 'y'"), 9, 3 + 2 * 0.9 + 4),
-        (SHOP, asked("select a from t"), 9, 2 * 0.9 + 1 + 0.5 + math.exp(-0.75) + 1),
+        (SHOP, query_answer("select a from t where b = 'y'"), 9, 3 + 2 * 0.9 + 4),
+        (SHOP, query_answer("select a from t"), 9, 2 * 0.9 + 1 + 0.5 + math.exp(-0.75) + 1),
         (SHOP, "select", 9, 0.0),
     ],
     "cognisql-r1-zero": [
-        (SHOP, asked("select 2"), 9, 3.5),
-        (SHOP, "So: " + asked("select 2"), 9, 2.5),
-        (SHOP, asked("select 3"), 9, 1.5),
+        (SHOP, query_answer("select 2"), 9, 3.5),
+        (SHOP, "So: " + query_answer("select 2"), 9, 2.5),
+        (SHOP, query_answer("select 3"), 9, 1.5),
         (SHOP, "select 2", 9, 0.0),
     ],
 }
@@ -101,9 +101,9 @@ REFUSED: dict[str, list[Answer]] = {
 
 ROCK = {"question": "Which rock is it?", "answer": "A"}
 
-SOLVED: dict[str, Judged] = {
-    "mathsmith": Judged(
-        says=lambda asked: "<think>" + "x" * 65536 + ("</think>\\boxed{7}" if "sum" in asked else "</think>none"),
+SOLVED: dict[str, ScriptedJudge] = {
+    "mathsmith": ScriptedJudge(
+        says=lambda question: "<think>" + "x" * 65536 + ("</think>\\boxed{7}" if "sum" in question else "</think>none"),
         answers=[
             ({}, problem(5, "the sum"), 9, 1.0 + 0.35 + 0.3),
             ({}, problem(2, "a puzzle"), 9, 0.7 + 0.3 * 2 / 5 + 0.35),
@@ -111,8 +111,8 @@ SOLVED: dict[str, Judged] = {
             ({}, "<problem>the sum</problem>", 9, 0.0),
         ],
     ),
-    "rlvr-geometric-caption-synthesis": Judged(  # 0.3 of likeness, 0.63 for a solver that is right
-        says=lambda asked: "\\boxed{5.00}" if "3 and 4" in asked.partition("Problem:")[0] else "\\boxed{4}",
+    "rlvr-geometric-caption-synthesis": ScriptedJudge(  # 0.3 of likeness, 0.63 for a solver that is right
+        says=lambda question: "\\boxed{5.00}" if "3 and 4" in question.partition("Problem:")[0] else "\\boxed{4}",
         answers=[
             (
                 {"caption": "a right triangle with sides 3 and 4", "question": "hypotenuse?", "answer": 5},
@@ -124,8 +124,8 @@ SOLVED: dict[str, Judged] = {
             ({"caption": "a right triangle", "question": "hypotenuse?", "answer": 5}, "Circles meet.", 9, 0.0),
         ],
     ),
-    "doge": Judged(  # 0.9 for a solver that is right with the analysis, all four times here, and 0.1 for the form
-        says=lambda asked: "\\boxed{A}" if "basalt" in asked.partition("analysis")[2] else "\\boxed{B}",
+    "doge": ScriptedJudge(  # 0.9 for a solver right with the analysis, all four times here, 0.1 for the form
+        says=lambda question: "\\boxed{A}" if "basalt" in question.partition("analysis")[2] else "\\boxed{B}",
         answers=[
             (ROCK, "<think>dark</think>It is basalt.", 9, 1.0),
             (ROCK, "It is basalt.", 9, 0.9),

@@ -1,4 +1,4 @@
-"""Sounds whose every number a test can compute."""
+"""Audio whose every number a test can compute."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def tone(
 ) -> Audio:
     """A sine; the second channel of two is its negative, so that their mean is silence."""
     time_N = torch.arange(round(rate * duration_s), dtype=torch.float64) / rate
-    one_N = amplitude * torch.sin(2 * math.pi * hertz * time_N)
+    sine_N = amplitude * torch.sin(2 * math.pi * hertz * time_N)
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64)[:channels, None]
-    return Audio((signs * one_N).float(), rate)
+    return Audio((signs * sine_N).float(), rate)
 
 
 def silence(*, rate: int = 8000, duration_s: float = 0.5) -> Audio:

@@ -1,4 +1,4 @@
-"""Answers that a model judges: its replies are scripted, and a local server gives them."""
+"""Answers that a model judges: its replies are scripted, and a local server sends them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.configs.paid import Answer
+from tests.configs.paper_answers import Answer
 
 
-def told(thought: str, **tags: str) -> str:
+def tagged(thought: str, **tags: str) -> str:
     return f"<think>{thought}</think>" + "".join(f"<{name}>{text}</{name}>" for name, text in tags.items())
 
 
@@ -18,11 +18,11 @@ def solved(answer: int, thought: str = "so") -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """Answers with what they are paid.
+class ScriptedJudge:
+    """Answers with their rewards, and the replies of their judge.
 
     Attributes:
-        answers: as in ``PAID``.
+        answers: as in ``ANSWERS``.
         says: the judge's reply to a question.
         first: how likely its reply begins with each token, where that is asked for.
         run: of a series, whose rewards these are.
@@ -35,11 +35,13 @@ class Judged:
 
 
 def says_yes_where(*words: str) -> Callable[[str], str]:
-    """Verdicts by the words of a criterion, which stands behind the response."""
-    return lambda asked: f"Verdict: {'yes' if any(w in asked.rpartition('</response>')[2] for w in words) else 'no'}"
+    """Verdicts by the words of a criterion, which follows the response."""
+    return lambda question: (
+        f"Verdict: {'yes' if any(w in question.rpartition('</response>')[2] for w in words) else 'no'}"
+    )
 
 
-SEEN = {"answer": "7", "visual_key_info": ["angle of 30", "side of 5"]}
+VISUAL_FACTS = {"answer": "7", "visual_key_info": ["angle of 30", "side of 5"]}
 RUBRIC: dict[str, Any] = {
     "rubric": [
         {"criterion": "names rest", "weight": 5},
@@ -57,7 +59,7 @@ def advised(score: int, suggestion: str) -> str:
 
 
 def labeled(thought: str, normal: str, kinds: str, details: str) -> str:
-    return told(thought, normal=normal, kinds=kinds, details=details)
+    return tagged(thought, normal=normal, kinds=kinds, details=details)
 
 
 CAKE: dict[str, Any] = {
@@ -69,13 +71,13 @@ CAKE: dict[str, Any] = {
 }
 
 
-def anchored(asked: str) -> str:
+def anchored(question: str) -> str:
     """A judge of tiers, and of what flatters: the one says so of the question, the other of itself."""
-    shown, _, criterion = asked.partition("</response>")
+    response, _, criterion = question.partition("</response>")
     if "Verdict" not in criterion:
-        return f"It has some. Score: {(5 if 'storm' in shown else 3) if 'an image' in criterion else 2}"
+        return f"It has some. Score: {(5 if 'storm' in response else 3) if 'an image' in criterion else 2}"
     flatters = "What a question" if "the question" in criterion else "my best"
-    return f"Verdict: {'no' if flatters in shown else 'yes'}"
+    return f"Verdict: {'no' if flatters in response else 'yes'}"
 
 
 ANCHORS = {"rubric": [{"criterion": "has an image", "weight": 3}, {"criterion": "is warm", "weight": 1}]}
@@ -89,26 +91,26 @@ VERDICTS = {
 GOOD = ("CORRECT", "UNKNOWN")
 
 
-def watching(asked: str) -> str:
+def watching(question: str) -> str:
     """A judge of what was seen: the observation is in the captions, leads to the answer, and the answer is right."""
-    shown, _, response = asked.partition("<response>")
-    if "What can be seen" in shown:
-        return "1" if "a red car" in shown and "<observation>" in response else "0"
+    context, _, response = question.partition("<response>")
+    if "What can be seen" in context:
+        return "1" if "a red car" in context and "<observation>" in response else "0"
     return "yes" if ("red car" in response if "alone" in response else "red" in response) else "no"
 
 
-JUDGED: dict[str, Judged] = {
-    "timemaster": Judged(
-        says=lambda asked: "0.6" if "see a neurologist" in asked else "none",
+SCRIPTED_JUDGES: dict[str, ScriptedJudge] = {
+    "timemaster": ScriptedJudge(
+        says=lambda question: "0.6" if "see a neurologist" in question else "none",
         answers=[
-            ({"answer": "Myopathy"}, told("weak", **{"class": "myopathy", "extension": "see a neurologist"}), 9, 1.3),
-            ({"answer": "Myopathy"}, told("weak", **{"class": "Myopathy"}), 9, 1.0),
-            ({"answer": "Myopathy"}, told("well", **{"class": "healthy", "extension": "see a neurologist"}), 9, 0.1),
+            ({"answer": "Myopathy"}, tagged("weak", **{"class": "myopathy", "extension": "see a neurologist"}), 9, 1.3),
+            ({"answer": "Myopathy"}, tagged("weak", **{"class": "Myopathy"}), 9, 1.0),
+            ({"answer": "Myopathy"}, tagged("well", **{"class": "healthy", "extension": "see a neurologist"}), 9, 0.1),
             ({"answer": "Myopathy"}, "it is myopathy", 9, 0.0),
         ],
     ),
-    "fapo": Judged(  # the code's 1, 0 and -1, and 1 more
-        says=lambda asked: "Step 3 guesses: \\boxed{3}" if "I guess" in asked else "All is right. \\boxed{-1}",
+    "fapo": ScriptedJudge(  # the code's 1, 0 and -1, and 1 more
+        says=lambda question: "Step 3 guesses: \\boxed{3}" if "I guess" in question else "All is right. \\boxed{-1}",
         answers=[
             ({"answer": "7"}, "3 + 4 \\boxed{7}", 9, 2.0),
             ({"answer": "7"}, "I guess \\boxed{7}", 9, 1.0),
@@ -116,22 +118,22 @@ JUDGED: dict[str, Judged] = {
             ({"answer": "7"}, "3 + 4 \\boxed{7}", 6144, 1.5),  # half of the margin past 4,096
         ],
     ),
-    "perception-r1": Judged(  # 0.9 right, 0.1 form, 0.7 times the share of the facts
-        says=lambda asked: str(
-            int(asked.partition("picture: ")[2].split("\n")[0] in asked.partition("</response>")[0])
+    "perception-r1": ScriptedJudge(  # 0.9 right, 0.1 form, 0.7 times the share of the facts
+        says=lambda question: str(
+            int(question.partition("picture: ")[2].split("\n")[0] in question.partition("</response>")[0])
         ),
         answers=[
-            (SEEN, solved(7, "angle of 30, side of 5"), 9, 1.7),
-            (SEEN, solved(7, "angle of 30"), 9, 1.35),
-            (SEEN, solved(7), 9, 1.0),
-            (SEEN, solved(8, "angle of 30, side of 5"), 9, 0.8),
+            (VISUAL_FACTS, solved(7, "angle of 30, side of 5"), 9, 1.7),
+            (VISUAL_FACTS, solved(7, "angle of 30"), 9, 1.35),
+            (VISUAL_FACTS, solved(7), 9, 1.0),
+            (VISUAL_FACTS, solved(8, "angle of 30, side of 5"), 9, 0.8),
         ],
     ),
-    "rubrichub": Judged(
+    "rubrichub": ScriptedJudge(
         says=says_yes_where("rest", "rude"),
         answers=[(RUBRIC, "Rest, you fool.", 9, (5 - 2) / (5 + 3)), (RUBRIC, "Rest, you fool.", 6144, 0.375 - 0.5)],
     ),
-    "rubric-anchors": Judged(  # scores of 5 or 3 and of 2 are 1 or 1/2 and 1/4, of weights 3 and 1
+    "rubric-anchors": ScriptedJudge(  # scores of 5 or 3 and of 2 are 1 or 1/2 and 1/4, of weights 3 and 1
         says=anchored,
         answers=[
             (ANCHORS, "A storm left; the storm stayed.", 9, (3 + 0.25) / 4),
@@ -140,28 +142,32 @@ JUDGED: dict[str, Judged] = {
             (ANCHORS, "A storm left. This is my best line.", 9, 0.0),
         ],
     ),
-    "rlvr-soft-verifier": Judged(
-        first=lambda asked: (
-            {"1": 0.6, "0": 0.2, "Yes": 0.2} if "iron" in asked.partition("<response>")[2] else {"0": 0.9}
+    "rlvr-soft-verifier": ScriptedJudge(
+        first=lambda question: (
+            {"1": 0.6, "0": 0.2, "Yes": 0.2} if "iron" in question.partition("<response>")[2] else {"0": 0.9}
         ),
         answers=[({"answer": "iron"}, "It is iron.", 9, 0.75), ({"answer": "iron"}, "It is lead.", 9, 0.0)],
     ),
-    "compassverifier": Judged(
-        says=lambda asked: {"7": "A", "8": "B", "9": "Analysis: A is tempting.\nFinal Judgment: \\boxed{C} - INVALID"}[
-            asked.partition("<candidate>\n")[2][0]
-        ],
+    "compassverifier": ScriptedJudge(
+        says=lambda question: {
+            "7": "A",
+            "8": "B",
+            "9": "Analysis: A is tempting.\nFinal Judgment: \\boxed{C} - INVALID",
+        }[question.partition("<candidate>\n")[2][0]],
         answers=[({"answer": "7"}, "7", 9, 1.0), ({"answer": "7"}, "8", 9, 0.0), ({"answer": "7"}, "9", 9, 0.0)],
     ),
-    "gui-critic-r1": Judged(
-        says=lambda asked: "Verdict: yes" if "the search bar" in asked.partition("<suggested>")[2] else "Verdict: no",
+    "gui-critic-r1": ScriptedJudge(
+        says=lambda question: (
+            "Verdict: yes" if "the search bar" in question.partition("<suggested>")[2] else "Verdict: no"
+        ),
         answers=[
             (SCREEN, advised(0, "Click the search bar."), 9, 1.0),
             (SCREEN, advised(0, "Go back."), 9, 0.9),
             (SCREEN, advised(1, "Click the search bar."), 9, 0.2),
         ],
     ),
-    "magicmirror": Judged(  # 8 for the form, 4 for the verdict, 2 and 1 for kinds and details
-        says=lambda asked: "no" if "all is well" in asked else "yes",
+    "magicmirror": ScriptedJudge(  # 8 for the form, 4 for the verdict, 2 and 1 for kinds and details
+        says=lambda question: "no" if "all is well" in question else "yes",
         answers=[
             (FAULTS, labeled("six fingers", "no", "abnormal human anatomy", "hand structure deformity"), 9, 15.0),
             (
@@ -176,43 +182,43 @@ JUDGED: dict[str, Judged] = {
             (FAULTS, labeled("all is well", "no", "abnormal human anatomy", "hand structure deformity"), 9, 0.0),
         ],
     ),
-    "argen": Judged(  # 0.3 * 1 + 0.4 * 0.5 + 0.3 * 0.25
-        says=lambda asked: f"Score: {1 if 'harm' in asked else 0.5 if 'human health' in asked else 0.25}",
+    "argen": ScriptedJudge(  # 0.3 * 1 + 0.4 * 0.5 + 0.3 * 0.25
+        says=lambda question: f"Score: {1 if 'harm' in question else 0.5 if 'human health' in question else 0.25}",
         answers=[({}, "Drink water.", 9, 0.575)],
     ),
-    "rewatch-r1": Judged(  # right (1 + seen + enough) + form
+    "rewatch-r1": ScriptedJudge(  # right (1 + seen + enough) + form
         says=watching,
         answers=[
             (
                 {"answer": "red", "captions": "a red car"},
-                told("<observation>a red car</observation>", answer="red"),
+                tagged("<observation>a red car</observation>", answer="red"),
                 9,
                 4.0,
             ),
             (
                 {"answer": "red", "captions": "a car"},
-                told("<observation>a red car</observation>", answer="red"),
+                tagged("<observation>a red car</observation>", answer="red"),
                 9,
                 3.0,
             ),
-            ({"answer": "red", "captions": "a red car"}, told("by guess", answer="red"), 9, 2.0),
+            ({"answer": "red", "captions": "a red car"}, tagged("by guess", answer="red"), 9, 2.0),
             (
                 {"answer": "red", "captions": "a red car"},
-                told("<observation>a red car</observation>", answer="blue"),
+                tagged("<observation>a red car</observation>", answer="blue"),
                 9,
                 1.0,
             ),
         ],
     ),
-    "rubicap": Judged(  # (3 + 1) / (3 + 2 + 1)
-        says=lambda asked: "no" if "colour" in asked else "yes",
+    "rubicap": ScriptedJudge(  # (3 + 1) / (3 + 2 + 1)
+        says=lambda question: "no" if "colour" in question else "yes",
         answers=[(CAKE, "A cake says 24 CARROT CAKE.", 9, 2 / 3)],
     ),
-    "deepseekmath-v2": Judged(
-        says=lambda asked: (
-            f"So. Grade: {0.5 if 'gap' in asked.partition('</proof>')[0] else 1}"
-            if "<answer>" not in asked
-            else f"So. Grade: {1 if 'gap: 0.5' in asked or 'sound: 1' in asked else 0.5}"
+    "deepseekmath-v2": ScriptedJudge(
+        says=lambda question: (
+            f"So. Grade: {0.5 if 'gap' in question.partition('</proof>')[0] else 1}"
+            if "<answer>" not in question
+            else f"So. Grade: {1 if 'gap: 0.5' in question or 'sound: 1' in question else 0.5}"
         ),
         answers=[
             ({}, "<proof>QED</proof><evaluation>sound: 1</evaluation>", 9, 1.0),
@@ -221,8 +227,8 @@ JUDGED: dict[str, Judged] = {
             ({}, "QED", 9, 0.0),
         ],
     ),
-    "rlsp": Judged(  # 0.8 right, 0.4 in a box, 0.2 of the effort
-        says=lambda asked: f"It tries. Grade: {0.75 if 'or else' in asked.partition('<solution>')[2] else 0.25}",
+    "rlsp": ScriptedJudge(  # 0.8 right, 0.4 in a box, 0.2 of the effort
+        says=lambda question: f"It tries. Grade: {0.75 if 'or else' in question.partition('<solution>')[2] else 0.25}",
         answers=[
             ({"answer": "7"}, "3 + 4, or else 4 + 3: \\boxed{7}", 9, 0.8 + 0.4 + 0.15),
             ({"answer": "7"}, "\\boxed{7}", 9, 0.8 + 0.4 + 0.05),
@@ -230,43 +236,45 @@ JUDGED: dict[str, Judged] = {
             ({"answer": "7"}, "who knows", 9, 0.05),
         ],
     ),
-    "veripo": Judged(  # 1 right, 0.5 form, 1 where the thought fits the answer
+    "veripo": ScriptedJudge(  # 1 right, 0.5 form, 1 where the thought fits the answer
         run=1,
-        says=lambda asked: "yes" if "runs" in asked.partition("<thought>")[2] else "No.",
+        says=lambda question: "yes" if "runs" in question.partition("<thought>")[2] else "No.",
         answers=[
-            ({"answer": "B"}, told("the man runs", answer="B"), 9, 2.5),
-            ({"answer": "B"}, told("the man sits", answer="B"), 9, 1.5),
-            ({"answer": "B"}, told("the man runs", answer="C"), 9, 1.5),
+            ({"answer": "B"}, tagged("the man runs", answer="B"), 9, 2.5),
+            ({"answer": "B"}, tagged("the man sits", answer="B"), 9, 1.5),
+            ({"answer": "B"}, tagged("the man runs", answer="C"), 9, 1.5),
             ({"answer": "B"}, "<answer>B</answer>", 9, 1.0),
         ],
     ),
-    "spectral-policy-optimization": Judged(
-        says=lambda asked: f"Share: {0.75 if 'late slip' in asked else 0.25}",
+    "spectral-policy-optimization": ScriptedJudge(
+        says=lambda question: f"Share: {0.75 if 'late slip' in question else 0.25}",
         answers=[({"answer": "7"}, "a late slip \\boxed{8}", 9, 0.75), ({"answer": "7"}, "\\boxed{9}", 9, 0.25)],
     ),
-    "listener-rewarded-grpo": Judged(
-        first=lambda asked: {"yes": 0.8, "no": 0.2} if "sharper" in asked else {"Yes": 0.1, "No": 0.9},
+    "listener-rewarded-grpo": ScriptedJudge(
+        first=lambda question: {"yes": 0.8, "no": 0.2} if "sharper" in question else {"Yes": 0.1, "No": 0.9},
         answers=[
-            ({"answer": "2"}, told("the second is sharper", answer="2"), 9, 1 + 0.5 + 0.4),
-            ({"answer": "2"}, told("who knows", answer="2"), 9, 1 + 0.5 + 0.05),
-            ({"answer": "2"}, told("the second is sharper", answer="1"), 9, 1 + 0.4),
+            ({"answer": "2"}, tagged("the second is sharper", answer="2"), 9, 1 + 0.5 + 0.4),
+            ({"answer": "2"}, tagged("who knows", answer="2"), 9, 1 + 0.5 + 0.05),
+            ({"answer": "2"}, tagged("the second is sharper", answer="1"), 9, 1 + 0.4),
         ],
     ),
-    "rlbff": Judged(
-        first=lambda asked: {"Yes": 0.4, "No": 0.1} if "this principle: it is short?" in asked else {},
+    "rlbff": ScriptedJudge(
+        first=lambda question: {"Yes": 0.4, "No": 0.1} if "this principle: it is short?" in question else {},
         answers=[({"principle": "it is short"}, "Rest.", 9, 0.8)],
     ),
-    "rlpt": Judged(
-        says=lambda asked: "yes" if "It rained." in asked.partition("<prediction>")[2] else "No.",
+    "rlpt": ScriptedJudge(
+        says=lambda question: "yes" if "It rained." in question.partition("<prediction>")[2] else "No.",
         answers=[
             ({"segment": "Rain fell."}, "so <segment>It rained.</segment>", 9, 1.0),
             ({"segment": "Rain fell."}, "so <segment>It snowed.</segment>", 9, 0.0),
             ({"segment": "Rain fell."}, "It rained.", 9, 0.0),
         ],
     ),
-    "qwen3-korean-rl": Judged(  # 1 right, 0.2 form, 0.2 Korean
-        says=lambda asked: (
-            "yes" if ("합은" in asked if "<thoughts>" in asked else "7" in asked.partition("<response>")[2]) else "no"
+    "qwen3-korean-rl": ScriptedJudge(  # 1 right, 0.2 form, 0.2 Korean
+        says=lambda question: (
+            "yes"
+            if ("합은" in question if "<thoughts>" in question else "7" in question.partition("<response>")[2])
+            else "no"
         ),
         answers=[
             ({"answer": "seven"}, "<think>합은</think>7", 9, 1.4),
@@ -276,13 +284,13 @@ JUDGED: dict[str, Judged] = {
             ({"answer": "seven"}, "<think>합은</think>7", 7680, 0.9),
         ],
     ),
-    "vd-post-training-study": Judged(
-        says=lambda asked: (
+    "vd-post-training-study": ScriptedJudge(
+        says=lambda question: (
             "The cause is named. Verdict: "
             + next(
                 verdict
                 for word, verdict in VERDICTS.items()
-                if word in asked.partition("<analysis>")[2].partition("</analysis>")[0]
+                if word in question.partition("<analysis>")[2].partition("</analysis>")[0]
             )
         ),
         answers=[
@@ -296,7 +304,7 @@ JUDGED: dict[str, Judged] = {
     ),
 }
 
-PAID: dict[str, list[Answer]] = {
+ANSWERS: dict[str, list[Answer]] = {
     "opv--outcome-based": [  # lambda is 0.5
         ({"answer": 3}, "It divides by 0. \\boxed{3}", 9, 1.0),
         ({"answer": 3}, "\\boxed{5}", 9, 0.25),
@@ -306,4 +314,4 @@ PAID: dict[str, list[Answer]] = {
     ],
 }
 
-ELSEWHERE = {*JUDGED, "editscore", "medix-r1"}
+ELSEWHERE = {*SCRIPTED_JUDGES, "editscore", "medix-r1"}

@@ -1,8 +1,8 @@
-"""Proofs, as far as no checker is needed to say what they are paid; questions of several kinds about pictures."""
+"""Proofs whose rewards need no checker; questions of several kinds about images."""
 
 from __future__ import annotations
 
-from tests.configs.paid import Answer
+from tests.configs.paper_answers import Answer
 
 PROOF = {"answer": 'lemma "x = x" oops'}
 
@@ -16,7 +16,7 @@ def thought(answer: str) -> str:
     return f"<think>so</think><answer>{answer}</answer>"
 
 
-PAID: dict[str, list[Answer]] = {
+ANSWERS: dict[str, list[Answer]] = {
     "ntp-for-verification": [  # 0.25 for each form and 2 for the known proof; nothing of it is checked, as it gives up
         (PROOF, proved('lemma "x = x" oops'), 9, 2.5),
         (PROOF, proved('lemma "x = x" oops', between=""), 9, 2.25),

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from tests.configs.paid import Answer
+from tests.configs.paper_answers import Answer
 
 REGIONS: dict[str, Any] = {
     "image_caption": "a cat sits on the mat",
@@ -34,11 +34,11 @@ SEARCHED = {"kind": "type_and_submit", "field": "search", "typed": "cats"}
 
 
 def did(kind: str, name: str | None = None, text: str | None = None) -> str:
-    answer = "".join(f"<{tag}>{held}</{tag}>" for tag, held in (("name", name), ("text", text)) if held is not None)
+    answer = "".join(f"<{tag}>{value}</{tag}>" for tag, value in (("name", name), ("text", text)) if value is not None)
     return f"<rationale>so</rationale><kind>{kind}</kind>{answer}"
 
 
-def told(answer: str) -> str:
+def tagged(answer: str) -> str:
     return f"<think>so</think><answer>{answer}</answer>"
 
 
@@ -69,7 +69,7 @@ ELSEWHERE = {"extract-0"}
 
 ROUTED = {"vla-r1", "videossr", "shop-r1"}
 
-PAID: dict[str, list[Answer]] = {
+ANSWERS: dict[str, list[Answer]] = {
     "satori-r1": [
         (REGIONS, looked("A cat sits on the mat.", REGIONS["bboxs"], "cat"), 9, 4.0),
         (REGIONS, looked("dogs", [[200, 200, 300, 300]], "dog"), 9, 1.0),
@@ -146,16 +146,16 @@ PAID: dict[str, list[Answer]] = {
         ({"solution": MOVES}, MOVES, 9, 0.0),
     ],
     "medical-vie-rlvr": [
-        (REPORT, told(json.dumps(REPORT["answer"])), 9, 2.0),
-        (REPORT, told('{"name": "Lung Test"}'), 9, 0.5 + 0.5 / 3 + 1),
-        (REPORT, told(json.dumps(REPORT["answer"] | {"age": 6, "sex": "f", "day": 1})), 9, 0.5 / 2 + 0.5 + 1),
+        (REPORT, tagged(json.dumps(REPORT["answer"])), 9, 2.0),
+        (REPORT, tagged('{"name": "Lung Test"}'), 9, 0.5 + 0.5 / 3 + 1),
+        (REPORT, tagged(json.dumps(REPORT["answer"] | {"age": 6, "sex": "f", "day": 1})), 9, 0.5 / 2 + 0.5 + 1),
         (REPORT, json.dumps(REPORT["answer"]), 9, 0.0),
     ],
     "docthinker": [
         (PAGE, read([0, 0, 100, 50], "7 May"), 9, 3.0),
         (PAGE, read([0, 0, 100, 20], "7 May"), 9, 2.0),
         (PAGE, read([0, 0, 100, 50], "8 May"), 9, 2.0),
-        (PAGE, told("7 May"), 9, 1.0),
+        (PAGE, tagged("7 May"), 9, 1.0),
     ],
     "shop-r1": [  # 0.005 for a certainty of 1
         ({"kind": "terminate"}, did("terminate"), 9, 0.5 + 0.3 + 0.005),
