@@ -40,7 +40,7 @@ SAYS_WHAT_TO_DO = ("start the run again", "starting again")
 """Of a run whose only checkpoint is damaged."""
 
 
-def whole_run(case: Case, place: Place) -> UndisturbedRun:
+def undisturbed_run(case: Case, place: Place) -> UndisturbedRun:
     """The run that the others are compared with."""
     counted = place.root / "counted"
 
@@ -59,15 +59,15 @@ def whole_run(case: Case, place: Place) -> UndisturbedRun:
     return UndisturbedRun(left, sitting.worked_s, events, num_bytes, counts["forward"], counts["asked"])
 
 
-def whole_run_of_two(case: Case, kind: str, place: Place, whole: UndisturbedRun) -> UndisturbedRun:
+def undisturbed_job(case: Case, kind: str, place: Place, undisturbed: UndisturbedRun) -> UndisturbedRun:
     """The same on two processes, whose gradients are added in another order."""
     sitting = sit_both(case, place, in_parts=kind == IN_PARTS)
     assert sitting.code == DONE, sitting.output
-    return replace(whole, left=run_state(place.run), took_s=sitting.worked_s)
+    return replace(undisturbed, left=run_state(place.run), took_s=sitting.worked_s)
 
 
 def wrongs(
-    case: Case, kind: str, place: Place, whole: UndisturbedRun, draw: random.Random
+    case: Case, kind: str, place: Place, undisturbed: UndisturbedRun, draw: random.Random
 ) -> Iterator[tuple[str, str]]:
     """Tries a fault.
 
@@ -82,7 +82,7 @@ def wrongs(
         tuple[str, str]: first how the disturbed sitting ended; then what was done, and what is wrong for it.
     """
     goes_on = sit if kind in FAULTS else partial(sit_both, in_parts=kind == IN_PARTS)
-    result = (FAULTS | OF_TWO)[kind](case, place, whole, draw)
+    result = (FAULTS | OF_TWO)[kind](case, place, undisturbed, draw)
     yield "", _named(result.sitting.code, run_status(place.run))
     if not result.sitting.is_clear:
         yield result.what, f"ended with {result.sitting.code}: {result.sitting.output}"
@@ -95,15 +95,15 @@ def wrongs(
     if last.code != DONE:
         yield result.what, f"went on to {last.code}: {last.output}"
         return
-    for text in islice(differing(run_state(place.run), whole.left), 3):
+    for text in islice(differing(run_state(place.run), undisturbed.left), 3):
         yield result.what, text
 
 
 def _named(code: int, status: str) -> str:
     if code == DONE:
         return "not at all" if status == "finished" else "in order"
-    known = {CLEAR: "a clear error", INTERRUPTED: "at once"}
-    return known.get(code, "killed" if code < 0 else "an unclear error")
+    endings = {CLEAR: "a clear error", INTERRUPTED: "at once"}
+    return endings.get(code, "killed" if code < 0 else "an unclear error")
 
 
 def _note(file: Path, word: str) -> None:
@@ -136,16 +136,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     tried, wrong, ends = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as root:
-        whole: dict[str, UndisturbedRun] = {}
+        undisturbed_runs: dict[str, UndisturbedRun] = {}
         for name in options.policies:
             case = CASES[name]
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 first = placed(Path(root) / f"{name}-first")
                 case.make(first.output, None, case.reward).train()  # imports everything, once for all processes
-            whole[name] = whole_run(case, placed(Path(root) / name))
-            print(f"{name}: {whole[name].took_s:.1f} s of work, {len(whole[name].events)} events", flush=True)
+            undisturbed_runs[name] = undisturbed_run(case, placed(Path(root) / name))
+            print(
+                f"{name}: {undisturbed_runs[name].took_s:.1f} s of work, {len(undisturbed_runs[name].events)} events",
+                flush=True,
+            )
         of_two = {
-            (name, kind): whole_run_of_two(CASES[name], kind, placed(Path(root) / f"{name}-{kind}"), whole[name])
+            (name, kind): undisturbed_job(
+                CASES[name], kind, placed(Path(root) / f"{name}-{kind}"), undisturbed_runs[name]
+            )
             for name in (options.policies if options.of_two else [])
             for kind in OF_TWO
         }
@@ -158,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             place = placed(Path(root) / f"trial-{number}")
             draw = random.Random(f"{options.seed} {number}")
             try:
-                undisturbed = of_two[name, kind] if kind in OF_TWO else whole[name]
+                undisturbed = of_two[name, kind] if kind in OF_TWO else undisturbed_runs[name]
                 (_, end), *result = wrongs(CASES[name], kind, place, undisturbed, draw)
             finally:
                 settled(place)

@@ -78,7 +78,7 @@ class Rows:
 
 def loss_of(loss: Loss, rows: Rows) -> Tensor:
     """The scalar, with its graph."""
-    cells = [(b, t) for b, kept in enumerate(rows.keep) for t, is_kept in enumerate(kept) if is_kept]
+    cells = [(b, t) for b, mask in enumerate(rows.keep) for t, is_trained in enumerate(mask) if is_trained]
     weight = _weights(loss.aggregate, rows, cells)
     selected, in_ratio = _selected(loss.selection, rows, cells)
     factor = _factors(loss.covariance, rows, cells)
@@ -88,12 +88,12 @@ def loss_of(loss: Loss, rows: Rows) -> Tensor:
         of_replayed = loss.replayed if rows.source[b] != SAMPLED else None
         name, numbers, level, times = (*loss.surrogate, loss.level, 1.0) if of_replayed is None else of_replayed
         if (b, t) in selected:
-            own = dict(change)
+            bounded = dict(change)
             if of_replayed is None and loss.bound is not None:
-                own = {
+                bounded = {
                     cell: _bounded(loss.bound, change[cell], _advantage(rows, cell)) for cell in cells if cell[0] == b
                 }
-            ratio = _at_level(level, own, rows, (b, t), in_ratio).exp()
+            ratio = _at_level(level, bounded, rows, (b, t), in_ratio).exp()
             value = SURROGATES[name](ratio, rows.now[b][t], rows.advantage[b][t], **numbers)
             total = total + times * weight[b] * value
         if loss.divergence is not None:
@@ -112,7 +112,7 @@ def loss_of(loss: Loss, rows: Rows) -> Tensor:
 
 def _weights(aggregate: tuple[str, Numbers], rows: Rows, cells: Sequence[tuple[int, int]]) -> list[float]:
     name, numbers = aggregate
-    counts = [sum(kept) for kept in rows.keep]
+    counts = [sum(mask) for mask in rows.keep]
     num_rows = sum(count > 0 for count in counts)
     num_groups = len({group for group, count in zip(rows.group, counts, strict=True) if count > 0})
     each = {
@@ -138,20 +138,20 @@ def _selected(
         return {(b, t) for b, t in cells if rows.advantage[b][t] >= 0 or fall[b] <= numbers["limit"]}, every
     assert rows.entropy is not None
     entropy = {(b, t): rows.entropy[b][t].item() for b, t in cells}
-    kept = set()
+    highest = set()
     for cell in cells:
         among = [entropy[other] for other in cells if name != "sample_top_entropy" or other[0] == cell[0]]
         if entropy[cell] >= float(torch.tensor(among).quantile(1 - numbers["share"])):
-            kept.add(cell)
-    return (every, kept) if name == "ratio_top_entropy" else (kept, every)
+            highest.add(cell)
+    return (every, highest) if name == "ratio_top_entropy" else (highest, every)
 
 
 def mean_falls(rows: Rows) -> dict[int, float]:
     """By how much the log-probability of each trained row fell, the mean over its decisions."""
     return {
-        b: sum(rows.old[b][t] - rows.now[b][t].item() for t, is_kept in enumerate(kept) if is_kept) / sum(kept)
-        for b, kept in enumerate(rows.keep)
-        if any(kept)
+        b: sum(rows.old[b][t] - rows.now[b][t].item() for t, is_trained in enumerate(mask) if is_trained) / sum(mask)
+        for b, mask in enumerate(rows.keep)
+        if any(mask)
     }
 
 
@@ -172,8 +172,8 @@ def _advantage(rows: Rows, cell: tuple[int, int]) -> float:
 
 def _bounded(bound: tuple[float, float], change: Tensor, advantage: float) -> Tensor:
     low, high = bound
-    held = min(change.item(), high) if advantage > 0 else max(change.item(), -low)
-    return change if held == change.item() else torch.tensor(held)
+    limited = min(change.item(), high) if advantage > 0 else max(change.item(), -low)
+    return change if limited == change.item() else torch.tensor(limited)
 
 
 def _at_level(
@@ -182,13 +182,13 @@ def _at_level(
     b, t = cell
     if level == "token":
         return change[cell]
-    own = [other for other in change if other[0] == b and other in among]
+    cells = [other for other in change if other[0] == b and other in among]
     if level == "segment":
-        own = [other for other in own if rows.segment[b][other[1]] == rows.segment[b][t]]
-    if not own:
+        cells = [other for other in cells if rows.segment[b][other[1]] == rows.segment[b][t]]
+    if not cells:
         return torch.zeros(())
-    whole = torch.stack([change[other] for other in own]).sum()
-    return whole if level == "trajectory" else whole / len(own)
+    total = torch.stack([change[other] for other in cells]).sum()
+    return total if level == "trajectory" else total / len(cells)
 
 
 def _term(name: str, rows: Rows, cell: tuple[int, int], change: Tensor, factor: float) -> Tensor:

@@ -230,9 +230,9 @@ def undisturbed(case: Case, place: Place) -> Undisturbed:
     return Undisturbed(left_by(place.run), sitting.worked_s, float(loaded.read_text()))
 
 
-def _sit(case: Case, place: Place, **given: Any) -> Sitting:
+def _sit(case: Case, place: Place, **arguments: Any) -> Sitting:
     """A sitting that gets no signal."""
-    return ended(begin(case, place, before=_listen, **given), place, limit_s=LIMIT_S)
+    return ended(begin(case, place, before=_listen, **arguments), place, limit_s=LIMIT_S)
 
 
 def _listen() -> None:
@@ -241,10 +241,10 @@ def _listen() -> None:
     interrupts.install()
 
 
-def disturbed(case: Case, place: Place, whole: Undisturbed, draw: random.Random) -> tuple[str, Sitting]:
+def disturbed(case: Case, place: Place, undisturbed: Undisturbed, draw: random.Random) -> tuple[str, Sitting]:
     """A sitting that gets a signal, or Ctrl-C twice."""
     number = draw.choice([signal.SIGKILL, signal.SIGINT, signal.SIGINT, *TERMINATING])
-    limit_s = whole.loaded_s if draw.random() < 1 / 3 else whole.worked_s
+    limit_s = undisturbed.loaded_s if draw.random() < 1 / 3 else undisturbed.worked_s
     after_s, twice = draw.uniform(0, limit_s), number == signal.SIGINT and draw.random() < 1 / 3
     pid = begin(case, place, before=_listen)
     while (worked := worked_s(pid)) is not None and worked < after_s:
@@ -256,9 +256,9 @@ def disturbed(case: Case, place: Place, whole: Undisturbed, draw: random.Random)
     return f"{number.name}{' twice' if twice else ''} after {after_s:.3f} s", ended(pid, place, limit_s=LIMIT_S)
 
 
-def wrongs(case: Case, place: Place, whole: Undisturbed, draw: random.Random) -> tuple[str, list[str]]:
+def wrongs(case: Case, place: Place, undisturbed: Undisturbed, draw: random.Random) -> tuple[str, list[str]]:
     """How the disturbed sitting ended, and what is wrong after the run was resumed to its end."""
-    what, sitting = disturbed(case, place, whole, draw)
+    what, sitting = disturbed(case, place, undisturbed, draw)
     end = "done" if sitting.code == DONE else f"code {sitting.code}"
     faults = (
         [] if sitting.is_clear or sitting.code in (143, 138, 140) else [f"ended with {sitting.code}: {sitting.output}"]
@@ -271,7 +271,10 @@ def wrongs(case: Case, place: Place, whole: Undisturbed, draw: random.Random) ->
             break
     if last.code != DONE:
         return end, [*faults, f"{what}: resumed to {last.code}: {last.output[-600:]}"]
-    return end, [*faults, *(f"{what}: {one}" for one in islice(differing(left_by(place.run), whole.left), 3))]
+    return end, [
+        *faults,
+        *(f"{what}: {difference}" for difference in islice(differing(left_by(place.run), undisturbed.left), 3)),
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -284,18 +287,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     tried, wrong, ends = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
     with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as root:
-        whole: dict[str, Undisturbed] = {}
+        undisturbed_runs: dict[str, Undisturbed] = {}
         for name in options.kinds:
             if name not in SLOW:
                 with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                     first = placed(Path(root) / f"{name}-first")
                     CASES[name].make(first.output, None, lengths).train()  # imports everything, once for all
-            whole[name] = undisturbed(CASES[name], placed(Path(root) / name))
-            print(f"{name}: {whole[name].loaded_s:.2f} of {whole[name].worked_s:.2f} s loading", flush=True)
+            undisturbed_runs[name] = undisturbed(CASES[name], placed(Path(root) / name))
+            print(
+                f"{name}: {undisturbed_runs[name].loaded_s:.2f} of {undisturbed_runs[name].worked_s:.2f} s loading",
+                flush=True,
+            )
         for number in range(options.trials):
             name = options.kinds[number % len(options.kinds)]
             place = placed(Path(root) / f"trial-{number}")
-            end, faults = wrongs(CASES[name], place, whole[name], random.Random(f"{options.seed} {number}"))
+            end, faults = wrongs(CASES[name], place, undisturbed_runs[name], random.Random(f"{options.seed} {number}"))
             tried[name] += 1
             wrong[name] += bool(faults)
             ends[name, end] += 1

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "learn/own-policy.md"
 PACKAGE = "diffusion_policy"
 
 
-def shown(language: str) -> list[str]:
+def page_blocks(language: str) -> list[str]:
     """The blocks of the page in a language."""
     return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
 

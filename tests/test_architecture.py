@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-BESIDE = ("policies", "rewards", "examples")
+TOP_FOLDERS = ("policies", "rewards", "examples")
 """Folders beside the engine, each linked into the package."""
 
 ROOMS = (
@@ -113,7 +113,7 @@ def forgotten() -> Iterator[None]:
 @cache
 def modules() -> dict[str, ast.Module]:
     """Every module of the engine and of what is beside it, by the name it is imported under."""
-    paths = [path for room in ("mmgrpo", *BESIDE) for path in sorted((ROOT / room).rglob("*.py"))]
+    paths = [path for room in ("mmgrpo", *TOP_FOLDERS) for path in sorted((ROOT / room).rglob("*.py"))]
     return {module_name(path): parsed(path) for path in paths}
 
 
@@ -161,7 +161,7 @@ def room(module: str) -> str:
 
 def test_every_room_of_the_engine_has_its_row() -> None:
     listed = [name for row in ROOMS for name in row]
-    assert sorted(listed) == sorted({room(module) for module in modules()} - set(BESIDE))
+    assert sorted(listed) == sorted({room(module) for module in modules()} - set(TOP_FOLDERS))
 
 
 def test_adapters_and_rewards_import_their_siblings_relatively() -> None:
@@ -204,12 +204,12 @@ def kind(module: str) -> str:
 
 
 def test_the_engine_does_not_import_adapters() -> None:
-    engine = {module: tree for module, tree in modules().items() if room(module) not in BESIDE}
+    engine = {module: tree for module, tree in modules().items() if room(module) not in TOP_FOLDERS}
     wrong = [
         f"{module} imports {name}"
         for module, tree in engine.items()
         for name in imported(tree)
-        if name.removeprefix("mmgrpo.").split(".")[0] in BESIDE
+        if name.removeprefix("mmgrpo.").split(".")[0] in TOP_FOLDERS
     ]
     assert not wrong
 
@@ -231,13 +231,13 @@ def is_contract(module: str) -> bool:
 
 def test_adapters_are_imported_by_one_name() -> None:
     """``policies.x`` beside ``mmgrpo.policies.x`` would be a second copy of every class."""
-    statement = re.compile(rf"^\s*(?:from|import)\b.*(?<![.\w])(?:{'|'.join(BESIDE)})\b", re.MULTILINE)
+    statement = re.compile(rf"^\s*(?:from|import)\b.*(?<![.\w])(?:{'|'.join(TOP_FOLDERS)})\b", re.MULTILINE)
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in python_files()
         if statement.search(path.read_text())  # parsing takes long
         for name in imported(parsed(path))
-        if name.split(".")[0] in BESIDE
+        if name.split(".")[0] in TOP_FOLDERS
     ]
     assert not wrong
 
@@ -253,7 +253,7 @@ def test_no_module_is_long() -> None:
 
 
 def python_files() -> list[Path]:
-    folders = ("mmgrpo", *BESIDE, "tests", "benchmarks")
+    folders = ("mmgrpo", *TOP_FOLDERS, "tests", "benchmarks")
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
@@ -351,12 +351,12 @@ def is_declaration(method: ast.FunctionDef) -> bool:
 
 def test_only_the_console_opens_a_console() -> None:
     """What others print on is markup to rich; ours shows every string as text."""
-    known = ("rich.console", "rich.markup", "rich.markdown", "rich.print")
+    console_imports = ("rich.console", "rich.markup", "rich.markdown", "rich.print")
     wrong = [
         f"{module} imports {name}"
         for module, tree in modules().items()
         for name in imported(tree)
-        if name.startswith(known) and module != "mmgrpo.system.console"
+        if name.startswith(console_imports) and module != "mmgrpo.system.console"
     ]
     assert not wrong
 
@@ -381,7 +381,7 @@ def test_components_of_a_run_are_built_in_one_module() -> None:
     builders = [
         f"{module}.{node.name}"
         for module, tree in modules().items()
-        if module.startswith("mmgrpo.") and room(module) not in BESIDE
+        if module.startswith("mmgrpo.") and room(module) not in TOP_FOLDERS
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.name.startswith("build_")
     ]

@@ -94,9 +94,9 @@ def test_settings_of_the_configuration_apply_to_a_path(model_folder: Path) -> No
     assert policy.settings.max_new_tokens == 3
 
 
-@pytest.mark.parametrize("given", [length, [length], {"length": length}])
-def test_one_function_is_a_list_of_one(given: Any) -> None:
-    assert [reward.name for reward in rewards_of(given)] == ["length"]
+@pytest.mark.parametrize("argument", [length, [length], {"length": length}])
+def test_one_function_is_a_list_of_one(argument: Any) -> None:
+    assert [reward.name for reward in rewards_of(argument)] == ["length"]
 
 
 def test_registered_names_and_functions_mix() -> None:
@@ -106,11 +106,13 @@ def test_registered_names_and_functions_mix() -> None:
 def test_prompts_in_any_of_their_forms(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    for given in (ROWS, Dataset.from_list(ROWS), file, str(file)):
-        result = prompts_of(given, RunConfig())
-        assert [(one.text, one.columns["answer"]) for one in result] == [(row["prompt"], row["answer"]) for row in ROWS]
+    for source in (ROWS, Dataset.from_list(ROWS), file, str(file)):
+        result = prompts_of(source, RunConfig())
+        assert [(prompt.text, prompt.columns["answer"]) for prompt in result] == [
+            (row["prompt"], row["answer"]) for row in ROWS
+        ]
     mixed = prompts_of(["a cat", Prompt("a dog"), ROWS[0]], RunConfig())
-    assert [one.text for one in mixed] == ["a cat", "a dog", "what number is this"]
+    assert [prompt.text for prompt in mixed] == ["a cat", "a dog", "what number is this"]
 
 
 @pytest.mark.parametrize("in_file", [True, False])
@@ -119,13 +121,13 @@ def test_the_section_applies_to_live_rows(in_file: bool, tmp_path: Path) -> None
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(rows[0]))
     reading = {"source": "elsewhere.jsonl", "text_column": "question"}
-    given = file if in_file else rows
-    (result,) = prompts_of(given, validated({"prompts": reading | {"allow_fetch": True}}))
+    source = file if in_file else rows
+    (result,) = prompts_of(source, validated({"prompts": reading | {"allow_fetch": True}}))
     assert result.text == "what is shown"
     with pytest.raises(DataError, match=r"http://127.0.0.1:9/a.png cannot be fetched"):
         list(result.images)
     with pytest.raises(DataError, match="allow_fetch"):
-        prompts_of(given, validated({"prompts": reading}))
+        prompts_of(source, validated({"prompts": reading}))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_invalid_arguments_raise(call: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("argument", "message"),
     [
         (3, "a list of texts, rows or Prompts, got int"),
         (Dataset.from_list(ROWS).to_iterable_dataset(), r"prompts\.limit in a configuration"),
@@ -159,9 +161,9 @@ def test_invalid_arguments_raise(call: Any, message: str) -> None:
         ([{"question": "why?"}], "row 0 has no prompt"),
     ],
 )
-def test_invalid_prompts_raise(given: Any, message: str) -> None:
+def test_invalid_prompts_raise(argument: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        prompts_of(given, RunConfig())
+        prompts_of(argument, RunConfig())
 
 
 class Handmade:

@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {
 """What is trained is no matter here, as long as each step moves the weights."""
 
 
-def judged(output: Path, values: Sequence[float | None], *, resume: Path | None = None, **changes: Any) -> Trainer:
+def run_scored(output: Path, values: Sequence[float | None], *, resume: Path | None = None, **changes: Any) -> Trainer:
     """A run whose evaluations find what is given, from that at step 0 on; or that one goes on with."""
     SCORES[:] = values
     checkpoint = {"every": 1, "keep": 1, "best": "held_out", **changes.pop("checkpoint", {})}
@@ -51,7 +51,7 @@ def names(trainer: Trainer) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("values", "kept"),
+    ("values", "checkpoints"),
     [
         ([9, 1, 3, 2, 1], ["step-000002", "step-000004"]),  # before the first step nothing is trained
         pytest.param([0, 1, 2, 3, 4], ["step-000004"], marks=pytest.mark.nightly),
@@ -61,65 +61,69 @@ def names(trainer: Trainer) -> list[str]:
         pytest.param([0, None, None, None, None], ["step-000004"], marks=pytest.mark.nightly),
     ],
 )
-def test_the_best_stays_in_addition_to_the_newest(values: list[float | None], kept: list[str], tmp_path: Path) -> None:
-    assert names(judged(tmp_path, values)) == kept
+def test_the_best_stays_in_addition_to_the_newest(
+    values: list[float | None], checkpoints: list[str], tmp_path: Path
+) -> None:
+    assert names(run_scored(tmp_path, values)) == checkpoints
 
 
 def test_an_evaluation_between_checkpoints_that_is_the_best_saves_one(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", **SMALL, steps=4, checkpoint={"keep": None, "every": 1})
-    trainer = judged(tmp_path / "best", [0, 1, 3, 2, 2], checkpoint={"every": 4})
+    uninterrupted = run(tmp_path / "whole", **SMALL, steps=4, checkpoint={"keep": None, "every": 1})
+    trainer = run_scored(tmp_path / "best", [0, 1, 3, 2, 2], checkpoint={"every": 4})
     assert names(trainer) == ["step-000002", "step-000004"]
     assert best_checkpoint(trainer.folder.path).name == "step-000002"
-    saved, own = (
-        load_file(one.folder.path / "checkpoints/step-000002/policy/transformer/diffusion_pytorch_model.safetensors")
-        for one in (trainer, whole)
+    saved, expected = (
+        load_file(
+            run_of_two.folder.path / "checkpoints/step-000002/policy/transformer/diffusion_pytorch_model.safetensors"
+        )
+        for run_of_two in (trainer, uninterrupted)
     )
-    assert saved.keys() == own.keys()
-    assert all(torch.equal(saved[key], own[key]) for key in own)
-    assert torch.equal(weights(trainer), weights(whole))  # what is saved changes nothing of the run
+    assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[key], expected[key]) for key in expected)
+    assert torch.equal(weights(trainer), weights(uninterrupted))  # what is saved changes nothing of the run
 
 
 def test_a_resumed_run_keeps_the_earlier_best(tmp_path: Path) -> None:
-    whole = judged(tmp_path / "whole", [0, 1, 3, 0, 1])
-    interrupted = judged(
+    uninterrupted = run_scored(tmp_path / "whole", [0, 1, 3, 0, 1])
+    interrupted = run_scored(
         tmp_path / "half", [0, 1, 3], steps=4
     )  # is told to end by the third step's evaluation, which says 0
     assert interrupted.status == "terminated"
     assert names(interrupted) == ["step-000002", "step-000003"]
-    resumed = judged(tmp_path / "half", [1], steps=4, resume=interrupted.folder.path)
-    assert names(resumed) == names(whole) == ["step-000002", "step-000004"]
-    assert timeless(lines(resumed, "evaluation.jsonl")) == timeless(lines(whole, "evaluation.jsonl"))
-    assert torch.equal(weights(resumed), weights(whole))
+    resumed = run_scored(tmp_path / "half", [1], steps=4, resume=interrupted.folder.path)
+    assert names(resumed) == names(uninterrupted) == ["step-000002", "step-000004"]
+    assert timeless(lines(resumed, "evaluation.jsonl")) == timeless(lines(uninterrupted, "evaluation.jsonl"))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
 def test_a_process_killed_between_evaluation_and_checkpoint_resumes_exactly(tmp_path: Path) -> None:
-    whole = judged(tmp_path / "whole", [0, 1, 3, 2, 1], checkpoint={"every": 4})
+    uninterrupted = run_scored(tmp_path / "whole", [0, 1, 3, 2, 1], checkpoint={"every": 4})
     run_folder = tmp_path / "half" / "run"
-    shutil.copytree(whole.folder.path, run_folder)
+    shutil.copytree(uninterrupted.folder.path, run_folder)
     for step in (2, 4):  # as if it had ended before the second was saved
         shutil.rmtree(run_folder / "checkpoints" / f"step-{step:06d}")
-    rows = lines(whole, "evaluation.jsonl")[:3]
+    rows = lines(uninterrupted, "evaluation.jsonl")[:3]
     (run_folder / "evaluation.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     header = json.loads((run_folder / "run.json").read_text())
     (run_folder / "run.json").write_text(json.dumps({**header, "status": "running"}))
     assert best_step(run_folder, "held_out") is None
     changes = {"checkpoint": {"every": 4}, "steps": 4}  # step 0 is not evaluated again
-    resumed = judged(tmp_path / "half", [1, 3, 2, 1], resume=run_folder, **changes)
+    resumed = run_scored(tmp_path / "half", [1, 3, 2, 1], resume=run_folder, **changes)
     assert names(resumed) == ["step-000002", "step-000004"]
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
 @pytest.mark.nightly
 def test_resuming_from_an_earlier_step_drops_the_later_best(tmp_path: Path) -> None:
-    first = judged(tmp_path, [0, 1, 2, 1, 9], checkpoint={"keep": None})
+    first = run_scored(tmp_path, [0, 1, 2, 1, 9], checkpoint={"keep": None})
     chosen = first.folder.path / "checkpoints" / "step-000003"
-    resumed = judged(tmp_path, [1], steps=4, resume=chosen)
+    resumed = run_scored(tmp_path, [1], steps=4, resume=chosen)
     assert names(resumed) == ["step-000002", "step-000004"]
     assert sorted(path.name for path in (chosen.parent / "aside").iterdir()) == ["step-000004"]
 
 
 def test_a_damaged_best_is_skipped_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = judged(tmp_path, [0, 2, 3, 1], checkpoint={"keep": None}).folder.path
+    folder = run_scored(tmp_path, [0, 2, 3, 1], checkpoint={"keep": None}).folder.path
     assert weights_for(str(folder), None, best=True) == folder / "checkpoints/step-000002"
     (folder / "checkpoints/step-000002/training.pt").write_bytes(b"")
     assert best_checkpoint(folder).name == "step-000001"
@@ -135,8 +139,8 @@ def test_a_damaged_best_is_skipped_with_a_message(tmp_path: Path, caplog: pytest
 @pytest.mark.nightly
 def test_another_reward_chooses_among_existing_checkpoints(tmp_path: Path) -> None:
     """The best by it may have gone already; of those that are left the best is kept."""
-    first = judged(tmp_path, [0, 5, 4, 3, 2], checkpoint={"best": None, "keep": 2})
-    resumed = judged(tmp_path, [3, 1], steps=6, checkpoint={"keep": 2}, resume=first.folder.path)
+    first = run_scored(tmp_path, [0, 5, 4, 3, 2], checkpoint={"best": None, "keep": 2})
+    resumed = run_scored(tmp_path, [3, 1], steps=6, checkpoint={"keep": 2}, resume=first.folder.path)
     assert [row["eval/held_out/mean"] for row in lines(resumed, "evaluation.jsonl")] == [0, 5, 4, 3, 2, 3, 1]
     assert names(resumed) == ["step-000003", "step-000005", "step-000006"]
 
@@ -145,7 +149,7 @@ def test_an_invalid_best_reward_raises_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint.best is a reward of the evaluation: add that section"):
         validated({"checkpoint": {"best": "held_out"}})
     with pytest.raises(ConfigError, match=r"the evaluation has no reward 'held_ot'; did you mean held_out\?"):
-        judged(tmp_path, [0], checkpoint={"best": "held_ot"})
+        run_scored(tmp_path, [0], checkpoint={"best": "held_ot"})
     without = run(tmp_path, **SMALL, steps=1)
     with pytest.raises(CheckpointError, match=r"keeps no best checkpoint: train it with checkpoint.best=REWARD"):
         best_checkpoint(without.folder.path)
@@ -188,5 +192,8 @@ def test_in_a_mixed_run_each_task_keeps_its_best_and_a_complete_step(tmp_path: P
         prompts={"a": digit_prompts(), "b": digit_prompts()},
     )
     trainer.train()
-    result = {name: [one.name for one in list_checkpoints(task.folder.path)] for name, task in trainer.tasks.items()}
+    result = {
+        name: [checkpoint.name for checkpoint in list_checkpoints(task.folder.path)]
+        for name, task in trainer.tasks.items()
+    }
     assert result == {"a": ["step-000003", "step-000004"], "b": ["step-000004"]}

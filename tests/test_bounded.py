@@ -34,7 +34,7 @@ class Server:
 
     def __init__(self, body: Callable[[], Iterator[bytes]], pause_s: float = 0.0) -> None:
         self._body, self._pause_s = body, pause_s
-        self.sent = self.asked = 0
+        self.sent = self.num_requests = 0
         self._closing = threading.Event()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
@@ -55,7 +55,7 @@ class Server:
         with suppress(OSError):
             while not self._closing.is_set():
                 connection, _ = self._listening.accept()
-                self.asked += 1
+                self.num_requests += 1
                 with connection, suppress(OSError):
                     self._send(connection)
 
@@ -119,7 +119,7 @@ def test_three_gigabytes_from_a_reward_server_are_not_read(head: str) -> None:
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    assert server.asked == 1
+    assert server.num_requests == 1
     assert peak < 3 * MAX_ANSWER_BYTES
     assert server.sent < MAX_ANSWER_BYTES + IN_FLIGHT
 
@@ -144,7 +144,7 @@ def test_a_reward_server_that_trickles_is_given_up(where: str) -> None:
         reward = RemoteReward(server.url, timeout=0.3, retries=1, backoff=0.0)
         with pytest.raises(RewardError, match=r"did not answer in 2 attempts: TimeoutError: "):
             reward(SAMPLES)
-        assert server.asked == 2
+        assert server.num_requests == 2
 
 
 @pytest.mark.parametrize("where", TRICKLES)
@@ -152,7 +152,7 @@ def test_an_endpoint_that_trickles_is_given_up(where: str, caplog: pytest.LogCap
     with Server(TRICKLES[where], pause_s=0.02) as server, caplog.at_level(logging.WARNING):
         judge = ApiJudge(server.url, "tiny", timeout=0.3, retries=1, backoff=0.0)
         assert numbers(judge([drew(noise(0), "a cat")])) == [pytest.approx(math.nan, nan_ok=True)]
-        assert server.asked == 2
+        assert server.num_requests == 2
     assert "after 2 attempts" in caplog.text
     assert "TimeoutError" in caplog.text
 

@@ -34,7 +34,7 @@ QUICK = (
 )
 """One of each way: by the pipeline, by two components, by one, by peft."""
 
-ONE_LEVEL = 1 / 255
+GRAY_LEVEL = 1 / 255
 """Of a pixel, which float32 may round otherwise where weights lie at other addresses."""
 
 
@@ -133,7 +133,7 @@ def test_adapters_of_every_pipeline_load_by_the_code_of_their_card(name: str) ->
         with pytest.raises(RuntimeError, match="BFloat16"):
             adapters.outputs(name, stock)
     elif name in adapters.names(called=True):
-        assert adapters.output_gap(name, policy, stock) <= ONE_LEVEL
+        assert adapters.output_gap(name, policy, stock) <= GRAY_LEVEL
 
 
 def image_of(pipeline: Any, name: str) -> np.ndarray:
@@ -203,7 +203,7 @@ def test_masked_pipelines_adapters_load_by_their_card(tmp_path: Path) -> None:
     loaded = variables["pipeline"].transformer.state_dict()
     pairs = [(value, loaded[key.replace(".default.", ".default_0.")]) for key, value in wanted.items() if "lora" in key]
     assert pairs
-    assert all(torch.equal(one, other) for one, other in pairs)
+    assert all(torch.equal(first, other) for first, other in pairs)
 
 
 def test_base_is_loaded_as_the_run_loaded_it(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from mmgrpo.runs.checkpoint import (
     set_aside,
     weights_folder,
 )
-from tests.test_docs import shown
+from tests.test_docs import page_names
 from tests.tiny.language_models import make
 
 STATE = {"optimizer": {"lr": 0.5}}
@@ -29,7 +29,7 @@ STATE = {"optimizer": {"lr": 0.5}}
 
 @pytest.fixture
 def policy() -> object:
-    return shown("design/design.md")["LetterPolicy"]()
+    return page_names("design/design.md")["LetterPolicy"]()
 
 
 @pytest.fixture

@@ -118,9 +118,9 @@ def test_sample_generates_texts_about_an_image(tmp_path: Path) -> None:
     assert len(rows) == 3
     assert len({row["text"] for row in rows}) == 1
     assert rows[0]["text"].splitlines()[0] in result.output
-    (shown,) = rows[0]["images"]
-    with Image.open(tmp_path / "likeliest" / shown) as kept:
-        assert kept.getpixel((0, 0)) == (255, 0, 0)
+    (name,) = rows[0]["images"]
+    with Image.open(tmp_path / "likeliest" / name) as image:
+        assert image.getpixel((0, 0)) == (255, 0, 0)
     result = call(*common, "--noise", "--out", str(tmp_path / "noisy"))
     assert len({row["text"] for row in samples(tmp_path / "noisy")}) == 3
     assert "times)" not in result.output

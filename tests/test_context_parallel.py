@@ -38,12 +38,12 @@ ROUNDED = 1e-4
 
 def brightness(samples: Sequence[Sample]) -> list[Score]:
     """Asked by the first process of a seat alone."""
-    asked.append(len(samples))
-    frames = [one.video[0] if one.video is not None else one.image for one in samples]
+    num_scored.append(len(samples))
+    frames = [sample.video[0] if sample.video is not None else sample.image for sample in samples]
     return [Score(sum(frame.tobytes()) / 64) for frame in frames if frame is not None]
 
 
-asked: list[int] = []
+num_scored: list[int] = []
 
 
 def trained(output: Path, name: str, *, context_parallel: int = 1, lora: bool = True, **changes: Any) -> Trainer:
@@ -60,8 +60,8 @@ def trained(output: Path, name: str, *, context_parallel: int = 1, lora: bool = 
         "runtime": {"device": "cpu", "context_parallel": context_parallel},
         **changes,
     }
-    own = {} if lora else {"lora": None}
-    policy = tiny_policies.policy_of(name, gradient_checkpointing=True, update_batch=2, **own)
+    settings = {} if lora else {"lora": None}
+    policy = tiny_policies.policy_of(name, gradient_checkpointing=True, update_batch=2, **settings)
     trainer = Trainer(policy, {"brightness": brightness}, tiny_policies.prompts_of(name), values)
     trainer.train()
     return trainer
@@ -71,10 +71,10 @@ def runs(folder: Path, names: Sequence[str]) -> dict[str, tuple[Tensor, list[dic
     """Pairs of processes that share sequences: the weights and the log, and how often this one asked the rewards."""
     result = {}
     for name in names:
-        asked.clear()
+        num_scored.clear()
         pipeline, _, trains = name.partition(" ")
         trainer = trained(folder / name, pipeline, context_parallel=2, lora=trains != "all")
-        result[name] = *outcome(trainer), sum(trainer.job.gather_processes(sum(asked)))
+        result[name] = *outcome(trainer), sum(trainer.job.gather_processes(sum(num_scored)))
     return result
 
 
@@ -95,14 +95,14 @@ def ended(folder: Path, names: Sequence[str]) -> str:
 
 
 def _same(name: str, result: tuple[Tensor, list[dict[str, Any]], int], output: Path) -> None:
-    asked.clear()
+    num_scored.clear()
     pipeline, _, trains = name.partition(" ")
     weights, lines = outcome(trained(output, pipeline, lora=trains != "all"))
     assert float((result[0] - weights).norm() / weights.norm()) < RELATIVE, name
-    assert result[2] == sum(asked), name  # no reward was asked twice
+    assert result[2] == sum(num_scored), name  # no reward was asked twice
     assert len(lines) == len(result[1]) == 4
-    for one, other in zip(lines, result[1], strict=True):
-        numbers = {key: value for key, value in untimed(one).items() if isinstance(value, float)}
+    for line, other in zip(lines, result[1], strict=True):
+        numbers = {key: value for key, value in untimed(line).items() if isinstance(value, float)}
         assert {key: other[key] for key in numbers} == pytest.approx(numbers, rel=1e-3, abs=ROUNDED), name
 
 

@@ -213,14 +213,14 @@ def test_new_method_is_three_files(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SHOW_METHOD, str(tmp_path / "shown.json")]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    shown = json.loads((tmp_path / "shown.json").read_text())
-    assert shown["file"] == str(tmp_path / "configs/methods/advantages/cubed.yaml")
-    assert "A <- A^3" in shown["command"]
-    assert re.search(r"advantage\.estimators +\[cubed\] +Cubed, eq\. 2", shown["command"])
-    assert re.search(r"^ *cubed +Use it when rewards are sparse", shown["search"], re.MULTILINE)
-    assert "\n## Cubed {#cubed}\n" in shown["page"]
-    assert "| [`cubed`](advantages.md#cubed) | tokens and denoising policies | rewards are sparse" in shown["index"]
+    output = json.loads((tmp_path / "shown.json").read_text())
+    assert output["file"] == str(tmp_path / "configs/methods/advantages/cubed.yaml")
+    assert "A <- A^3" in output["command"]
+    assert re.search(r"advantage\.estimators +\[cubed\] +Cubed, eq\. 2", output["command"])
+    assert re.search(r"^ *cubed +Use it when rewards are sparse", output["search"], re.MULTILINE)
+    assert "\n## Cubed {#cubed}\n" in output["page"]
+    assert "| [`cubed`](advantages.md#cubed) | tokens and denoising policies | rewards are sparse" in output["index"]
     title = "[Cubed Advantages for Sparse Rewards](https://arxiv.org/abs/2612.00001)"
     row = f"| `cubed` | {title} | [methods/cubed](methods/advantages.md#cubed); deviations: 1 |"
-    assert row in shown["papers"].splitlines()
-    assert shown["faults"] == []
+    assert row in output["papers"].splitlines()
+    assert output["faults"] == []

@@ -34,7 +34,7 @@ DOCS = CONFIGS.resolve().parent / "docs"
 PROMPTS = [Prompt("one"), Prompt("two")]
 
 
-def shown(page: str) -> dict[str, Any]:
+def page_names(page: str) -> dict[str, Any]:
     """The names that a page's Python defines."""
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
@@ -45,7 +45,7 @@ def shown(page: str) -> dict[str, Any]:
 @pytest.fixture
 def make() -> Any:
     """LetterPolicy of the page."""
-    return shown("design/design.md")["LetterPolicy"]
+    return page_names("design/design.md")["LetterPolicy"]
 
 
 def test_own_policy_keeps_the_contract(make: Any, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_own_policy_learns_to_write_a(make: Any, tmp_path: Path) -> None:
 
 
 def test_rewards_of_the_page() -> None:
-    names = shown("how-to/rewards.md")
+    names = page_names("how-to/rewards.md")
     stripes = Image.fromarray(np.array([[0, 255], [0, 255]], dtype=np.uint8))
     samples = [
         Sample(Prompt("x", columns={"answer": "7"}), 0, 0, text="a 7"),
@@ -234,7 +234,7 @@ def test_language_policy_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.
     pictures = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
     prompts = [Prompt("what colour", images=[picture]) for picture in pictures]
     before = [parameter.clone() for parameter in model.parameters()]
-    folder = shown("how-to/language.md")["trainer_of"](model, processor, prompts, {"length": length}).train()
+    folder = page_names("how-to/language.md")["trainer_of"](model, processor, prompts, {"length": length}).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)

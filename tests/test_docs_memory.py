@@ -17,13 +17,13 @@ from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.system.yamls import parse_yaml
 from mmgrpo.training.prompt_stats import PromptStats, update_prompt_stats
 from mmgrpo.types import Prompt
-from tests.test_docs import DOCS, shown
+from tests.test_docs import DOCS, page_names
 
 PAGE = "how-to/memory-and-schedules.md"
 
 
 def test_the_sampler() -> None:
-    sampler = shown(PAGE)["least_visited"]()
+    sampler = page_names(PAGE)["least_visited"]()
     prompts = [Prompt(str(i)) for i in range(4)]
     stream = PromptStream(prompts, num_per_step=3, seed=0, sampler=sampler)
     assert [index for index, _ in stream.take(0)] == [0, 1, 2]
@@ -32,7 +32,7 @@ def test_the_sampler() -> None:
 
 
 def test_the_schedule_and_the_controller() -> None:
-    names = shown(PAGE)
+    names = page_names(PAGE)
     schedules = {**SCHEDULES, "triangle": names["triangle_value"]}
     named = Named.model_validate({"name": "triangle", "low": 0, "high": 1, "period": 4})
     assert [bound("schedules.x", schedules, named)(step) for step in range(6)] == [0, 0.5, 1, 0.5, 0, 0.5]
@@ -46,8 +46,8 @@ def test_the_configurations(number: int) -> None:
     """Each block of YAML is valid, line by line where its lines are alternatives."""
     text = re.findall(r"```yaml\n(.*?)```", (DOCS / PAGE).read_text(), re.DOTALL)[number]
     alternatives = re.split(r"\n(?=[a-z]+: \{)", text) if number not in (2, 3, 4) else [text]
-    for one in alternatives:
-        values = parse_yaml(one)
+    for settings in alternatives:
+        values = parse_yaml(settings)
         if number in (3, 4, 5):
             values |= {"policy": {"name": "language", "model": "m"}}
         if number == 3:

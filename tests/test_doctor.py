@@ -134,7 +134,7 @@ def test_samples_that_are_read_are_examined_as_they_are_trained_on(name: str) ->
     assert first_number(r"norm (\S+) ", findings["gradient"]) > 1e-3
     # of the divergence alone, whatever other terms there are: it grows with its weight
     tenfold = findings_of(policy, read_config(name, kl_beta=1.0))
-    norms = [first_number(r"norm (\S+) ", one["KL gradient"]) for one in (findings, tenfold)]
+    norms = [first_number(r"norm (\S+) ", finding["KL gradient"]) for finding in (findings, tenfold)]
     assert norms[0] > 0
     assert norms[1] == pytest.approx(10 * norms[0], rel=0.1)  # both are said with two digits
 

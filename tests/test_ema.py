@@ -51,17 +51,17 @@ def test_lag_is_that_of_the_published_runs(times: int, early: float, late: float
 def test_restored_average_continues_exactly() -> None:
     config = EmaConfig(decay=0.5, every=2)
     weight = nn.Parameter(torch.zeros(3))
-    one = Average([weight], config)
+    restored = Average([weight], config)
     for n in range(1, 4):
         weight.data.fill_(n)
-        one.update()
+        restored.update()
     other = Average([weight], config)
-    other.load_state_dict(one.state_dict())
-    for average in (one, other):
+    other.load_state_dict(restored.state_dict())
+    for average in (restored, other):
         average.update()
         weight.data.fill_(9.0)
         average.update()
-    with one.applied():
+    with restored.applied():
         expected = weight.detach().clone()
     with other.applied():
         assert torch.equal(weight, expected)

@@ -45,10 +45,10 @@ class Blocks(nn.Module):
 
 def test_bytes_by_hand() -> None:
     module = Blocks()
-    whole = resident_memory([module], averages=True, copied=[module], num_copies=1)
+    complete = resident_memory([module], averages=True, copied=[module], num_copies=1)
     # 2 (6 + 3) + 4 = 22 numbers of 4 bytes; 6 parameters whose steps are counted
-    assert (whole.trained, whole.gradients, whole.average, whole.copies) == (88, 88, 88, 88)
-    assert (whole.moments, whole.total) == (2 * 88 + 6 * 4, 4 * 88 + 2 * 88 + 24)
+    assert (complete.trained, complete.gradients, complete.average, complete.copies) == (88, 88, 88, 88)
+    assert (complete.moments, complete.total) == (2 * 88 + 6 * 4, 4 * 88 + 2 * 88 + 24)
     parts = resident_memory([module], sharded=[module], num_processes=2)
     # of 3 rows the larger part is 2: 2 (2 * 2 + 2) + 4 = 16 numbers
     assert parts.trained == 64
@@ -88,7 +88,7 @@ def test_steps_of_the_optimizer_are_those_of_torch() -> None:
     for weight in weights:
         weight.grad = torch.ones_like(weight)
     optimizer.step()  # makes the moments
-    large = Counter({one: num for one, num in work_of(optimizer.step).items() if one.num_bytes > 1000})
+    large = Counter({call: num for call, num in work_of(optimizer.step).items() if call.num_bytes > 1000})
     sizes = [weight.nbytes for weight in weights]
     assert optimizer_work(sizes, averages=False, fused=False) == large
     assert sum(optimizer_work(sizes, averages=True, fused=True).values()) == 9
@@ -109,7 +109,7 @@ LORAS: tuple[dict[str, Any] | None, ...] = (None, {"rank": 4, "alpha": 8.0})
 def settings_with(lora: dict[str, Any] | None) -> dict[str, Any]:
     config = load_config("quickstart/arithmetic-text")
     assert config.policy is not None
-    return {key: one for key, one in {**config.policy.numbers, "lora": lora}.items() if key != "name"}
+    return {key: value for key, value in {**config.policy.numbers, "lora": lora}.items() if key != "name"}
 
 
 def test_resident_memory_is_that_of_a_live_policy() -> None:
@@ -125,10 +125,10 @@ def test_resident_memory_is_that_of_a_live_policy() -> None:
         resident = plan.memory().resident
         assert resident.trained == sum(p.nbytes for p in policy.trainable)
         assert resident.frozen == sum(p.nbytes for p in policy.model.parameters() if not p.requires_grad)
-        assert resident.moments == sum(one.nbytes for state in optimizer.state.values() for one in state.values())
+        assert resident.moments == sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values())
 
 
-def held_in_parts(folder: Path, names: Sequence[str]) -> list[tuple[int, int]]:
+def sharded_sizes(folder: Path, names: Sequence[str]) -> list[tuple[int, int]]:
     """Bytes of trained and of frozen weights that this process of two holds, of all weights trained and of adapters."""
     os.environ.update({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
     job, result = Job(Accelerator()), []
@@ -136,7 +136,9 @@ def held_in_parts(folder: Path, names: Sequence[str]) -> list[tuple[int, int]]:
     for lora in LORAS:
         policy = LanguagePolicy.from_config(settings_with(lora))
         policy.shard(job.sharding.shard)
-        sizes = [(whole.requires_grad, local_shards([whole])[0].nbytes) for whole in policy.model.parameters()]
+        sizes = [
+            (parameter.requires_grad, local_shards([parameter])[0].nbytes) for parameter in policy.model.parameters()
+        ]
         result.append(
             (sum(size for trains, size in sizes if trains), sum(size for trains, size in sizes if not trains))
         )
@@ -145,7 +147,7 @@ def held_in_parts(folder: Path, names: Sequence[str]) -> list[tuple[int, int]]:
 
 @pytest.mark.nightly
 def test_resident_memory_is_that_of_two_sharded_processes(tmp_path: Path) -> None:
-    result = on_two(tmp_path, (), function="held_in_parts", module="tests.test_explain_memory")
+    result = on_two(tmp_path, (), function="sharded_sizes", module="tests.test_explain_memory")
     config = load_config("quickstart/arithmetic-text")
     for lora, (trained, frozen) in zip(LORAS, result, strict=True):
         run = validated({**config.model_dump(), "policy": {"name": "language", **settings_with(lora)}})

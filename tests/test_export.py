@@ -68,7 +68,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(
         tmp_path_factory.mktemp("whole"), lora=None, update={"optimizer": {"lr": 0.01}, "ema": {"decay": 0.5}}
     )
@@ -117,11 +117,11 @@ def test_adapters_are_merged_into_the_model(adapters: Path, tmp_path: Path) -> N
     assert 1e-6 < gap(halved.float(), adapters) < 0.05
 
 
-def test_all_weights_are_written_averaged_where_they_are(whole: Path, tmp_path: Path) -> None:
-    assert (whole / "checkpoints/step-000002/average").is_dir()
-    done = call("export", str(whole / "checkpoints/step-000002"), "--to", str(tmp_path / "x"))
+def test_all_weights_are_written_averaged_where_they_are(full_run: Path, tmp_path: Path) -> None:
+    assert (full_run / "checkpoints/step-000002/average").is_dir()
+    done = call("export", str(full_run / "checkpoints/step-000002"), "--to", str(tmp_path / "x"))
     assert done.exit_code == 0, done.output
-    assert gap(AutoModelForCausalLM.from_pretrained(tmp_path / "x"), whole) == 0.0
+    assert gap(AutoModelForCausalLM.from_pretrained(tmp_path / "x"), full_run) == 0.0
     assert "the weights of step-000002, averaged over its updates" in (tmp_path / "x/README.md").read_text()
 
 
@@ -275,23 +275,23 @@ def test_invalid_exports_raise_and_write_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_merging_is_of_adapters_and_an_export_of_a_run(whole: Path, tmp_path: Path) -> None:
-    done = call("export", str(whole), "--to", str(tmp_path / "x"), "--merged")
+def test_merging_is_of_adapters_and_an_export_of_a_run(full_run: Path, tmp_path: Path) -> None:
+    done = call("export", str(full_run), "--to", str(tmp_path / "x"), "--merged")
     assert "holds full weights, not adapters" in done.stderr.replace("\n", " ")
     assert "is no run folder and no checkpoint" in call("export", str(tmp_path)).stderr.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
 
 
 class Hub:
-    """Takes down what it is asked for."""
+    """Records the calls."""
 
-    asked: ClassVar[list[Any]] = []
+    calls: ClassVar[list[Any]] = []
 
     def create_repo(self, repository: str, **named: Any) -> None:
-        self.asked.append((repository, named))
+        self.calls.append((repository, named))
 
     def upload_folder(self, **named: Any) -> Any:
-        self.asked.append(named)
+        self.calls.append(named)
         return type("Done", (), {"commit_url": "https://hub/owner/name/commit/1"})
 
 
@@ -303,11 +303,11 @@ def test_a_folder_is_pushed_as_a_private_repository(
     done = call("export", str(adapters), "--to", str(tmp_path / "x"), "--push", "owner/name")
     assert done.exit_code == 0, done.output
     assert "pushed: https://hub/owner/name/commit/1" in done.output
-    created, uploaded = Hub.asked
+    created, uploaded = Hub.calls
     assert created == ("owner/name", {"repo_type": "model", "private": True, "exist_ok": True})
     assert (uploaded["repo_id"], uploaded["folder_path"]) == ("owner/name", tmp_path / "x")
     assert hub.push(tmp_path / "x", "owner/name", public=True, message="m").startswith("https://hub/")
-    assert Hub.asked[2][1]["private"] is False
+    assert Hub.calls[2][1]["private"] is False
 
 
 def test_without_a_token_or_a_hub_it_raises_and_the_folder_stays(

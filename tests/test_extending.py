@@ -68,10 +68,10 @@ def lines_of(section: str) -> list[tuple[str, str]]:
 
 def _put(registry: str, name: str, function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry with one line more, wherever it was imported."""
-    known = getattr(HOMES[registry], registry)
+    functions = getattr(HOMES[registry], registry)
     for module in [module for key, module in sys.modules.items() if key.startswith("mmgrpo.")]:
-        if getattr(module, registry, None) is known:
-            monkeypatch.setattr(module, registry, {**known, name: function})
+        if getattr(module, registry, None) is functions:
+            monkeypatch.setattr(module, registry, {**functions, name: function})
 
 
 @pytest.mark.parametrize("title", [title for title, section in SECTIONS.items() if "```yaml" in section])
@@ -95,17 +95,17 @@ def test_example_trains(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert bool(policy.logits.any())
     # the same from a file of one's own, to the bit
     monkeypatch.undo()
-    own, weights = f"my_method_{re.sub('[^a-z]', '_', title.lower())}", policy.logits.detach().clone()
-    (tmp_path / f"{own}.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
+    name, weights = f"my_method_{re.sub('[^a-z]', '_', title.lower())}", policy.logits.detach().clone()
+    (tmp_path / f"{name}.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
     monkeypatch.chdir(tmp_path)
     for _, entry in lines:
-        text = re.sub(rf"\b{entry}\b(?=[,}}])", f'"python:{own}:{entry}"', text)
+        text = re.sub(rf"\b{entry}\b(?=[,}}])", f'"python:{name}:{entry}"', text)
     config |= yaml.safe_load(text) | {"output": str(tmp_path / "own")}
     config["rollout"] = {"prompts_per_step": 2, "group_size": 4, **yaml.safe_load(text).get("rollout", {})}
     policy = defined("design/design.md")["LetterPolicy"]()
     mmgrpo.Trainer(policy, rewards, [Prompt("one"), Prompt("three")], config).train()
     assert torch.equal(policy.logits, weights)
-    assert own in explanation(validated(config))
+    assert name in explanation(validated(config))
 
 
 def test_examples_are_short() -> None:

@@ -20,9 +20,9 @@ def trial_faults(folder: Path, arguments: Sequence[str]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("trials", "asked"), [(1, EVERYDAY), pytest.param(4, (), marks=pytest.mark.nightly)], ids=["day", "night"]
+    ("trials", "faults"), [(1, EVERYDAY), pytest.param(4, (), marks=pytest.mark.nightly)], ids=["day", "night"]
 )
-def test_disturbed_runs_equal_undisturbed_ones(trials: int, asked: tuple[str, ...], tmp_path: Path) -> None:
-    arguments = ["--trials", str(trials), "--seed", "2", "--in-turn", *asked]
+def test_disturbed_runs_equal_undisturbed_ones(trials: int, faults: tuple[str, ...], tmp_path: Path) -> None:
+    arguments = ["--trials", str(trials), "--seed", "2", "--in-turn", *faults]
     assert on_processes(tmp_path, arguments, module="tests.test_faults", function="trial_faults", processes=1) == 0
     assert f"{trials} trials, 0 of them wrong" in (tmp_path / "output.log").read_text()

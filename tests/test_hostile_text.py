@@ -54,8 +54,10 @@ class Letters(type(letters())):
         return cls()
 
     def rollout(self, *arguments: Any, **options: Any) -> Any:
-        drawn = super().rollout(*arguments, **options)
-        return replace(drawn, samples=[replace(sample, text=f"{sample.text} {HOSTILE}") for sample in drawn.samples])
+        rollout = super().rollout(*arguments, **options)
+        return replace(
+            rollout, samples=[replace(sample, text=f"{sample.text} {HOSTILE}") for sample in rollout.samples]
+        )
 
 
 def boom(samples: Sequence[Sample]) -> list[float]:

@@ -25,7 +25,7 @@ from mmgrpo.data.prompt_loading import load_prompts
 from mmgrpo.errors import MmgrpoError
 from mmgrpo.system.hub import explain_load_error
 
-ASKED = ("gated/model", "nobody/nothing", "old/model", "./no/folder", "/no/such/folder")
+MODELS = ("gated/model", "nobody/nothing", "old/model", "./no/folder", "/no/such/folder")
 
 LOAD = """
 import json, sys
@@ -80,11 +80,11 @@ def hub() -> Iterator[str]:
     server.shutdown()
 
 
-def loaded(tmp: str, sources: tuple[str, ...] = ASKED, **environment: str) -> tuple[dict[str, str], str]:
+def loaded(tmp: str, sources: tuple[str, ...] = MODELS, **environment: str) -> tuple[dict[str, str], str]:
     """What was said of each source by each loader, and what else came out."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     call = [sys.executable, "-c", LOAD, json.dumps(sources)]
-    env = {**kept, "HF_HOME": tmp, **environment}
+    env = {**variables, "HF_HOME": tmp, **environment}
     done = subprocess.run(call, capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -131,15 +131,17 @@ def test_an_offline_hub_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    assert messages_of(ASKED) == without_hub(ASKED, "HF_HUB_OFFLINE is set: unset it, ")
+    assert messages_of(MODELS) == without_hub(MODELS, "HF_HUB_OFFLINE is set: unset it, ")
 
 
 @pytest.mark.parametrize(
     ("environment", "sources", "why"),
     [
-        pytest.param(*({"HF_HUB_OFFLINE": "1"}, ASKED, "HF_HUB_OFFLINE is set: unset it, "), marks=pytest.mark.nightly),
+        pytest.param(
+            *({"HF_HUB_OFFLINE": "1"}, MODELS, "HF_HUB_OFFLINE is set: unset it, "), marks=pytest.mark.nightly
+        ),
         pytest.param(  # the hub's client tries each for half a minute
-            *({"HF_ENDPOINT": "http://127.0.0.1:9"}, ASKED[1:2], "the hub cannot be reached: "), marks=pytest.mark.slow
+            *({"HF_ENDPOINT": "http://127.0.0.1:9"}, MODELS[1:2], "the hub cannot be reached: "), marks=pytest.mark.slow
         ),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_second_interrupt_that_a_reward_swallows_ends_the_run_before_its_updat
     with pytest.raises(KeyboardInterrupt):
         Trainer(policy, {"swallowing": swallowing}, ["a", "b"], config).train()
     assert len(calls) == 1
-    assert all(bool((one == two).all()) for one, two in zip(before, policy.trainable, strict=True))
+    assert all(bool((parameter == two).all()) for parameter, two in zip(before, policy.trainable, strict=True))
 
 
 def interrupted_command(folder: Path, arguments: Sequence[str]) -> Any:

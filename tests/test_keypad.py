@@ -41,15 +41,15 @@ def test_the_keys_follow_each_other() -> None:
     thirds = prompt.audios[0].values[0].split(RATE // 3 + 1)
     for key, third in zip(prompt.columns["text"].split(), thirds, strict=True):
         power = torch.fft.rfft(third, n=RATE).abs()
-        heard = min(HERTZ, key=lambda k: -float(sum(power[h - 8 : h + 9].max() for h in HERTZ[k])))
-        assert heard == key
+        loudest_key = min(HERTZ, key=lambda k: -float(sum(power[h - 8 : h + 9].max() for h in HERTZ[k])))
+        assert loudest_key == key
 
 
 def test_no_audio_is_both_trained_and_evaluated() -> None:
-    taught, held_out = keypad_questions(), held_out_keypad_questions()
-    assert (len(taught), len(held_out)) == (800, 200)
-    assert keypad_questions()[3].audios[0] is taught[3].audios[0]
-    sums = [{float(prompt.audios[0].values.sum()) for prompt in some} for some in (taught, held_out)]
+    training, held_out = keypad_questions(), held_out_keypad_questions()
+    assert (len(training), len(held_out)) == (800, 200)
+    assert keypad_questions()[3].audios[0] is training[3].audios[0]
+    sums = [{float(prompt.audios[0].values.sum()) for prompt in some} for some in (training, held_out)]
     assert not sums[0] & sums[1]
 
 
@@ -62,7 +62,9 @@ def test_half_of_the_keys_are_supervised_wrong() -> None:
     assert {word == key or word == PARTNER[key] for word, key in wrong} == {True}
     assert sum(word != key for word, key in wrong) / len(wrong) == pytest.approx(0.5, abs=0.03)
     assert all(PARTNER[PARTNER[key]] == key for key in PARTNER)
-    assert [one.text for one in misheard_keys(0.0)] == [one.columns["text"] for one in keypad_questions()]
+    assert [example.text for example in misheard_keys(0.0)] == [
+        question.columns["text"] for question in keypad_questions()
+    ]
     with pytest.raises(DataError, match="fraction must be"):
         misheard_keys(1.5)
 
@@ -70,7 +72,7 @@ def test_half_of_the_keys_are_supervised_wrong() -> None:
 def test_the_model_follows_from_its_seed_and_hears_a_second_as_twelve_tokens() -> None:
     (model, processor), (same, _), (other, _) = keypad_lm(), keypad_lm(), keypad_lm(1)
     assert sum(parameter.numel() for parameter in model.parameters()) == 310_400
-    weights = [one.get_parameter("lm_head.weight") for one in (model, same, other)]
+    weights = [model_of_seed.get_parameter("lm_head.weight") for model_of_seed in (model, same, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
     policy = LanguagePolicy(model, processor, {"max_new_tokens": 4})

@@ -17,14 +17,14 @@ from tests.test_trainer import run
 NO_CPU_REQUESTED = {"ACCELERATE_USE_CPU": "false"}
 
 
-def one_step(folder: Path, names: Sequence[str]) -> tuple[list[str], int]:
+def single_step(folder: Path, names: Sequence[str]) -> tuple[list[str], int]:
     trainer = run(folder, steps=1, checkpoint={"every": None})
     return sorted(path.name for path in folder.iterdir()), trainer.job.num_processes
 
 
 def test_two_processes_without_a_gpu_are_one_run(tmp_path: Path) -> None:
     folders, num_processes = on_processes(
-        tmp_path, [], module="tests.test_launched_jobs", function="one_step", environment=NO_CPU_REQUESTED
+        tmp_path, [], module="tests.test_launched_jobs", function="single_step", environment=NO_CPU_REQUESTED
     )
     assert (len(folders), num_processes) == (1, 2)
 

@@ -87,5 +87,5 @@ def test_failures_leave_no_deferred_move() -> None:
         fail()
     module = made_of[0].pipeline.transformer
     assert not has_deferred_moves(module)
-    move_modules([module], lambda one: one.double())
+    move_modules([module], lambda tensor: tensor.double())
     assert {p.dtype for p in module.parameters()} == {torch.float64}

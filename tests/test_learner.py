@@ -92,13 +92,13 @@ def full_graph(
                     cells[row, column] = value[i, j]
     B, T = rollout.shape
     zero = torch.zeros(())
-    whole = {
+    job_values = {
         name: torch.stack([torch.stack([cells.get((b, t), zero) for t in range(T)]) for b in range(B)])
         for name, cells in result.items()
     }
     loss = objective(
         Decisions(
-            logprob_BT=whole.pop(None),
+            logprob_BT=job_values.pop(None),
             old_logprob_BT=rollout.old_logprob_BT,
             advantage_BT=advantage_B[:, None].expand(B, T),
             mask_BT=rollout.mask_BT,
@@ -108,7 +108,7 @@ def full_graph(
             std_BT=None if rollout.noise is None else rollout.noise.std_BT,
             group_BT=rollout.prompt_index_B[:, None].expand(B, T),
             source_BT=None if rollout.source_B is None else rollout.source_B[:, None].expand(B, T),
-            values={value: matrix_BT for value, matrix_BT in whole.items() if value is not None},
+            values={value: matrix_BT for value, matrix_BT in job_values.items() if value is not None},
         )
     )
     loss.value.backward()

@@ -168,8 +168,8 @@ def _without_ties(loss: Loss, rows: Rows) -> Loss:
 
     It has no ``departure`` if a log-ratio is nearly 0; the limit of ``near_policy`` is farther from each row's fall.
     """
-    kept = [(b, t) for b, row in enumerate(rows.keep) for t, is_kept in enumerate(row) if is_kept]
-    if any(abs(rows.now[b][t].item() - rows.old[b][t]) < TIE for b, t in kept if not rows.unchanged[b]):
+    trained = [(b, t) for b, row in enumerate(rows.keep) for t, is_trained in enumerate(row) if is_trained]
+    if any(abs(rows.now[b][t].item() - rows.old[b][t]) < TIE for b, t in trained if not rows.unchanged[b]):
         loss = replace(loss, terms={name: weight for name, weight in loss.terms.items() if name != "departure"})
     if loss.selection is None or loss.selection[0] != "near_policy":
         return loss

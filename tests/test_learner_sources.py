@@ -22,19 +22,21 @@ from tests.test_learner import CLIPPED, disturb, draw, full_graph, gradient, mak
 ALL = [0, 1, 2, 3]
 MIXED_B = torch.tensor([Source.ON_POLICY, Source.DEMONSTRATION, Source.REPLAY, Source.ON_POLICY])
 SHAPED = partial(shaped, gamma=0.1)
-OWN = Objective(surrogate=CLIPPED, aggregate=sequence_mean)
-GIVEN_ALONE = from_sources(negative_logprob(), (DEMONSTRATION,))
+ON_POLICY = Objective(surrogate=CLIPPED, aggregate=sequence_mean)
+DEMONSTRATION_TERM = from_sources(negative_logprob(), (DEMONSTRATION,))
 
 OBJECTIVES = {
-    "separable": replace(OWN, off_policy=OffPolicySurrogate(surrogate=SHAPED)),
+    "separable": replace(ON_POLICY, off_policy=OffPolicySurrogate(surrogate=SHAPED)),
     "off-policy rows coupled": replace(
-        OWN, off_policy=OffPolicySurrogate(surrogate=SHAPED, ratio_level="sequence", weight=0.5)
+        ON_POLICY, off_policy=OffPolicySurrogate(surrogate=SHAPED, ratio_level="sequence", weight=0.5)
     ),
     "own rows coupled": replace(
-        OWN, ratio_level="sequence", off_policy=OffPolicySurrogate(surrogate=partial(mixture, power=0.5))
+        ON_POLICY, ratio_level="sequence", off_policy=OffPolicySurrogate(surrogate=partial(mixture, power=0.5))
     ),
-    "a term of given rows": replace(OWN, further=(GIVEN_ALONE,)),
-    "with a divergence": replace(OWN, off_policy=OffPolicySurrogate(surrogate=SHAPED), divergence="k3", kl_beta=0.3),
+    "a term of given rows": replace(ON_POLICY, further=(DEMONSTRATION_TERM,)),
+    "with a divergence": replace(
+        ON_POLICY, off_policy=OffPolicySurrogate(surrogate=SHAPED), divergence="k3", kl_beta=0.3
+    ),
 }
 
 
@@ -64,18 +66,18 @@ def test_each_row_takes_the_surrogate_of_its_source() -> None:
     _, together = streamed(policy, rollout.aged(), OBJECTIVES["separable"], parts=[ALL])
     on_policy_rows = rollout.keep((MIXED_B == Source.ON_POLICY)[:, None])
     others = replace(rollout, source_B=None).keep((MIXED_B != Source.ON_POLICY)[:, None])
-    _, of_drawn = streamed(policy, on_policy_rows.aged(), OWN, parts=[ALL])
-    _, of_others = streamed(policy, others.aged(), replace(OWN, surrogate=SHAPED), parts=[ALL])
-    assert of_drawn.norm() > 0
+    _, of_on_policy = streamed(policy, on_policy_rows.aged(), ON_POLICY, parts=[ALL])
+    _, of_others = streamed(policy, others.aged(), replace(ON_POLICY, surrogate=SHAPED), parts=[ALL])
+    assert of_on_policy.norm() > 0
     assert of_others.norm() > 0
-    assert relative(2 * together, of_drawn + of_others) < 1e-5  # a mean over four rows, and two of two
+    assert relative(2 * together, of_on_policy + of_others) < 1e-5  # a mean over four rows, and two of two
 
 
 def test_on_policy_rows_keep_updates_bitwise() -> None:
     policy = make_policy()
     rollout = draw(policy)
     disturb(policy)
-    value, plain = streamed(policy, rollout.aged(), OWN, parts=[ALL])
+    value, plain = streamed(policy, rollout.aged(), ON_POLICY, parts=[ALL])
     for objective in (OBJECTIVES["separable"], OBJECTIVES["a term of given rows"]):
         result, other = streamed(policy, rollout.aged(), objective, parts=[ALL])
         assert result == value
@@ -88,7 +90,7 @@ def test_off_policy_rows_of_weight_0_take_no_forward() -> None:
     totals, ones_BT = count(rollout.mask_BT), torch.ones(rollout.shape)
     spent = []
     for weight in (1.0, 0.0):
-        objective = replace(OWN, off_policy=OffPolicySurrogate(surrogate=SHAPED, weight=weight))
+        objective = replace(ON_POLICY, off_policy=OffPolicySurrogate(surrogate=SHAPED, weight=weight))
         spent.append(accumulate_gradient(policy, rollout, ones_BT, objective, rows=ALL, totals=totals).num_forwards)
     assert spent == [12, 6]
     gradient(policy)
@@ -97,7 +99,7 @@ def test_off_policy_rows_of_weight_0_take_no_forward() -> None:
 def test_a_term_of_demonstrations_computes_only_their_rows() -> None:
     policy = make_policy(update_batch=1)
     rollout = mixed(draw(policy)).aged()
-    objective = replace(OWN, further=(GIVEN_ALONE,))
+    objective = replace(ON_POLICY, further=(DEMONSTRATION_TERM,))
     result = accumulate_gradient(
         policy, rollout, torch.zeros(rollout.shape), objective, rows=ALL, totals=count(rollout.mask_BT)
     )

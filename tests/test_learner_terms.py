@@ -110,9 +110,9 @@ def test_a_loss_of_groups_is_not_that_of_its_rows() -> None:
     policy = make_policy()
     rollout = draw(policy).aged()
     disturb(policy)
-    _, whole = streamed(policy, rollout, PAIRS, parts=[ALL])
+    _, complete = streamed(policy, rollout, PAIRS, parts=[ALL])
     _, halves = streamed(policy, rollout, PAIRS, parts=[[0, 2], [1, 3]])
-    assert whole.norm() > 0
+    assert complete.norm() > 0
     assert halves.norm() == 0  # no group is whole
 
 
@@ -164,8 +164,8 @@ def test_advantages_are_those_of_the_decisions() -> None:
         policy, rollout, ADVANTAGE_B[:, None] * only_BT, OBJECTIVES["clipped"], rows=ALL, totals=count(rollout.mask_BT)
     )
     assert result.num_forwards == 4
-    one = gradient(policy)
-    assert one.norm() > 0
+    single = gradient(policy)
+    assert single.norm() > 0
     # a sample's mean is over its 3 trained decisions there, over 1 here
     _, alone = streamed(policy, rollout.keep(only_BT), OBJECTIVES["clipped"], parts=[ALL])
-    assert relative(one, alone / 3) < 1e-5
+    assert relative(single, alone / 3) < 1e-5

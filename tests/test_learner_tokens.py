@@ -87,7 +87,7 @@ OBJECTIVES = {
 OF_GROUPS = ("anchored entropy",)
 
 
-def drawn(*, batch: int = 8) -> tuple[LanguagePolicy, Rollout]:
+def moved_rollout(*, batch: int = 8) -> tuple[LanguagePolicy, Rollout]:
     """A policy that has moved since it drew two groups of three."""
     policy = policy_of("llama", batch=batch)
     rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=3)
@@ -176,9 +176,9 @@ def streamed(
     """The update of as many processes as there are parts, each with its rows: loss, gradient, forwards."""
     totals, shared = count(rollout.mask_BT, group_B=rollout.prompt_index_B), []
 
-    def give(mine: Tensor) -> list[Tensor]:
-        shared.append(mine)
-        return [mine]
+    def give(values: Tensor) -> list[Tensor]:
+        shared.append(values)
+        return [values]
 
     def update(rows: Sequence[int], gather) -> tuple[float, int]:
         measured = accumulate_gradient(
@@ -190,7 +190,7 @@ def streamed(
     for rows in parts:  # what every process gives to the others
         update(rows, give)
     gradient(policy)
-    measured = [update(rows, lambda mine: shared or [mine]) for rows in parts]
+    measured = [update(rows, lambda values: shared or [values]) for rows in parts]
     return sum(value for value, _ in measured), gradient(policy), sum(forwards for _, forwards in measured)
 
 
@@ -208,7 +208,7 @@ every = pytest.mark.parametrize(
 
 @every
 def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
-    policy, rollout = drawn()
+    policy, rollout = moved_rollout()
     objective = OBJECTIVES[name]
     expected, full = full_graph(policy, rollout, objective)
     assert full.norm() > 0
@@ -220,7 +220,7 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
 @every
 @pytest.mark.parametrize("parts", [([0, 1, 2], [3, 4, 5]), ([5, 2, 0], [4], [], [3, 1])], ids=["two", "four"])
 def test_processes_and_row_order_do_not_change_updates(name: str, parts: Sequence[Sequence[int]]) -> None:
-    policy, rollout = drawn()
+    policy, rollout = moved_rollout()
     if name in OF_GROUPS:  # which stay whole
         parts = [[2, 0, 1], [], [5, 3, 4]]
     value, expected, _ = streamed(policy, rollout, OBJECTIVES[name])
@@ -231,7 +231,7 @@ def test_processes_and_row_order_do_not_change_updates(name: str, parts: Sequenc
 
 @every
 def test_micro_batches_do_not_change_updates(name: str) -> None:
-    (policy, rollout), (single, same) = drawn(), drawn(batch=1)
+    (policy, rollout), (single, same) = moved_rollout(), moved_rollout(batch=1)
     torch.testing.assert_close(same.old_logprob_BT, rollout.old_logprob_BT)
     value, expected, _ = streamed(policy, rollout, OBJECTIVES[name])
     other_value, other, _ = streamed(single, same, OBJECTIVES[name])
@@ -253,7 +253,7 @@ def test_micro_batches_do_not_change_updates(name: str) -> None:
     ],
 )
 def test_rows_without_a_loss_take_no_forward(name: str, forwards: int) -> None:
-    policy, rollout = drawn()
+    policy, rollout = moved_rollout()
     expected, full = full_graph(policy, rollout, OBJECTIVES[name], SPARSE_ADVANTAGE_B)
     value, measured, spent = streamed(policy, rollout, OBJECTIVES[name], advantage_B=SPARSE_ADVANTAGE_B)
     if name != "high entropy":  # full_graph has its quantile too, but not every row need have a decision left
@@ -264,7 +264,7 @@ def test_rows_without_a_loss_take_no_forward(name: str, forwards: int) -> None:
 
 
 def test_rows_with_zero_coefficients_are_not_differentiated() -> None:
-    policy, rollout = drawn()
+    policy, rollout = moved_rollout()
     # bounds so tight that every sequence that moved towards its advantage has stopped
     objective = Objective(
         surrogate=partial(clipped, low=0.0, high=0.0), aggregate=sequence_mean, ratio_level="sequence"
@@ -287,7 +287,7 @@ def rollout_ratio_B(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
 
 
 def test_no_trained_rows_take_no_forward_and_leave_no_gradient() -> None:
-    policy, rollout = drawn()
+    policy, rollout = moved_rollout()
     for name in ("vespo", "near"):
         value, measured, spent = streamed(policy, rollout, OBJECTIVES[name], advantage_B=torch.zeros(6))
         assert (value, float(measured.norm()), spent) == (0.0, 0.0, 0)
@@ -330,7 +330,7 @@ def test_a_policy_without_entropy_raises() -> None:
 
 
 def test_a_measured_rollout_knows_the_divergence_of_each_decision() -> None:
-    policy, rollout = drawn()
+    policy, rollout = moved_rollout()
     k1 = from_reference("k1")
     measured = with_values(policy, rollout, [k1])
     with torch.no_grad():

@@ -49,7 +49,7 @@ def steps() -> Built:
     return DenoisingPolicy(pipeline_of("sd3"), settings_of("sd3"))
 
 
-def drawn(build: Callable[[], Built]) -> tuple[Built, Rollout]:
+def rollout_of(build: Callable[[], Built]) -> tuple[Built, Rollout]:
     policy = build()
     prompts = prompts_of("llama") if build is tokens else [Prompt("a red fox"), Prompt("two blue squares")]
     return policy, policy.rollout(prompts, group_size=3, seed=3)
@@ -99,18 +99,18 @@ def matrix(policy: Built, rollout: Rollout) -> Tensor:
 
 
 def full_graph(
-    policy: Built, rollout: Rollout, seen: ViewRows, *, perception: float, entropy: float, taught: float
+    policy: Built, rollout: Rollout, view_rows: ViewRows, *, perception: float, entropy: float, distillation: float
 ) -> Tensor:
     """Written down again: the surrogate, k3 of the view and its entropy with grad through both, distillation."""
     mask_BT = rollout.mask_BT
-    now_BT, other_BT = matrix(policy, rollout), matrix(policy, seen.rollout)
+    now_BT, other_BT = matrix(policy, rollout), matrix(policy, view_rows.rollout)
     ratio_BT = (now_BT - rollout.old_logprob_BT).exp()
     advantage_BT = ADVANTAGE_B[:, None].expand(rollout.shape)
     surrogate_BT = -torch.minimum(ratio_BT * advantage_BT, ratio_BT.clamp(0.8, 1.2) * advantage_BT)
-    keep_BT = mask_BT & seen.has_view_B[:, None]
+    keep_BT = mask_BT & view_rows.has_view_B[:, None]
     k3_BT = torch.exp(other_BT - now_BT) - (other_BT - now_BT) - 1
     teacher_BT = (now_BT - other_BT).detach() * now_BT
-    further_BT = perception * k3_BT - entropy * other_BT + taught * teacher_BT
+    further_BT = perception * k3_BT - entropy * other_BT + distillation * teacher_BT
     (surrogate_BT[mask_BT].sum() + further_BT[keep_BT].sum()).div(mask_BT.sum()).backward()
     return gradient_of(policy)
 
@@ -121,7 +121,7 @@ def full_graph(
 def test_the_gradient_through_a_view_is_the_full_graphs(
     build: Callable[[], Built], prompt_template: PromptTemplate, moved: bool
 ) -> None:
-    policy, rollout = drawn(build)
+    policy, rollout = rollout_of(build)
     views = sights(policy, rollout, other=replace(OTHER, prompt_template=prompt_template))
     if moved:
         move(policy.trainable)
@@ -133,15 +133,15 @@ def test_the_gradient_through_a_view_is_the_full_graphs(
     )
     assert not objective.separable
     result = streamed(policy, rollout, objective, views)
-    expected = full_graph(policy, rollout, views["other"], perception=-0.3, entropy=0.2, taught=0.5)
+    expected = full_graph(policy, rollout, views["other"], perception=-0.3, entropy=0.2, distillation=0.5)
     torch.testing.assert_close(result, expected, rtol=2e-4, atol=2e-4 * float(expected.abs().max()))
-    without = full_graph(policy, rollout, views["other"], perception=0.0, entropy=0.0, taught=0.0)
+    without = full_graph(policy, rollout, views["other"], perception=0.0, entropy=0.0, distillation=0.0)
     assert (result - without).norm() > 0.01 * without.norm()
 
 
 @pytest.mark.parametrize("build", [tokens, steps])
 def test_without_grad_the_view_is_a_constant_and_slices_stay_separable(build: Callable[[], Built]) -> None:
-    policy, rollout = drawn(build)
+    policy, rollout = rollout_of(build)
     move(policy.trainable)
     rollout = rollout.aged()
     views = sights(policy, rollout, other=OTHER)
@@ -163,7 +163,7 @@ def test_without_grad_the_view_is_a_constant_and_slices_stay_separable(build: Ca
 @pytest.mark.parametrize("build", [tokens, steps])
 def test_the_same_weights_and_prompt_give_equal_log_probabilities(build: Callable[[], Built]) -> None:
     """Log-probability differences and divergences are 0; a term of them leaves the gradient as it was."""
-    policy, rollout = drawn(build)
+    policy, rollout = rollout_of(build)
     itself = View(name="itself", prompt_template=lambda prompt, member, history: prompt, moves=True, trained=True)
     views = sights(policy, rollout, itself=itself, plain=replace(itself, name="plain", prompt_template=None))
     for name in ("itself", "plain"):
@@ -177,7 +177,7 @@ def test_the_same_weights_and_prompt_give_equal_log_probabilities(build: Callabl
 
 
 def test_at_weight_0_a_view_changes_no_bit_and_is_not_looked_at() -> None:
-    policy, rollout = drawn(tokens)
+    policy, rollout = rollout_of(tokens)
     never = replace(OTHER, prompt_template=lambda prompt, member, history: pytest.fail("looked at"))
     objective = objective_of(weighted(divergence(form="k3", view="other", grad=True), 0.0))
     result = streamed(policy, rollout, objective, sights(policy, rollout, other=never))
@@ -186,7 +186,7 @@ def test_at_weight_0_a_view_changes_no_bit_and_is_not_looked_at() -> None:
 
 def test_another_policy_is_a_teacher() -> None:
     """Its own log-probabilities of the student's tokens; it gets no gradient."""
-    policy, rollout = drawn(tokens)
+    policy, rollout = rollout_of(tokens)
     teacher = tokens()
     move(teacher.trainable)
     views = sights(policy, rollout, teacher=View(name="teacher", policy=teacher))
@@ -200,7 +200,7 @@ def test_another_policy_is_a_teacher() -> None:
 
 
 def test_a_view_that_does_not_move_is_known_once_and_one_that_does_is_looked_at_again() -> None:
-    policy, rollout = drawn(tokens)
+    policy, rollout = rollout_of(tokens)
     views = sights(policy, rollout, other=OTHER, frozen=replace(OTHER, name="frozen", moves=False, trained=False))
     measured = with_values(policy, rollout, [of_view("other"), of_view("frozen")], views)
     assert measured.num_forwards == rollout.num_forwards + 12
@@ -222,7 +222,7 @@ def test_a_view_that_does_not_move_is_known_once_and_one_that_does_is_looked_at_
 
 
 def test_weights_of_a_view_are_taken_back() -> None:
-    policy, rollout = drawn(tokens)
+    policy, rollout = rollout_of(tokens)
     assert isinstance(policy, LanguagePolicy)
     policy.weights.store("snapshot")
     move(policy.trainable)
@@ -235,7 +235,7 @@ def test_weights_of_a_view_are_taken_back() -> None:
 
 
 def test_unsupported_values_of_a_view_raise() -> None:
-    policy, rollout = drawn(tokens)
+    policy, rollout = rollout_of(tokens)
     with pytest.raises(ConfigError, match="no gaussian@other"):
         with_values(policy, rollout, [Value("gaussian", "other")], sights(policy, rollout, other=OTHER))
     beginning = View(name="begun", prompt_template=lambda prompt, member, history: replace(prompt, prefix="so"))

@@ -150,7 +150,7 @@ def test_unknown_paper_names_those_that_hold_the_name() -> None:
         paper_section("branchgrpo")
 
 
-def shown(*words: str) -> str:
+def printed(*words: str) -> str:
     done = CliRunner().invoke(app, ["methods", *words], env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output
     assert all(len(line) <= 80 for line in done.output.splitlines())
@@ -158,25 +158,25 @@ def shown(*words: str) -> str:
 
 
 def test_papers_on_the_command_line() -> None:
-    lines = shown("--papers").splitlines()
+    lines = printed("--papers").splitlines()
     assert lines[0].split() == ["group", "file", "setting", "open"]
     total = next(line.split() for line in lines if line.startswith("all "))
     assert sum(map(int, total[1:])) == len(paper_index())
-    one = shown("--papers", "--kind", "policy_robotics")
-    assert "rl-100" in one
-    assert "dr-grpo" not in one
-    assert "Diffusion Policy Policy Optimization" in shown("--paper", "dppo")
-    denoising = shown("--papers", "--applies-to", "denoising", "--kind", "methods/sampling")
+    robotics = printed("--papers", "--kind", "policy_robotics")
+    assert "rl-100" in robotics
+    assert "dr-grpo" not in robotics
+    assert "Diffusion Policy Policy Optimization" in printed("--paper", "dppo")
+    denoising = printed("--papers", "--applies-to", "denoising", "--kind", "methods/sampling")
     assert "flow-grpo" in denoising
     assert "s-grpo" not in denoising
 
 
 def test_methods_are_narrowed_on_the_command_line() -> None:
-    output = shown("--applies-to", "denoising", "--kind", "sampling")
+    output = printed("--applies-to", "denoising", "--kind", "sampling")
     assert " flow-grpo " in output
     assert " gspo " not in output
-    assert " gtpo " not in shown("--applies-to", "denoising")
-    assert " gtpo " in shown("--applies-to", "tokens")
+    assert " gtpo " not in printed("--applies-to", "denoising")
+    assert " gtpo " in printed("--applies-to", "tokens")
     wrong = CliRunner().invoke(app, ["methods", "--kind", "sampler"], env={"COLUMNS": "200"})
     assert wrong.exit_code == 2
     assert "--kind 'sampler' is unknown; use one of advantages, credit" in wrong.output

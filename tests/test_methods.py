@@ -99,12 +99,12 @@ def test_methods_on_the_command_line() -> None:
     assert all(len(line) <= 80 for line in narrow.splitlines())
     assert ["gspo", "2507.18071", "GSPO"] in [line.split() for line in narrow.splitlines()]
     assert len(narrow.splitlines()) < len(method_index()) + 4 * len(KINDS)  # a line each
-    shown = CliRunner().invoke(app, ["methods", "ngrpo"], env={"COLUMNS": "60"}).output
-    assert "…" not in shown
-    one = CliRunner().invoke(app, ["methods", "ngrpo"], env={"COLUMNS": "200"})
-    assert one.exit_code == 0
-    assert "A = (r - mean r') / (std r' + eps)" in one.output
-    assert "train_scripts/train_qwen2" in one.output
+    output = CliRunner().invoke(app, ["methods", "ngrpo"], env={"COLUMNS": "60"}).output
+    assert "…" not in output
+    wide = CliRunner().invoke(app, ["methods", "ngrpo"], env={"COLUMNS": "200"})
+    assert wide.exit_code == 0
+    assert "A = (r - mean r') / (std r' + eps)" in wide.output
+    assert "train_scripts/train_qwen2" in wide.output
     none = CliRunner().invoke(app, ["methods", "nothing-like-it"])
     assert none.exit_code == 2
     assert "no method 'nothing-like-it'" in none.output
@@ -138,10 +138,10 @@ def test_included_name_loads() -> None:
 
 
 def test_methods_of_other_packages_are_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = method_index()
+    shipped_index = method_index()
     path = install(tmp_path, monkeypatch, THEIRS)
     *first, theirs = method_index()
-    assert first == own
+    assert first == shipped_index
     assert (theirs.include, theirs.method.name) == ("methods/theirs", "theirs")
     assert find_config(theirs.include) == path
     assert theirs.composition == "advantage group; cispo (low None, high 4) by segment; token_mean"

@@ -19,13 +19,13 @@ NOTE = (
 )
 
 
-@pytest.mark.parametrize(("there", "key", "file"), [((), "evaluation.prompts", "held_out.txt"),
+@pytest.mark.parametrize(("existing", "key", "file"), [((), "evaluation.prompts", "held_out.txt"),
                                                     (("held_out.txt",), "prompts", "prompts.txt")])  # fmt: skip
 def test_a_missing_prompts_file_raises_with_format_key_and_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], key: str, file: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: tuple[str, ...], key: str, file: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in there:
+    for name in existing:
         (tmp_path / name).write_text('a sign that says "7"\n')
     done = CliRunner().invoke(app, ["train", "recipes/sd3.5-flow-grpo-ocr"])
     output = " ".join(done.output.split())
@@ -33,7 +33,7 @@ def test_a_missing_prompts_file_raises_with_format_key_and_note(
     assert f"error: {key}.source: {file} does not exist" in output
     assert "put a prompt a line there as .txt, or rows with the column 'prompt' as .jsonl, .json or .parquet" in output
     assert f"or set {key}.source=FILE_OR_DATASET; note: {NOTE}" in output
-    assert [path.name for path in tmp_path.iterdir()] == list(there)  # no run folder
+    assert [path.name for path in tmp_path.iterdir()] == list(existing)  # no run folder
 
 
 def test_the_error_names_the_configured_column(tmp_path: Path) -> None:
@@ -63,12 +63,12 @@ def test_a_one_gpu_variant_is_its_recipe_with_a_smaller_batch() -> None:
     assert {name.partition("/")[2].removesuffix("-one-gpu") for name in variants} == hinted
     assert len(hinted) == 6
     for name in variants:
-        small, whole = (load_config(each) for each in (name, name.removesuffix("-one-gpu")))
+        small, full = (load_config(each) for each in (name, name.removesuffix("-one-gpu")))
         moved = {"about", "rollout"}
-        assert small.model_dump(exclude=moved) == whole.model_dump(exclude=moved)
+        assert small.model_dump(exclude=moved) == full.model_dump(exclude=moved)
         sides = {"prompts_per_step", "group_size"}
-        assert small.rollout.model_dump(exclude=sides) == whole.rollout.model_dump(exclude=sides)
-        batch = [config.rollout.prompts_per_step * config.rollout.group_size for config in (small, whole)]
+        assert small.rollout.model_dump(exclude=sides) == full.rollout.model_dump(exclude=sides)
+        batch = [config.rollout.prompts_per_step * config.rollout.group_size for config in (small, full)]
         assert batch[0] < batch[1]
-        changes = {"name": f"{whole.about.name}-one-gpu", "method": small.about.method}
-        assert small.about == whole.about.model_copy(update=changes)
+        changes = {"name": f"{full.about.name}-one-gpu", "method": small.about.method}
+        assert small.about == full.about.model_copy(update=changes)

@@ -40,16 +40,16 @@ def huge_from_call(first: int) -> Any:
 
 
 def test_the_first_update_is_that_of_a_run_that_starts_from_the_warmed_weights(tmp_path: Path) -> None:
-    whole = trainer_of(tmp_path / "whole", steps=1, update=WARMED)
-    whole.train()
+    uninterrupted = trainer_of(tmp_path / "whole", steps=1, update=WARMED)
+    uninterrupted.train()
     warmed = trainer_of(tmp_path / "warmed", steps=0, update=WARMED)
     warmed.train()
     policy = make_policy()
     policy.load(weights_folder(warmed.folder.path))
     after = trainer_of(tmp_path / "after", policy, steps=1)
     after.train()
-    assert lines(whole)[0]["optimizer/grad_norm"] == lines(after)[0]["optimizer/grad_norm"]
-    assert torch.equal(weights(whole), weights(after))
+    assert lines(uninterrupted)[0]["optimizer/grad_norm"] == lines(after)[0]["optimizer/grad_norm"]
+    assert torch.equal(weights(uninterrupted), weights(after))
 
 
 def test_a_gradient_from_before_is_no_part_of_an_update(tmp_path: Path) -> None:
@@ -64,22 +64,22 @@ def test_a_gradient_from_before_is_no_part_of_an_update(tmp_path: Path) -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_counted_and_named(tmp_path: Path) -> None:
-    held: list[Tensor] = []
+    snapshots: list[Tensor] = []
     huge = huge_from_call(2)
 
     def watched(samples: Sequence[Sample]) -> list[float]:
-        held.append(torch.cat([p.detach().flatten().clone() for p in trainer.policy.trainable]))
+        snapshots.append(torch.cat([p.detach().flatten().clone() for p in trainer.policy.trainable]))
         return huge(samples)
 
     trainer = trainer_of(tmp_path, reward=watched, steps=3, advantage={"scale": "none"})
     trainer.train()
     assert [line["optimizer/skipped"] for line in lines(trainer)] == [0.0, 1.0, 1.0]
-    assert not torch.equal(held[0], held[1])
-    assert torch.equal(held[1], held[2])
-    assert torch.equal(held[1], weights(trainer))
+    assert not torch.equal(snapshots[0], snapshots[1])
+    assert torch.equal(snapshots[1], snapshots[2])
+    assert torch.equal(snapshots[1], weights(trainer))
     first, second = lines(trainer, "skipped.jsonl")
     assert (first["step"], second["step"]) == (2, 3)
-    assert [(one["group"], one["member"]) for one in first["samples"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(sample["group"], sample["member"]) for sample in first["samples"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert first["samples"][0]["advantage"] == pytest.approx(-3e38, rel=1e-6)
     assert first["samples"][0]["prompt"].startswith("a ")
     state = torch.load(weights_folder(tmp_path / "run").parent / "training.pt", weights_only=True)
@@ -87,18 +87,18 @@ def test_a_gradient_that_is_not_finite_is_skipped_counted_and_named(tmp_path: Pa
 
 
 def test_only_the_samples_at_fault_are_named(tmp_path: Path) -> None:
-    def one_group(samples: Sequence[Sample]) -> list[float]:
+    def single_group(samples: Sequence[Sample]) -> list[float]:
         return [(3e38 if sample.group == 1 else 1.0) * (1 if sample.member else -1) for sample in samples]
 
-    trainer = trainer_of(tmp_path, reward=one_group, steps=1, advantage={"scale": "none"})
+    trainer = trainer_of(tmp_path, reward=single_group, steps=1, advantage={"scale": "none"})
     trainer.train()
     (line,) = lines(trainer, "skipped.jsonl")
-    assert [(one["group"], one["member"]) for one in line["samples"]] == [(1, 0), (1, 1)]
-    kept = trainer.folder.path / "samples" / "skipped-000001-0"
-    rows = [json.loads(row) for row in (kept / "samples.jsonl").read_text().splitlines()]
+    assert [(sample["group"], sample["member"]) for sample in line["samples"]] == [(1, 0), (1, 1)]
+    folder = trainer.folder.path / "samples" / "skipped-000001-0"
+    rows = [json.loads(row) for row in (folder / "samples.jsonl").read_text().splitlines()]
     assert [(row["group"], row["member"]) for row in rows] == [(1, 0), (1, 1)]
-    assert [row["advantage"] for row in rows] == [one["advantage"] for one in line["samples"]]
-    assert len(list(kept.glob("*.png"))) == 2
+    assert [row["advantage"] for row in rows] == [sample["advantage"] for sample in line["samples"]]
+    assert len(list(folder.glob("*.png"))) == 2
 
 
 def test_a_run_that_mostly_skips_ends_with_its_good_weights(tmp_path: Path) -> None:
@@ -109,10 +109,10 @@ def test_a_run_that_mostly_skips_ends_with_its_good_weights(tmp_path: Path) -> N
         trainer.train()
     assert len(lines(trainer)) == 7
     assert json.loads((trainer.folder.path / "run.json").read_text())["status"] == "failed"
-    kept = make_policy()
-    kept.load(weights_folder(trainer.folder.path))
-    assert torch.equal(torch.cat([p.detach().flatten() for p in kept.trainable]), weights(trainer))
-    assert all(bool(p.isfinite().all()) for p in kept.trainable)
+    saved = make_policy()
+    saved.load(weights_folder(trainer.folder.path))
+    assert torch.equal(torch.cat([p.detach().flatten() for p in saved.trainable]), weights(trainer))
+    assert all(bool(p.isfinite().all()) for p in saved.trainable)
 
 
 def test_weights_that_are_not_finite_are_not_saved_over_good_ones(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from mmgrpo.testing import LAWS, Subject
 from mmgrpo.training.build import build_policy, build_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
-from tests.policy_package import PROJECT, put_on_path, shown
+from tests.policy_package import PROJECT, page_blocks, put_on_path
 
 SMALL = [
     "policy.chunks=2", "policy.denoising_steps=3", "policy.width=16", "update.warmup.steps=2",
@@ -85,22 +85,22 @@ def test_an_unknown_kind_of_policy_raises(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
-    whole = trainer(configured(f"output={tmp_path / 'whole'}"))
-    whole.train()
+    uninterrupted = trainer(configured(f"output={tmp_path / 'whole'}"))
+    uninterrupted.train()
     part = trainer(configured(f"output={tmp_path / 'part'}", "steps=1"))
     part.train()
     resumed = trainer(configured(f"output={tmp_path / 'part'}"), resume=part.folder.path)
     resumed.train()
-    for mine, other in zip(whole.policy.trainable, resumed.policy.trainable, strict=True):
-        assert torch.equal(mine, other)
-    rows = [json.loads(line) for line in (whole.folder.path / "metrics.jsonl").read_text().splitlines()]
+    for ours, other in zip(uninterrupted.policy.trainable, resumed.policy.trainable, strict=True):
+        assert torch.equal(ours, other)
+    rows = [json.loads(line) for line in (uninterrupted.folder.path / "metrics.jsonl").read_text().splitlines()]
     assert all(row["optimizer/grad_norm"] > 0 for row in rows)
     assert max(abs(row.get("policy/on_policy_gap", 0.0)) for row in rows) < 1e-5
-    kept = whole.folder.path / "samples" / "step-000002"
-    with Image.open(kept / "0000.png") as picture:
+    folder = uninterrupted.folder.path / "samples" / "step-000002"
+    with Image.open(folder / "0000.png") as picture:
         assert picture.size == (128, 128)
-    assert (kept / "0000.npy").exists()
-    assert "data:image/png" in (whole.folder.path / "report.html").read_text()
+    assert (folder / "0000.npy").exists()
+    assert "data:image/png" in (uninterrupted.folder.path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("variant", ["push_dppo", "push_chunks"])
@@ -175,7 +175,9 @@ def test_the_doctor_finds_no_fault() -> None:
     assert [finding for finding in findings if not finding.ok and "reward" not in finding.check] == []
 
 
-@pytest.mark.parametrize("block", [one for kind in ("python", "toml", "yaml") for one in shown(kind)])
+@pytest.mark.parametrize(
+    "block", [block_of_kind for kind in ("python", "toml", "yaml") for block_of_kind in page_blocks(kind)]
+)
 def test_code_of_the_page_is_in_the_files(block: str) -> None:
     first, _, rest = block.partition("\n")
     text = (PROJECT / first.removeprefix("# ")).read_text()

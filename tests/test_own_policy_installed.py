@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mmgrpo.config.loading import CONFIGS
-from tests.policy_package import PROJECT, shown
+from tests.policy_package import PROJECT, page_blocks
 
 OFFLINE = ("--offline", "--no-build-isolation", "--no-deps")
 """What an installation needs is here already."""
@@ -32,8 +32,8 @@ class Place:
         shutil.copytree(PROJECT, self.work / "own_policy", ignore=shutil.ignore_patterns("__pycache__"))
         self.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")])
         (site,) = (folder / "venv").glob("lib/python*/site-packages")
-        beside = [sysconfig.get_path("purelib"), str(CONFIGS.resolve().parent)]  # what mmgrpo needs, and mmgrpo
-        (site / "beside.pth").write_text("\n".join(beside) + "\n")
+        paths = [sysconfig.get_path("purelib"), str(CONFIGS.resolve().parent)]  # what mmgrpo needs, and mmgrpo
+        (site / "beside.pth").write_text("\n".join(paths) + "\n")
         self.site = site
 
     def run(self, command: list[str]) -> str:
@@ -61,7 +61,7 @@ class Place:
 @pytest.mark.nightly
 def test_it_is_installed_and_trained_by_the_commands_of_the_page(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    printed = {line: place.typed(line) for line in "".join(shown("bash")).splitlines()}
+    printed = {line: place.typed(line) for line in "".join(page_blocks("bash")).splitlines()}
     assert "action_chunks" in printed["mmgrpo policies"]
     assert f"{place.site}" in place.run([str(place.python), "-c", "import diffusion_policy as p; print(p.__file__)"])
     run = place.work / "runs" / "push"
@@ -69,7 +69,7 @@ def test_it_is_installed_and_trained_by_the_commands_of_the_page(tmp_path: Path)
     first, *_, last = (row["eval/held_out_success/mean"] for row in rows)
     assert first < 0.65
     assert last > 0.93
-    judged = json.loads(printed["mmgrpo evaluate runs/push --json"].splitlines()[-1])
-    assert judged["eval/held_out_success/mean"] == pytest.approx(last)
+    evaluation = json.loads(printed["mmgrpo evaluate runs/push --json"].splitlines()[-1])
+    assert evaluation["eval/held_out_success/mean"] == pytest.approx(last)
     assert "data:image/png" in (run / "report.html").read_text()
     assert (place.work / "samples" / "sheet.png").is_file()

@@ -20,7 +20,7 @@ from tests.faults.sittings import begin_both, ended, placed
 from tests.forked import on_processes
 
 
-def lose_one(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+def lose_process(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     """A run on two processes of which one is lost in a forward pass; its name is how, and its rank."""
     how, rank = names[0].split()
     case, victim, root = CASES["language"], int(rank), folder / names[0].replace(" ", "-")
@@ -71,31 +71,31 @@ def by(*ways: str) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def run_end(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("peers")
-    return on_processes(folder, [request.param], module="tests.test_peers", function="lose_one", processes=1)
+    return on_processes(folder, [request.param], module="tests.test_peers", function="lose_process", processes=1)
 
 
 @by("killed 0", "killed 1")
 def test_one_that_is_killed_is_missed(run_end: dict[str, Any]) -> None:
-    one, victim = run_end, run_end["of"]
-    cause = f"process {victim} of 2 (pid {one['pid']} on "
-    assert (one["code"], one["victim"]) == (2, -9)
-    assert one["took_s"] < 60
-    assert cause in one["output"]
-    assert one["status"] == "failed"
-    assert one["error"].startswith(f"ProcessLostError: {cause}")
-    assert "is gone: it was killed or crashed" in one["error"]
+    result, victim = run_end, run_end["of"]
+    cause = f"process {victim} of 2 (pid {result['pid']} on "
+    assert (result["code"], result["victim"]) == (2, -9)
+    assert result["took_s"] < 60
+    assert cause in result["output"]
+    assert result["status"] == "failed"
+    assert result["error"].startswith(f"ProcessLostError: {cause}")
+    assert "is gone: it was killed or crashed" in result["error"]
 
 
 @by("failing 0", "failing 1")
 def test_a_failure_of_one_process_is_raised_by_all(run_end: dict[str, Any]) -> None:
-    one, victim = run_end, run_end["of"]
-    assert (one["code"], one["victim"]) == (2, 1)
-    assert one["took_s"] < 60
-    assert f"process {victim} of 2 failed: KeyError: 'lost'" in one["output"]
-    assert one["status"] == "failed"
+    result, victim = run_end, run_end["of"]
+    assert (result["code"], result["victim"]) == (2, 1)
+    assert result["took_s"] < 60
+    assert f"process {victim} of 2 failed: KeyError: 'lost'" in result["output"]
+    assert result["status"] == "failed"
     # the main process writes its own error down; where another failed, the error of that one
     message = "KeyError: 'lost'" if victim == 0 else "ProcessLostError: process 1 of 2 failed: KeyError: 'lost'"
-    assert one["error"].startswith(message)
+    assert result["error"].startswith(message)
 
 
 @by("killed 0")

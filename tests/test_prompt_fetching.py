@@ -37,13 +37,13 @@ def png(colour: int) -> bytes:
 
 
 class Server(ThreadingHTTPServer):
-    """Has one picture at every address, and keeps what it was asked for."""
+    """Has one picture at every address, and records the paths of requests."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[str] = []
+        self.paths: list[str] = []
 
     @property
     def url(self) -> str:
@@ -54,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
-        self.server.asked.append(self.path)
+        self.server.paths.append(self.path)
         size = MAX_BYTES + 1 if "huge" in self.path else len(png(7))
         self.send_response(404 if "gone" in self.path else 200)
         self.send_header("Content-Length", str(size))
@@ -112,7 +112,7 @@ def test_a_row_with_an_address_raises(form: str, server: Server, tmp_path: Path)
     (tmp_path / "rows.jsonl").write_text(json.dumps(forms(f"{server.url}/a.png")[form]) + "\n")
     with pytest.raises(DataError, match=r"rows.jsonl, line 1: .*127.0.0.1.*download it and give its path"):
         load_prompts(tmp_path / "rows.jsonl")
-    assert server.asked == []
+    assert server.paths == []
 
 
 @pytest.mark.parametrize("scheme", ["https", "HTTP", "ftp", "s3", "hf", "gs", "ssh", "webhdfs", "tar://x::s3"])
@@ -146,7 +146,7 @@ def test_images_stored_by_their_address_raise(saved: bool, server: Server, tmp_p
             pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
         with pytest.raises(DataError, match=r"row 0.*127.0.0.1.*would be fetched from the network"):
             load_prompts(tmp_path / "rows.parquet" if saved else dataset)
-    assert server.asked == []
+    assert server.paths == []
 
 
 def test_a_folder_with_a_card_of_remote_files_raises(server: Server, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_folder_with_a_card_of_remote_files_raises(server: Server, tmp_path: P
     (tmp_path / "README.md").write_text(card)
     with pytest.raises(DataError, match=r"README.md: .*127.0.0.1.*would be fetched from the network"):
         load_prompts(tmp_path)
-    assert server.asked == []
+    assert server.paths == []
 
 
 def test_local_media_are_read(tmp_path: Path) -> None:
@@ -183,9 +183,9 @@ def test_with_the_setting_images_are_fetched_when_they_are_looked_at(server: Ser
     config = validated({"prompts": {"source": str(tmp_path / "rows.jsonl"), "allow_fetch": True}})
     assert config.prompts is not None
     here, gone, huge = load_prompts_of(config.prompts)
-    assert server.asked == []
+    assert server.paths == []
     assert colours(here) == [7]
-    assert server.asked == ["/a.png"]
+    assert server.paths == ["/a.png"]
     with pytest.raises(DataError, match=r"gone.png cannot be fetched \(HTTPError: HTTP Error 404"):
         colours(gone)
     with pytest.raises(DataError, match=rf"huge.png cannot be fetched: it has more than {MAX_BYTES} bytes"):
@@ -206,7 +206,7 @@ def test_a_pipe_is_no_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_one"),
+    ("text", "expected"),
     [
         ("a.png", False),
         ("file:///a.png", False),
@@ -219,8 +219,8 @@ def test_a_pipe_is_no_image(tmp_path: Path) -> None:
         ("blockcache::/local", False),  # without a protocol it is a path
     ],
 )
-def test_addresses_that_would_be_fetched(text: str, is_one: bool) -> None:
-    assert is_fetched(text) is is_one
+def test_addresses_that_would_be_fetched(text: str, expected: bool) -> None:
+    assert is_fetched(text) is expected
 
 
 @pytest.mark.parametrize(
@@ -236,13 +236,13 @@ def test_json_that_python_cannot_hold_is_one_line(line: str, message: str, tmp_p
         load_prompts(tmp_path / "rows.jsonl")
 
 
-@pytest.mark.parametrize("shown", ["images", "videos"])
-def test_policies_fetch_no_address_of_a_live_prompt(shown: str, server: Server) -> None:
-    media: dict[str, Any] = {shown: (f"{server.url}/a.png",)}
+@pytest.mark.parametrize("kind", ["images", "videos"])
+def test_policies_fetch_no_address_of_a_live_prompt(kind: str, server: Server) -> None:
+    media: dict[str, Any] = {kind: (f"{server.url}/a.png",)}
     prompt = Prompt("what?", **media)
     row = DenoisingRow(prompt=prompt, seed=0, group=0, member=0)
     with pytest.raises(DataError, match="is a URL and nothing is fetched"):
         CallForm().arguments([row], {})
     with pytest.raises(DataError, match="is a URL and nothing is fetched"):
         policy_of("qwen2.5-vl").rollout([prompt], group_size=2, seed=0)
-    assert server.asked == []
+    assert server.paths == []

@@ -62,7 +62,7 @@ def read(folder: Path, *rows: dict[str, Any]) -> list[Prompt]:
     return load_prompts(folder / "rows.jsonl")
 
 
-def read_one(folder: Path, **row: Any) -> Prompt:
+def read_row(folder: Path, **row: Any) -> Prompt:
     (prompt,) = read(folder, row)
     return prompt
 
@@ -99,7 +99,7 @@ class TestTrl:
         assert prompt.columns == {"answer": "x"}
 
     def test_a_text_and_its_image(self, folder: Path):
-        prompt = read_one(folder, prompt="how many?", image="2.png", solution="5")
+        prompt = read_row(folder, prompt="how many?", image="2.png", solution="5")
         assert (prompt.text, prompt.messages, prompt.columns) == ("how many?", None, {"solution": "5"})
         assert prompt.images == (str(folder / "2.png"),)
 
@@ -114,7 +114,7 @@ class TestTrl:
             {"type": "image", "path": "1.png", "max_pixels": 100},
             words("which?"),
         ]
-        prompt = read_one(folder, prompt=[user(parts)], images=["1.png"])
+        prompt = read_row(folder, prompt=[user(parts)], images=["1.png"])
         assert colours(prompt) == [3, 1, 4, 9, 2, 1]
         assert prompt.messages == [user([*[IMAGE] * 5, {**IMAGE, "max_pixels": 100}, words("which?")])]
         assert prompt.text == "which?"
@@ -130,7 +130,7 @@ class TestTrl:
 
     def test_tool_calls_need_no_content(self, folder: Path):
         call = {"role": "assistant", "content": None, "tool_calls": [{"name": "zoom"}]}
-        prompt = read_one(folder, prompt=[user("look"), call, {"role": "tool", "content": "a cat"}])
+        prompt = read_row(folder, prompt=[user("look"), call, {"role": "tool", "content": "a cat"}])
         assert prompt.messages == [user("look"), call, {"role": "tool", "content": "a cat"}]
 
 
@@ -144,21 +144,21 @@ class TestVerl:
             "reward_model": {"style": "rule", "ground_truth": "42"},
             "extra_info": {"index": 3},
         }
-        prompt = read_one(folder, **row)
+        prompt = read_row(folder, **row)
         assert prompt.messages == [user([IMAGE, words("\nIs it like "), IMAGE, words("?")])]
         assert prompt.text == "Is it like ?"
         assert colours(prompt) == [1, 2]
-        kept = {name: row[name] for name in ("data_source", "reward_model", "extra_info")}
-        assert prompt.columns == {**kept, "ground_truth": "42", "answer": "42"}
+        expected = {name: row[name] for name in ("data_source", "reward_model", "extra_info")}
+        assert prompt.columns == {**expected, "ground_truth": "42", "answer": "42"}
 
     def test_the_nested_ground_truth_hides_no_column(self, folder: Path):
-        prompt = read_one(folder, prompt="p", reward_model={"ground_truth": "42"}, answer="mine", ground_truth=None)
+        prompt = read_row(folder, prompt="p", reward_model={"ground_truth": "42"}, answer="mine", ground_truth=None)
         assert (prompt.columns["answer"], prompt.columns["ground_truth"]) == ("mine", "42")
-        assert "answer" not in read_one(folder, prompt="p", reward_model={"style": "model"}).columns
+        assert "answer" not in read_row(folder, prompt="p", reward_model={"style": "model"}).columns
 
     def test_images_and_videos_each_in_their_place(self, folder: Path):
         videos = [{"video": "clip.mp4", "fps": 2.0}, ["3.png", "4.png"]]
-        prompt = read_one(folder, prompt="<video>before <image>, after<video>", images=["1.png"], videos=videos)
+        prompt = read_row(folder, prompt="<video>before <image>, after<video>", images=["1.png"], videos=videos)
         parts = [{**VIDEO, "fps": 2.0}, words("before "), IMAGE, words(", after"), VIDEO]
         assert prompt.messages == [user(parts)]
         assert prompt.videos == (str(folder / "clip.mp4"), (str(folder / "3.png"), str(folder / "4.png")))
@@ -172,7 +172,7 @@ class TestVerl:
         assert prompt.columns == {"problem": "<image>Find x.", "answer": "12"}
 
     def test_a_tag_in_a_row_without_media_is_text(self, folder: Path):
-        prompt = read_one(folder, prompt="explain the <image> element")
+        prompt = read_row(folder, prompt="explain the <image> element")
         assert (prompt.text, prompt.messages) == ("explain the <image> element", None)
 
 
@@ -183,15 +183,15 @@ class TestSwift:
             user("<image>what is in it, <video>and here?"),
             {"role": "assistant", "content": "a cat"},
         ]
-        prompt = read_one(folder, messages=turns, images=["1.png"], videos=["clip.mp4"])
+        prompt = read_row(folder, messages=turns, images=["1.png"], videos=["clip.mp4"])
         assert prompt.messages == [turns[0], user([IMAGE, words("what is in it, "), VIDEO, words("and here?")])]
         assert prompt.columns == {"solution": "a cat"}
         assert (colours(prompt), prompt.videos) == ([1], (str(folder / "clip.mp4"),))
 
     def test_the_reference_hides_no_solution(self, folder: Path):
         turns = [user("1 + 1?"), {"role": "assistant", "content": "it is 2"}]
-        assert read_one(folder, messages=turns, solution="2").columns == {"solution": "2"}
-        assert read_one(folder, messages=turns[:1]).columns == {}
+        assert read_row(folder, messages=turns, solution="2").columns == {"solution": "2"}
+        assert read_row(folder, messages=turns[:1]).columns == {}
 
     def test_bytes_and_base64(self, folder: Path):
         encoded = base64.b64encode(png(7)).decode()
@@ -206,7 +206,7 @@ class TestSwift:
     def test_named_objects(self, folder: Path):
         objects = {"ref": ["sheep", "dog"], "bbox": [[1, 2, 3, 4]]}
         turns = [user("<image>Find the <ref-object>"), {"role": "assistant", "content": "<bbox>, no <ref-object>"}]
-        prompt = read_one(folder, messages=turns, images=["1.png"], objects=objects)
+        prompt = read_row(folder, messages=turns, images=["1.png"], objects=objects)
         assert prompt.text == "Find the sheep"
         assert prompt.columns == {"objects": objects, "solution": "<bbox>, no dog"}
 
@@ -221,9 +221,9 @@ class TestImages:
         prompt = load_prompts(dataset)[7]
         assert prompt.images[0] is not prompt.images[0]
         assert [image.size for image in prompt.images[1:]] == [(2, 2)]
-        there = pickle.dumps(prompt)
-        assert len(there) < 1000
-        assert colours(pickle.loads(there)) == colours(prompt) == [7, 8]
+        pickled = pickle.dumps(prompt)
+        assert len(pickled) < 1000
+        assert colours(pickle.loads(pickled)) == colours(prompt) == [7, 8]
 
     def test_orientation(self, tmp_path: Path):
         exif = Image.Exif()
@@ -237,8 +237,8 @@ class TestImages:
     def test_a_dataset_of_paths(self, folder: Path):
         rows = {"prompt": ["p", "q"], "image": [str(folder / "1.png"), None]}
         features = Features({"prompt": Value("string"), "image": ImageFeature()})
-        one, two = load_prompts(Dataset.from_dict(rows, features=features))
-        assert (one.images, two.images) == ((str(folder / "1.png"),), ())
+        first, two = load_prompts(Dataset.from_dict(rows, features=features))
+        assert (first.images, two.images) == ((str(folder / "1.png"),), ())
 
 
 class TestErrors:

@@ -38,7 +38,7 @@ def png(colour: int) -> bytes:
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _separate_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
 
@@ -86,9 +86,9 @@ class TestFiles:
             {"prompt": "p", "image": (tmp_path / "a.png").as_uri(), "video": ["a.png", "b.png"]},
             {"prompt": "p", "image": None},
         ]
-        one, two, three, four = load_prompts(write(tmp_path / "rows.jsonl", *rows))
+        first, two, three, four = load_prompts(write(tmp_path / "rows.jsonl", *rows))
         a, b, clip = (str(tmp_path / name) for name in ("a.png", "b.png", "clip.mp4"))
-        assert (one.images, one.videos) == ((a,), (clip,))
+        assert (first.images, first.videos) == ((a,), (clip,))
         assert (two.images, two.videos) == ((a, b), (clip, (a, b)))
         assert (three.images, three.videos) == ((a,), ((a, b),))
         assert (four.images, four.videos, four.columns) == ((), (), {})
@@ -228,14 +228,14 @@ def indices(stream: PromptStream, steps: range) -> list[list[int]]:
     return [[index for index, _ in stream.take(step)] for step in steps]
 
 
-def drawn(steps: list[list[int]]) -> list[int]:
+def samples_of(steps: list[list[int]]) -> list[int]:
     return [index for step in steps for index in step]
 
 
 class TestStream:
     def test_an_epoch_is_a_permutation_and_epochs_differ(self):
         stream = PromptStream([Prompt(str(i)) for i in range(12)], num_per_step=4, seed=3)
-        first, second = (drawn(indices(stream, range(start, start + 3))) for start in (0, 3))
+        first, second = (samples_of(indices(stream, range(start, start + 3))) for start in (0, 3))
         assert sorted(first) == sorted(second) == list(range(12))
         assert first != second
 
@@ -243,10 +243,10 @@ class TestStream:
         def stream(seed: int) -> PromptStream:
             return PromptStream([Prompt(str(i)) for i in range(7)], num_per_step=3, seed=seed)
 
-        one = stream(0)
-        forward = [one.take(step) for step in range(9)]
+        first = stream(0)
+        forward = [first.take(step) for step in range(9)]
         assert [stream(0).take(step) for step in reversed(range(9))] == forward[::-1]
-        assert indices(stream(1), range(9)) != indices(one, range(9))
+        assert indices(stream(1), range(9)) != indices(first, range(9))
         assert all(prompt.text == str(index) for step in forward for index, prompt in step)
 
     def test_no_prompt_twice_in_a_step_and_each_at_least_once_an_epoch(self):
@@ -254,10 +254,10 @@ class TestStream:
         steps = indices(stream, range(300))  # an epoch is 3 steps: 12 draws, 2 of the 10 prompts come twice
         assert all(len(set(step)) == 4 for step in steps)
         for epoch in range(100):
-            counts = Counter(drawn(steps[3 * epoch : 3 * epoch + 3]))
+            counts = Counter(samples_of(steps[3 * epoch : 3 * epoch + 3]))
             assert sorted(counts.values()) == [1] * 8 + [2] * 2
         # over 100 epochs each prompt comes 120 times on average, 100 + Binomial(100, 0.2): 4 sigma is 16
-        assert all(abs(count - 120) <= 16 for count in Counter(drawn(steps)).values())
+        assert all(abs(count - 120) <= 16 for count in Counter(samples_of(steps)).values())
 
     def test_fewer_prompts_than_a_step_repeat_evenly(self):
         stream = PromptStream(FOUR, num_per_step=10, seed=0)

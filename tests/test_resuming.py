@@ -36,7 +36,7 @@ def about(trainer: Trainer) -> dict[str, Any]:
 
 
 def failing(
-    at_call: int, error: BaseException | None = None, *, judge: Any = brightness, told: int = signal.SIGTERM
+    at_call: int, error: BaseException | None = None, *, judge: Any = brightness, number: int = signal.SIGTERM
 ) -> Any:
     """A reward that raises, or has the process told to end, at a call."""
     calls = []
@@ -46,7 +46,7 @@ def failing(
         if len(calls) == at_call:
             if error is not None:
                 raise error
-            os.kill(os.getpid(), told)
+            os.kill(os.getpid(), number)
         return judge(samples)
 
     return reward
@@ -57,13 +57,13 @@ def started(output: Path, reward: Any, **changes: Any) -> Trainer:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     """A run that nothing interrupted, with which others are compared."""
     return run(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     """The same with evaluations."""
     return run(tmp_path_factory.mktemp("judged"), evaluation=EVALUATION)
 
@@ -72,7 +72,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     "error", [RuntimeError("scorer is down"), pytest.param(SystemExit(0), marks=pytest.mark.nightly)]
 )
 def test_a_reward_that_fails_at_a_step_loses_none_before_it(
-    tmp_path: Path, error: BaseException, judged: Trainer, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, error: BaseException, evaluated: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = started(tmp_path / "half", failing(5, error), evaluation=EVALUATION)
     with pytest.raises(RewardError, match=type(error).__name__):  # calls 1 and 4 are evaluations, 2, 3 and 5 steps
@@ -83,9 +83,9 @@ def test_a_reward_that_fails_at_a_step_loses_none_before_it(
     assert about(failed)["error"].startswith("RewardError: reward 'brightness' failed on 8 of 8 samples")
     assert f'failed; to resume from step 2: Trainer(..., resume="{run_folder}")' in capsys.readouterr().out
     resumed = run(tmp_path / "half", resume=run_folder, evaluation=EVALUATION)
-    assert torch.equal(weights(resumed), weights(judged))
+    assert torch.equal(weights(resumed), weights(evaluated))
     for name in ("metrics.jsonl", "evaluation.jsonl"):
-        assert timeless(lines(resumed, name)) == timeless(lines(judged, name))
+        assert timeless(lines(resumed, name)) == timeless(lines(evaluated, name))
     assert [row["step"] for row in lines(resumed, "evaluation.jsonl")] == [0, 2, 4]
     assert about(resumed)["status"] == "finished"
     assert about(resumed)["error"] is None
@@ -95,10 +95,10 @@ def test_a_reward_that_fails_at_a_step_loses_none_before_it(
     "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.nightly) for n in (signal.SIGUSR1, signal.SIGUSR2))]
 )
 def test_sigterm_and_slurms_warning_give_the_step_up_and_lose_none_before_it(
-    number: int, tmp_path: Path, whole: Trainer
+    number: int, tmp_path: Path, uninterrupted: Trainer
 ) -> None:
     before = signal.getsignal(number)
-    interrupted = started(tmp_path / "half", failing(3, told=number))
+    interrupted = started(tmp_path / "half", failing(3, number=number))
     interrupted.train()
     assert interrupted.status == about(interrupted)["status"] == "terminated"
     assert [path.name for path in list_checkpoints(interrupted.folder.path)] == ["step-000002"]
@@ -110,11 +110,11 @@ def test_sigterm_and_slurms_warning_give_the_step_up_and_lose_none_before_it(
         2,
     ]  # the third was drawn and judged, and not learnt from
     resumed = run(tmp_path / "half", resume=interrupted.folder.path)
-    assert torch.equal(weights(resumed), weights(whole))
-    assert timeless(lines(resumed)) == timeless(lines(whole))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
+    assert timeless(lines(resumed)) == timeless(lines(uninterrupted))
 
 
-def test_a_failure_within_the_updates_of_a_step_saves_no_checkpoint(tmp_path: Path, whole: Trainer) -> None:
+def test_a_failure_within_the_updates_of_a_step_saves_no_checkpoint(tmp_path: Path, uninterrupted: Trainer) -> None:
     trainer = started(tmp_path, brightness, checkpoint={"every": 2})
     apply, calls = trainer.optimizer.apply, []
 
@@ -129,21 +129,24 @@ def test_a_failure_within_the_updates_of_a_step_saves_no_checkpoint(tmp_path: Pa
         trainer.train()
     assert [path.name for path in list_checkpoints(trainer.folder.path)] == ["step-000002"]
     resumed = run(tmp_path, resume=trainer.folder.path)
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
 def test_the_warm_up_is_saved_and_resumed(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"update": WARMED, "checkpoint": {"warmup_every": 2, "keep": None}, "steps": 1}
-    whole = run(tmp_path / "whole", **settings)
-    assert [path.name for path in list_checkpoints(whole.folder.path)] == [
+    uninterrupted = run(tmp_path / "whole", **settings)
+    assert [path.name for path in list_checkpoints(uninterrupted.folder.path)] == [
         "warmup-000002",
         "warmup-000003",
         "step-000001",
     ]
     from_middle = run(
-        tmp_path / "whole", resume=whole.folder.path / "checkpoints" / "warmup-000002", evaluation=None, **settings
+        tmp_path / "whole",
+        resume=uninterrupted.folder.path / "checkpoints" / "warmup-000002",
+        evaluation=None,
+        **settings,
     )
-    assert torch.equal(weights(from_middle), weights(whole))
+    assert torch.equal(weights(from_middle), weights(uninterrupted))
     assert [row["step"] for row in lines(from_middle, "warmup.jsonl")] == [1, 3]
     aside = from_middle.folder.path / "checkpoints" / "aside"
     assert sorted(path.name for path in aside.iterdir()) == ["step-000001", "warmup-000003"]
@@ -152,7 +155,7 @@ def test_the_warm_up_is_saved_and_resumed(tmp_path: Path) -> None:
 def test_the_reference_is_of_the_end_of_a_warm_up_that_was_interrupted(tmp_path: Path) -> None:
     moving = {"schedules": {"objective.kl.beta": {"name": "adaptive_kl", "target": 1e-6}}}
     settings: dict[str, Any] = {"update": WARMED, "steps": 1, **moving}
-    whole = run(tmp_path / "whole", **settings)
+    uninterrupted = run(tmp_path / "whole", **settings)
     trainer = started(tmp_path / "cut", brightness, **settings)
     assert trainer.warmup is not None
     apply, calls = trainer.warmup.optimizer.apply, []
@@ -168,15 +171,15 @@ def test_the_reference_is_of_the_end_of_a_warm_up_that_was_interrupted(tmp_path:
     assert [path.name for path in list_checkpoints(trainer.folder.path)] == ["warmup-000002"]
     resumed = run(tmp_path / "cut", resume=trainer.folder.path, **settings)
     assert lines(resumed)[0]["policy/kl_mean"] == 0.0
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
 def test_torn_lines_of_a_run_that_is_over_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    whole = run(tmp_path, steps=1)
-    file = whole.folder.path / "metrics.jsonl"
+    uninterrupted = run(tmp_path, steps=1)
+    file = uninterrupted.folder.path / "metrics.jsonl"
     text = file.read_text()
     file.write_text(text + '{"step": 1, "upd')
-    run(tmp_path, resume=whole.folder.path, steps=1)
+    run(tmp_path, resume=uninterrupted.folder.path, steps=1)
     assert file.read_text() == text
     assert "metrics.jsonl: 1 unreadable line(s) dropped" in caplog.messages
 
@@ -255,14 +258,14 @@ def test_changes_of_fixed_keys_raise(tmp_path: Path, change: dict[str, Any], mes
     assert about(first)["status"] == "finished"
 
 
-def test_in_python_a_run_folder_alone_is_enough(tmp_path: Path, whole: Trainer) -> None:
+def test_in_python_a_run_folder_alone_is_enough(tmp_path: Path, uninterrupted: Trainer) -> None:
     run(tmp_path / "half", steps=2)
     longer = Trainer(
         make_policy(), {"brightness": brightness}, digit_prompts(), {**BASE, "steps": 4}, resume=tmp_path / "half/run"
     )
     longer.train()
     assert longer.config.output == str(tmp_path / "half")
-    assert torch.equal(weights(longer), weights(whole))
+    assert torch.equal(weights(longer), weights(uninterrupted))
     again = Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), resume=tmp_path / "half/run")
     assert again.config == longer.config
 
@@ -313,38 +316,38 @@ def test_an_evaluation_that_was_not_due_is_not_made(tmp_path: Path) -> None:
 
 
 def test_torn_lines_are_dropped_with_a_message(
-    tmp_path: Path, whole: Trainer, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, uninterrupted: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     half = run(tmp_path / "half", steps=2)
     with (half.folder.path / "metrics.jsonl").open("a") as file:
         file.write('\n{"step": 3, "upd')
     resumed = run(tmp_path / "half", resume=half.folder.path)
     assert "metrics.jsonl: 2 unreadable line(s) dropped" in capsys.readouterr().out
-    assert timeless(lines(resumed)) == timeless(lines(whole))
-    assert torch.equal(weights(resumed), weights(whole))
+    assert timeless(lines(resumed)) == timeless(lines(uninterrupted))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
 def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = run(tmp_path / "whole", checkpoint={"every": 1, "keep": None})
-    last = whole.folder.path / "checkpoints" / "step-000004" / "training.pt"
+    uninterrupted = run(tmp_path / "whole", checkpoint={"every": 1, "keep": None})
+    last = uninterrupted.folder.path / "checkpoints" / "step-000004" / "training.pt"
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
     last.write_bytes(content)
-    resumed = run(tmp_path / "whole", resume=whole.folder.path)
+    resumed = run(tmp_path / "whole", resume=uninterrupted.folder.path)
     message = capsys.readouterr().out
     assert "resuming from step 3" in message
     assert "step-000004 is damaged (training.pt has changed since it was written)" in message
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
-def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, whole: Trainer) -> None:
+def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, uninterrupted: Trainer) -> None:
     interrupted = started(tmp_path / "half", failing(1))
     interrupted.train()
     assert interrupted.status == "terminated"
     assert list_checkpoints(interrupted.folder.path) == []
     resumed = run(tmp_path / "half", resume=interrupted.folder.path)
     assert resumed.folder.path == interrupted.folder.path
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
 def test_a_run_that_ended_after_its_first_evaluation_evaluates_its_start_once(tmp_path: Path) -> None:
@@ -356,17 +359,17 @@ def test_a_run_that_ended_after_its_first_evaluation_evaluates_its_start_once(tm
     assert [row["step"] for row in lines(ended, "evaluation.jsonl")] == [0]
     resumed = Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), resume=ended.folder.path)
     resumed.train()
-    whole = started(tmp_path / "whole", brightness, evaluation=evaluation, steps=1)
-    whole.train()
+    uninterrupted = started(tmp_path / "whole", brightness, evaluation=evaluation, steps=1)
+    uninterrupted.train()
     assert [row["step"] for row in lines(resumed, "evaluation.jsonl")] == [0, 1]
-    assert timeless(lines(resumed, "evaluation.jsonl")) == timeless(lines(whole, "evaluation.jsonl"))
+    assert timeless(lines(resumed, "evaluation.jsonl")) == timeless(lines(uninterrupted, "evaluation.jsonl"))
 
 
 def test_a_run_with_deleted_checkpoints_does_not_restart(
-    tmp_path: Path, whole: Trainer, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, uninterrupted: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "copy"
-    shutil.copytree(whole.folder.path, folder)
+    shutil.copytree(uninterrupted.folder.path, folder)
     (list_checkpoints(folder)[-1] / "manifest.json").unlink()
     run(tmp_path, resume=folder, steps=5)
     assert "step-000004 has no manifest.json, so its files cannot be checked" in capsys.readouterr().out
@@ -400,7 +403,7 @@ def test_a_reward_that_changes_the_working_directory_moves_no_files(
     assert len((tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()) == 8
 
 
-def test_a_full_disk_raises_and_the_run_can_resume(tmp_path: Path, whole: Trainer) -> None:
+def test_a_full_disk_raises_and_the_run_can_resume(tmp_path: Path, uninterrupted: Trainer) -> None:
     trainer = started(tmp_path / "half", brightness, checkpoint={"every": 2})
     log = trainer.optimizer.apply
     full = tmp_path / "half" / "run" / "metrics.jsonl"
@@ -418,5 +421,5 @@ def test_a_full_disk_raises_and_the_run_can_resume(tmp_path: Path, whole: Traine
     full.unlink()
     (tmp_path / "kept").rename(full)
     resumed = run(tmp_path / "half", resume=trainer.folder.path)
-    assert timeless(lines(resumed)) == timeless(lines(whole))
-    assert torch.equal(weights(resumed), weights(whole))
+    assert timeless(lines(resumed)) == timeless(lines(uninterrupted))
+    assert torch.equal(weights(resumed), weights(uninterrupted))

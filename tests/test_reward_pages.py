@@ -27,7 +27,7 @@ from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.training.build import build_rewards
 
 
-def shown(*arguments: str) -> str:
+def printed(*arguments: str) -> str:
     result = CliRunner().invoke(cli.app, ["rewards", *arguments])
     assert result.exit_code == 0, result.output
     return result.output
@@ -71,7 +71,7 @@ def test_every_reward_is_of_a_kind_and_every_module_of_a_kind_exists():
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_command_lists_them_by_kind_without_truncation(width: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(listings, "console", Console(width=width))
-    output = shown()
+    output = printed()
     assert "…" not in output
     words = " ".join(output.split())
     for kind, members in by_kind().items():
@@ -88,7 +88,7 @@ def test_the_command_lists_them_by_kind_without_truncation(width: int, monkeypat
 
 def test_the_command_shows_a_page(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(listings, "console", Console(width=100))
-    output = shown("pick_score")
+    output = printed("pick_score")
     assert "yuvalkirstain/PickScore_v1" in output
     assert "• Traps: optimizing it leads to glossy" in output
 
@@ -103,7 +103,7 @@ def test_an_unknown_name_is_answered_by_the_nearest():
 
 def test_the_pages_need_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    assert "math-verify" in shown("math_verify")
+    assert "math-verify" in printed("math_verify")
 
 
 def test_a_setting_that_does_not_exist_is_named():

@@ -19,7 +19,7 @@ from mmgrpo.rewards.models.checkpoints import load_state_dict
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.runs.checkpoint import MANIFEST, TRAINING, RunPosition, load_checkpoint, save_checkpoint
 from tests.test_architecture import modules
-from tests.test_docs import shown
+from tests.test_docs import page_names
 
 UNPICKLING = ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 
@@ -95,7 +95,7 @@ class Planted:
 
 
 def test_a_checkpoint_with_a_pickle_raises_and_runs_no_code(tmp_path: Path) -> None:
-    policy: Any = shown("design/design.md")["LetterPolicy"]()
+    policy: Any = page_names("design/design.md")["LetterPolicy"]()
     checkpoint = save_checkpoint(tmp_path, RunPosition(1, 0), policy, {"optimizer": {}}, keep=None)
     planted = pickle.dumps(Planted(tmp_path / "ran"))
     (checkpoint / TRAINING).write_bytes(planted)
@@ -126,7 +126,7 @@ def test_code_of_a_model_is_not_run_at_a_terminal(tmp_path: Path, monkeypatch: p
     config = {"model_type": "planted", "auto_map": {"AutoConfig": "planted.PlantedConfig"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "planted.py").write_text(MODEL_CODE.format(mark=str(tmp_path / "ran")))
-    monkeypatch.setattr("builtins.input", lambda *asked: "y")
+    monkeypatch.setattr("builtins.input", lambda *arguments: "y")
     with pytest.raises(ConfigError, match="cannot be loaded as a language model"):
         LanguagePolicy.from_config({"model": str(tmp_path)})
     assert not (tmp_path / "ran").exists()

@@ -16,7 +16,7 @@ from mmgrpo.data.clips import decoded
 from mmgrpo.runs.sample_files import completion_metrics, write_samples
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
-from tests.test_docs import shown
+from tests.test_docs import page_names
 
 SMALL = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8))
 LARGE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (900, 600, 3), dtype=np.uint8))
@@ -77,7 +77,7 @@ def test_completion_metrics() -> None:
 def letters(length: int) -> Any:
     """The policy of docs/design/design.md, whose texts end at the first e and whose letters are its tokens."""
 
-    class Spoken(shown("design/design.md")["LetterPolicy"]):
+    class Spoken(page_names("design/design.md")["LetterPolicy"]):
         def rollout(self, prompts: Any, *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
             rollout = super().rollout(prompts, group_size=group_size, seed=seed, plan=plan)
             texts = [
@@ -102,10 +102,10 @@ def test_a_run_keeps_groups_and_measures_completions(tmp_path: Path, evaluated: 
     prompts = [Prompt(word, images=(SMALL,)) for word in ("one", "two", "three")]
     trainer = Trainer(letters(4), {"a": lambda samples: [s.text.count("a") for s in samples]}, prompts, config)
     run = trainer.train()
-    kept = sorted(path.name for path in run.glob("samples/train-*"))
+    names = sorted(path.name for path in run.glob("samples/train-*"))
     steps = (1, 2, 4, 5) if evaluated else (1, 5)
-    assert kept == [f"train-{step:06d}" for step in steps]
-    for name in kept:
+    assert names == [f"train-{step:06d}" for step in steps]
+    for name in names:
         rows = lines(run / "samples" / name / "samples.jsonl")
         assert [row["member"] for row in rows] == [0, 1, 2, 3] * 2
         assert len({row["prompt"] for row in rows}) == 2
@@ -141,5 +141,5 @@ def test_videos_are_mp4_files_with_a_sheet_of_their_frames(tmp_path: Path) -> No
     shades = [int(np.asarray(frame.convert("L")).mean().round()) for frame in frames]
     assert shades == pytest.approx([20, 80, 140], abs=2)
     with Image.open(folder / "frames.png") as sheet:
-        shown = np.asarray(sheet)[..., 0]
-    assert [[shown[36 + 72 * row, 64 + 130 * n] for n in range(3)] for row in (0, 1)] == [[0, 60, 120], [20, 80, 140]]
+        pixels = np.asarray(sheet)[..., 0]
+    assert [[pixels[36 + 72 * row, 64 + 130 * n] for n in range(3)] for row in (0, 1)] == [[0, 60, 120], [20, 80, 140]]

@@ -75,10 +75,10 @@ def test_numbers_of_parts_are_read_as_numbers_of_samples_are() -> None:
 
 def test_they_stay_with_their_samples() -> None:
     reward = [NamedReward("words", words)]
-    one, none, two = (score(texts(*some), reward) for some in (["a b", "c"], ["", ""], ["d e f"]))
-    joined = Scores.concat([one, none, two])
-    assert joined.scopes["words"] == [*one.scopes["words"], None, None, *two.scopes["words"]]
-    assert joined.rows([4, 1]).scopes["words"] == [two.scopes["words"][0], one.scopes["words"][1]]
+    two_rows, none, two = (score(texts(*some), reward) for some in (["a b", "c"], ["", ""], ["d e f"]))
+    joined = Scores.concat([two_rows, none, two])
+    assert joined.scopes["words"] == [*two_rows.scopes["words"], None, None, *two.scopes["words"]]
+    assert joined.rows([4, 1]).scopes["words"] == [two.scopes["words"][0], two_rows.scopes["words"][1]]
     assert Scores.concat([none, none]).scopes == {}
 
 
@@ -111,16 +111,16 @@ def test_a_reward_server_returns_them() -> None:
     samples = texts("red cat", "a 12 -", "")
     here = score(samples, [NamedReward("words", words)], max_failure_frac=1.0)
     with serving({"words": words}) as url:
-        there = score(samples, [NamedReward("words", RemoteReward(url))], max_failure_frac=1.0)
-    assert there.scopes == here.scopes
-    assert there.failures == here.failures
-    assert torch.equal(there.value_BR, here.value_BR)
+        remote = score(samples, [NamedReward("words", RemoteReward(url))], max_failure_frac=1.0)
+    assert remote.scopes == here.scopes
+    assert remote.failures == here.failures
+    assert torch.equal(remote.value_BR, here.value_BR)
 
 
 def test_explanations_have_the_first_of_them(tmp_path: Path) -> None:
     long = texts(" ".join("a" * 70), "b")
     write_samples(tmp_path / "step", long, score(long, [NamedReward("words", words)]))
     lines = [json.loads(line) for line in (tmp_path / "step" / "samples.jsonl").read_text().splitlines()]
-    shown = [line["explanations"]["words"]["scopes"] for line in lines]
-    assert [len(some) for some in shown] == [64, 1]
-    assert shown[0][1] == [2, 3, 1.0]
+    scopes = [line["explanations"]["words"]["scopes"] for line in lines]
+    assert [len(some) for some in scopes] == [64, 1]
+    assert scopes[0][1] == [2, 3, 1.0]

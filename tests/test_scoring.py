@@ -100,10 +100,10 @@ class TestFailures:
         assert "'flaky' raised TimeoutError: no answer in 10 s; its 4 samples are masked" in warnings[1].getMessage()
 
     def test_the_limit_is_on_the_share_and_inclusive(self):
-        one_bad = returning([math.nan, 1.0, 1.0, 1.0])
-        assert score(FOUR, [one_bad], max_failure_frac=0.25).failures == {"fixed": 1}
+        partial = returning([math.nan, 1.0, 1.0, 1.0])
+        assert score(FOUR, [partial], max_failure_frac=0.25).failures == {"fixed": 1}
         with pytest.raises(RewardError, match=r"failed on 1 of 4 samples \(25%\).*at most 20%.*NaN or infinity"):
-            score(FOUR, [one_bad], max_failure_frac=0.2)
+            score(FOUR, [partial], max_failure_frac=0.2)
 
     @pytest.mark.parametrize(
         ("returned", "message"),
@@ -159,11 +159,11 @@ class TestTrlForm:
         assert as_reward(exact)(samples) == [1.0, None, 1.0]
 
     def test_an_optional_column_is_none_where_it_is_missing(self):
-        def known(completions, answer=None):
+        def optional(completions, answer=None):
             return [None if a is None else 1.0 for a in answer or completions]
 
         samples = [*samples_of("yes", answer=["yes"]), *samples_of("no")]
-        assert as_reward(known)(samples) == [1.0, None]
+        assert as_reward(optional)(samples) == [1.0, None]
 
     def test_a_column_that_no_prompt_has_warns(self, caplog: pytest.LogCaptureFixture):
         def exact(completions, solution):
@@ -190,7 +190,11 @@ class TestTrlForm:
         as_reward(spy)([chat, image, video])
         assert arguments["completions"] == [[{"role": "assistant", "content": ""}], picture, [picture]]
         assert arguments["prompts"] == [turns, "a cat", "a dog"]
-        assert [[shown.getpixel((0, 0)) for shown in images] for images in arguments["images"]] == [[(7, 7, 7)], [], []]
+        assert [[image_of_row.getpixel((0, 0)) for image_of_row in images] for images in arguments["images"]] == [
+            [(7, 7, 7)],
+            [],
+            [],
+        ]
         assert "image" not in arguments
         assert arguments["completion_ids"] == [None, [4], None]
 
@@ -199,7 +203,7 @@ class TestTrlForm:
         samples = [Sample(prompt, 0, 0, text="a"), Sample(prompt, 0, 1, text="b"), Sample(Prompt("x"), 1, 0, text="c")]
 
         def reads(completions, image, **columns):
-            return [-1 if shown is None else shown.getpixel((0, 0))[0] for shown in image]
+            return [-1 if image_of_row is None else image_of_row.getpixel((0, 0))[0] for image_of_row in image]
 
         assert as_reward(reads)(samples) == [7, 7, -1]
 
@@ -217,10 +221,10 @@ class TestTrlForm:
             score(FOUR, [NamedReward("short", short)])
 
     def test_our_own_form_passes_through(self):
-        def own(samples):
+        def reward(samples):
             return [0.0 for _ in samples]
 
-        assert as_reward(own) is own
+        assert as_reward(reward) is reward
         assert as_reward(max) is max  # a builtin without a signature
 
 

@@ -127,10 +127,10 @@ class TestThreads:
         before = set(threading.enumerate())  # of other tests, some of which may end meanwhile
         for _ in range(12):
             assert scorer(FOUR).failures == {"stuck": 4}
-        (held,) = set(threading.enumerate()) - before
+        (thread,) = set(threading.enumerate()) - before
         assert calls == [4]
         leave.set()
-        held.join(60)
+        thread.join(60)
         assert set(threading.enumerate()) <= before
         assert calls == [4]  # those that were given up were never begun
 
@@ -164,15 +164,15 @@ class TestOverlap:
     )
 
     def test_rewards_on_threads_get_complete_groups_and_the_others_one_call(self):
-        beside, after = Counting(deterministic=False), Counting(deterministic=False)
-        scorer = Scorer([NamedReward("after", after), NamedReward("beside", beside, concurrent=True)])
+        concurrent, after = Counting(deterministic=False), Counting(deterministic=False)
+        scorer = Scorer([NamedReward("after", after), NamedReward("beside", concurrent, concurrent=True)])
         pending = scorer.open(group_sizes=PAIRS)
         a, aa, _, bb = self.ROLLOUT
         for portion in ([bb], [aa], [a]):
             pending.submit(portion)
         scores = pending.collect(self.ROLLOUT)
-        assert beside.asked == [["a", "aa"], ["b", "bb"]]  # the second group was never whole before the end
-        assert after.asked == [["a", "aa", "b", "bb"]]
+        assert concurrent.batches == [["a", "aa"], ["b", "bb"]]  # the second group was incomplete until the end
+        assert after.batches == [["a", "aa", "b", "bb"]]
         assert scores.names == ("after", "beside")
         assert scores.value_BR.tolist() == [[1.0, 1.0], [2.0, 2.0]] * 2
         assert set(scores.took_s) == {"after", "beside"}
@@ -184,7 +184,7 @@ class TestOverlap:
         pending.submit(same[:2])
         pending.submit(same[2:])
         scores = pending.collect(same)
-        assert reward.asked == [["a", "aa"]]
+        assert reward.batches == [["a", "aa"]]
         assert scores.value_BR[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0]
         assert scores.cached == {"x": 2}
 
@@ -194,7 +194,7 @@ class TestOverlap:
         pending.submit(self.ROLLOUT[2:])
         copies = [replace(sample) for sample in self.ROLLOUT[2:]]  # a policy that hands over others than it returns
         scores = pending.collect([*self.ROLLOUT[:2], *copies])
-        assert reward.asked == [["b", "bb"], ["a", "aa", "b", "bb"]]
+        assert reward.batches == [["b", "bb"], ["a", "aa", "b", "bb"]]
         assert scores.value_BR[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0]
 
     def test_failures_of_a_call_are_a_share_of_the_complete_rollout(self):
@@ -252,28 +252,28 @@ class TestOverlap:
 
 
 class Counting:
-    """Scores a text by its length, and counts what it was asked."""
+    """Scores a text by its length, and records the texts of every call."""
 
     def __init__(
         self, values: Callable[[Sample], float] = lambda sample: len(sample.text or ""), *, deterministic: bool = True
     ) -> None:
-        self.asked: list[list[str | None]] = []
+        self.batches: list[list[str | None]] = []
         self.deterministic = deterministic
         self._values = values
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score]:
-        self.asked.append([sample.text for sample in samples])
+        self.batches.append([sample.text for sample in samples])
         return [Score(self._values(sample), {"text": sample.text}) for sample in samples]
 
 
-class TestKnownResults:
+class TestStoredResults:
     def test_equal_samples_are_scored_once(self):
         reward = Counting()
         scorer = Scorer([NamedReward("length", reward)])
         first = scorer(written("a", "bb", "a", "ccc"))
         again = scorer(written("bb", "dddd", "a", "a"))
         assert scorer(written("a")).cached == {"length": 1}
-        assert reward.asked == [["a", "bb", "ccc"], ["dddd"]]
+        assert reward.batches == [["a", "bb", "ccc"], ["dddd"]]
         assert [scores.value_BR[:, 0].tolist() for scores in (first, again)] == [[1, 2, 1, 3], [2, 4, 1, 1]]
         assert [scores.cached["length"] for scores in (first, again)] == [1, 3]
         assert again.explanations["length"] == [{"text": text} for text in ("bb", "dddd", "a", "a")]
@@ -285,7 +285,7 @@ class TestKnownResults:
         ):
             scorer = Scorer([reward], cache_mb=cache_mb)
             assert scorer(written("a", "a")).cached == {}
-            assert reward.function.asked == [["a", "a"]]  # pyright: ignore[reportFunctionMemberAccess]
+            assert reward.function.batches == [["a", "a"]]  # pyright: ignore[reportFunctionMemberAccess]
 
     def test_failures_are_scored_again(self):
         values = iter([float("nan"), 5.0])
@@ -293,7 +293,7 @@ class TestKnownResults:
         scorer = Scorer([NamedReward("x", reward)], max_failure_frac=1.0)
         assert scorer(written("a", "a")).failures == {"x": 2}
         assert scorer(written("a")).value_BR.tolist() == [[5.0]]
-        assert len(reward.asked) == 2
+        assert len(reward.batches) == 2
 
     def test_a_failure_is_a_share_of_all_samples(self):
         def broken(sample: Sample) -> float:
@@ -355,4 +355,4 @@ class TestKnownResults:
         strange = [replace(sample, prompt=Prompt("q", columns={"x": object()})) for sample in written("a", "a")]
         scorer = Scorer([NamedReward("x", reward)])
         assert scorer(strange).cached == scorer(strange).cached == {"x": 0}
-        assert reward.asked == [["a", "a"]] * 2
+        assert reward.batches == [["a", "a"]] * 2

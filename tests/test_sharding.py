@@ -45,12 +45,12 @@ class Outcome:
     Attributes:
         weights: what was trained.
         lines: of its log.
-        held: share of the frozen weights of the blocks that the first process holds.
+        sharded_frac: share of the frozen weights of the blocks that the first process holds.
     """
 
     weights: Tensor
     lines: list[dict[str, Any]]
-    held: float
+    sharded_frac: float
 
 
 def resumed(output: Path) -> Trainer:
@@ -62,13 +62,15 @@ def resumed(output: Path) -> Trainer:
     def policy() -> Any:
         return scenarios.make_policy(rollout_batch=1, update_batch=1)
 
-    whole = scenarios.finished(Trainer(policy(), *arguments, values))
-    whole.job.barrier()
-    if whole.job.is_main:
-        shutil.rmtree(whole.folder.path / "checkpoints" / "step-000002")
-    whole.job.barrier()
-    again = scenarios.finished(Trainer(policy(), *arguments, values, resume=whole.folder.path))
-    assert all(torch.equal(one, other) for one, other in zip(whole.parameters, again.parameters, strict=True))
+    first = scenarios.finished(Trainer(policy(), *arguments, values))
+    first.job.barrier()
+    if first.job.is_main:
+        shutil.rmtree(first.folder.path / "checkpoints" / "step-000002")
+    first.job.barrier()
+    again = scenarios.finished(Trainer(policy(), *arguments, values, resume=first.folder.path))
+    assert all(
+        torch.equal(parameter, other) for parameter, other in zip(first.parameters, again.parameters, strict=True)
+    )
     return again
 
 
@@ -77,7 +79,7 @@ def block_by_block(output: Path, *, scenario: Callable[[Path], Trainer]) -> Trai
     base, trained = scenarios.base, scenarios.trained
     runtime = {"device": "cpu", "gather_for_rollout": False}
     scenarios.base = lambda output, **sections: base(output, **sections) | {"runtime": runtime}
-    scenarios.trained = lambda output, **given: trained(output, **{"runtime": runtime, **given})
+    scenarios.trained = lambda output, **sections: trained(output, **{"runtime": runtime, **sections})
     try:
         trainer = scenario(output)
     finally:
@@ -86,8 +88,8 @@ def block_by_block(output: Path, *, scenario: Callable[[Path], Trainer]) -> Trai
     return trainer
 
 
-WHOLE: dict[str, Callable[[Path], Trainer]] = {**scenarios.SCENARIOS, "resumed": resumed}
-SCENARIOS = WHOLE | {f"{name}{BLOCKWISE}": partial(block_by_block, scenario=made) for name, made in WHOLE.items()}
+GATHERED: dict[str, Callable[[Path], Trainer]] = {**scenarios.SCENARIOS, "resumed": resumed}
+SCENARIOS = GATHERED | {f"{name}{BLOCKWISE}": partial(block_by_block, scenario=made) for name, made in GATHERED.items()}
 
 
 BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
@@ -126,8 +128,8 @@ def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outc
         weights, lines = scenarios.outcome(trainer)
         modules: Any = trainer.policy.weights.modules  # pyright: ignore[reportAttributeAccessIssue]
         frozen = [p for module in modules.values() for p in module.parameters() if layout_of(p) is not None]
-        whole = sum(layout.shape.numel() for layout in map(layout_of, frozen) if layout is not None)
-        sharded_frac = sum(local_part(p).numel() for p in frozen) / max(whole, 1)
+        total = sum(layout.shape.numel() for layout in map(layout_of, frozen) if layout is not None)
+        sharded_frac = sum(local_part(p).numel() for p in frozen) / max(total, 1)
         result[name] = Outcome(weights, lines, sharded_frac)
     return result
 
@@ -151,15 +153,19 @@ def gradients_apart(folder: Path, names: Sequence[str], **lora: Any) -> dict[str
     assert job.sharding is not None
     for name in names:
         torch.manual_seed(0)
-        whole = tiny_policies.policy_of(name, **lora)
+        unsharded = tiny_policies.policy_of(name, **lora)
         torch.manual_seed(0)
         parts = tiny_policies.policy_of(name, **lora)
         parts.shard(job.sharding.shard)
-        rollouts = [one.rollout(tiny_policies.prompts_of(name), group_size=2, seed=1) for one in (whole, parts)]
+        rollouts = [
+            policy.rollout(tiny_policies.prompts_of(name), group_size=2, seed=1) for policy in (unsharded, parts)
+        ]
         assert torch.equal(rollouts[0].old_logprob_BT, rollouts[1].old_logprob_BT)
         job.barrier()
-        ours, theirs = gradients(whole, rollouts[0]), gradients(parts, rollouts[1])
-        theirs = [both(one, part, job) for one, part in zip(theirs, local_shards(parts.trainable), strict=True)]
+        ours, theirs = gradients(unsharded, rollouts[0]), gradients(parts, rollouts[1])
+        theirs = [
+            both(gradient, part, job) for gradient, part in zip(theirs, local_shards(parts.trainable), strict=True)
+        ]
         result[name] = max(float((x - y).norm() / x.norm().clamp(min=1e-12)) for x, y in zip(ours, theirs, strict=True))
         job.barrier()
     return result
@@ -168,8 +174,8 @@ def gradients_apart(folder: Path, names: Sequence[str], **lora: Any) -> dict[str
 def both(gradient: Any, part: Tensor, job: Job) -> Tensor:
     """One process's gradient of what two had a gradient of, each the same."""
     job.barrier()
-    own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-    return part.parameter_layout.gather(own) / 2 if isinstance(part, ParameterShard) else gradient
+    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    return part.parameter_layout.gather(local) / 2 if isinstance(part, ParameterShard) else gradient
 
 
 def full_gradients_apart(folder: Path, names: Sequence[str]) -> dict[str, float]:
@@ -193,27 +199,29 @@ def on_two(
 
 @pytest.mark.parametrize("names", [EVERYDAY, pytest.param(BY_NIGHT, marks=pytest.mark.nightly)], ids=["day", "night"])
 def test_a_sharded_model_has_the_updates_of_an_unsharded_one(names: Sequence[str], tmp_path: Path) -> None:
-    whole, parts = on_two(tmp_path, names, function="run_both")
+    unsharded, parts = on_two(tmp_path, names, function="run_both")
     for name in names:
-        assert torch.equal(whole[name].weights, parts[name].weights), name
-        for one, other in zip(whole[name].lines, parts[name].lines, strict=True):
-            assert untimed(one) == untimed(other)
-        assert whole[name].held == 0.0
-        assert parts[name].held == pytest.approx(0.5, abs=0.01)
+        assert torch.equal(unsharded[name].weights, parts[name].weights), name
+        for line, other in zip(unsharded[name].lines, parts[name].lines, strict=True):
+            assert untimed(line) == untimed(other)
+        assert unsharded[name].sharded_frac == 0.0
+        assert parts[name].sharded_frac == pytest.approx(0.5, abs=0.01)
 
 
 @needs_deepspeed
 @pytest.mark.nightly
 def test_adapters_sharded_by_deepspeed_have_the_unsharded_updates(tmp_path: Path) -> None:
     """DeepSpeed's linear layers add in another order than torch's."""
-    whole, parts = on_two(tmp_path, tuple(SCENARIOS), function="run_both", engine="zero3")
+    unsharded, parts = on_two(tmp_path, tuple(SCENARIOS), function="run_both", engine="zero3")
     for name in SCENARIOS:
-        assert float((whole[name].weights - parts[name].weights).norm() / whole[name].weights.norm()) < 1e-7, name
-        assert len(whole[name].lines) == len(parts[name].lines)
-        assert parts[name].held == pytest.approx(0.5, abs=0.01)
+        assert float((unsharded[name].weights - parts[name].weights).norm() / unsharded[name].weights.norm()) < 1e-7, (
+            name
+        )
+        assert len(unsharded[name].lines) == len(parts[name].lines)
+        assert parts[name].sharded_frac == pytest.approx(0.5, abs=0.01)
 
 
-def drawn_alone(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Tensor]]:
+def rollout_of_rank(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Tensor]]:
     """What the first of two processes holds of a model before, while and after it alone draws from it.
 
     And what a whole model and that one say of what was drawn, by a reference that is first asked for meanwhile.
@@ -221,25 +229,25 @@ def drawn_alone(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Ten
     ask(in_parts=True)
     job = Job(Accelerator())
     assert job.sharding is not None
-    whole, policy = scenarios.policy_of("llama"), scenarios.policy_of("llama")
+    unsharded, policy = scenarios.policy_of("llama"), scenarios.policy_of("llama")
     policy.shard(job.sharding.shard)
 
-    def held() -> int:
+    def resident_bytes() -> int:
         return sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in policy.trainable)
 
-    result = [held()]
+    result = [resident_bytes()]
     with job.gathered_for_rollout(RuntimeConfig()):
-        result.append(held())
+        result.append(resident_bytes())
         if job.is_main:  # the other makes no call meanwhile, not even an empty one
             policy.rollout(prompts_of("llama"), group_size=2, seed=0)
-            result.append(held())
+            result.append(resident_bytes())
         job.barrier()
         logprobs: list[Tensor] = []
-        for one in (whole, policy):
-            with one.weights.using("reference"):
-                logprobs.append(one.rollout(prompts_of("llama"), group_size=2, seed=1).old_logprob_BT)
+        for model in (unsharded, policy):
+            with model.weights.using("reference"):
+                logprobs.append(model.rollout(prompts_of("llama"), group_size=2, seed=1).old_logprob_BT)
         job.barrier()
-    result.append(held())
+    result.append(resident_bytes())
     return result, logprobs
 
 
@@ -248,19 +256,19 @@ def tried_alone(folder: Path, names: Sequence[str]) -> list[Tensor]:
     ask(in_parts=True)
     job = Job(Accelerator())
     assert job.sharding is not None
-    whole, policy = (scenarios.policy_of("llama", lora={"rank": 2}) for _ in range(2))
+    unsharded, policy = (scenarios.policy_of("llama", lora={"rank": 2}) for _ in range(2))
     policy.shard(job.sharding.shard)
     logprobs: list[Tensor] = []
     with job.gathered_for_rollout(RuntimeConfig()):
         if job.is_main:  # which tries ways by their gradients, and so needs the other's empty calls
             logprobs.append(policy.rollout(prompts_of("llama"), group_size=2, seed=0).old_logprob_BT)
     job.barrier()
-    return [*logprobs, whole.rollout(prompts_of("llama"), group_size=2, seed=0).old_logprob_BT]
+    return [*logprobs, unsharded.rollout(prompts_of("llama"), group_size=2, seed=0).old_logprob_BT]
 
 
 def alone(folder: Path, names: Sequence[str]) -> tuple[Any, list[Tensor]]:
     """Both."""
-    return drawn_alone(folder, names), tried_alone(folder, names)
+    return rollout_of_rank(folder, names), tried_alone(folder, names)
 
 
 @pytest.mark.parametrize("engine", ["fsdp2", pytest.param("zero3", marks=(needs_deepspeed, pytest.mark.nightly))])
@@ -268,9 +276,9 @@ def test_a_model_is_gathered_on_each_process_while_it_samples(engine: str, tmp_p
     ((parted, *drawing, after), logprobs), tried = on_two(tmp_path, (), function="alone", engine=engine)
     assert torch.equal(*logprobs)
     assert torch.equal(*tried)
-    whole = sum(parameter.numel() for parameter in scenarios.policy_of("llama").trainable)
-    assert after == parted < whole
-    assert drawing == [whole, whole]
+    total = sum(parameter.numel() for parameter in scenarios.policy_of("llama").trainable)
+    assert after == parted < total
+    assert drawing == [total, total]
 
 
 @pytest.mark.nightly

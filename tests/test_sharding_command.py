@@ -126,8 +126,8 @@ def test_the_command_starts_its_processes(engine: str, name: str, tmp_path: Path
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGKILL])
-def test_the_command_ends_as_its_processes_do(told: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_command_ends_as_its_processes_do(number: signal.Signals, tmp_path: Path) -> None:
     """SIGTERM is sent to the command itself, SIGKILL to the second of its processes."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     command = [*_command_on_cpus(tmp_path), "steps=200", "checkpoint.every=1", "about.name=ending"]
@@ -137,11 +137,11 @@ def test_the_command_ends_as_its_processes_do(told: signal.Signals, tmp_path: Pa
             assert launched.poll() is None
             time.sleep(0.1)
         children = Path(f"/proc/{launched.pid}/task/{launched.pid}/children").read_text().split()
-        os.kill(launched.pid if told == signal.SIGTERM else int(children[-1]), told)
+        os.kill(launched.pid if number == signal.SIGTERM else int(children[-1]), number)
         output, complained = launched.communicate(timeout=100)
-    assert launched.returncode == 128 + told
+    assert launched.returncode == 128 + number
     how = f"mmgrpo train --resume {folder} --accelerate {tmp_path / 'mine.yaml'} --processes 2"
     assert f": {how}\n" in output
     assert "Traceback" not in complained
     status = json.loads((folder / "run.json").read_text())["status"]
-    assert status == ("terminated" if told == signal.SIGTERM else "failed")
+    assert status == ("terminated" if number == signal.SIGTERM else "failed")

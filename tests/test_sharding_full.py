@@ -37,16 +37,16 @@ BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
 SAME = ("loss", "reward/mean", "optimizer/grad_norm", "rollout/rounds", "advantage/abs_mean")
 
 
-def kept(output: Path, **changes: Any) -> Trainer:
+def checkpointed(output: Path, **changes: Any) -> Trainer:
     """An average, hooks, a moving reference, evaluations and a checkpoint a step; the last update is skipped.
 
     In the third step one group earns so much that its gradient is infinite.
     """
 
     def reward(samples: Sequence[Sample]) -> list[float]:
-        if trainer.step < 2 or len({one.member for one in samples}) == 1:
+        if trainer.step < 2 or len({sample.member for sample in samples}) == 1:
             return scenarios.brightness(samples)
-        return [(3e38 if one.group == 1 else 1.0) * (1 if one.member else -1) for one in samples]
+        return [(3e38 if sample.group == 1 else 1.0) * (1 if sample.member else -1) for sample in samples]
 
     rollout = {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
     hooks = [{"name": "slow_fast", "inner": 2, "alpha": 0.5}, {"name": "mask", "share": 0.5}]
@@ -74,7 +74,7 @@ def texts(output: Path) -> Trainer:
     return Trainer(policy, rewards, prompts_of("llama"), values)
 
 
-def told_to_end(output: Path, *, raises: bool) -> Trainer:
+def ended_early(output: Path, *, raises: bool) -> Trainer:
     """The second step is given up because one process is told to, or its reward fails; no checkpoint is due."""
     rollout = {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
     values = scenarios.base(output, rollout=rollout, checkpoint={"every": None})
@@ -126,10 +126,10 @@ def loaded(output: Path) -> Trainer:
 def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     """The scenarios, and runs whose files are looked at."""
     made = {
-        "kept": kept,
+        "kept": checkpointed,
         "texts": texts,
-        "terminated": partial(told_to_end, raises=False),
-        "failed": partial(told_to_end, raises=True),
+        "terminated": partial(ended_early, raises=False),
+        "failed": partial(ended_early, raises=True),
         "loaded": loaded,
         "full": without_room,
     }
@@ -149,19 +149,19 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
-def close(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and float((one - other).norm()) <= 1e-5 * float(one.norm()) + 1e-9
+def close(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.shape == other.shape and float((tensor - other).norm()) <= 1e-5 * float(tensor.norm()) + 1e-9
 
 
-def same_updates(whole: dict[str, Outcome], parts: dict[str, Outcome], name: str) -> None:
-    ours, theirs = whole[name], parts[name]
+def same_updates(unsharded: dict[str, Outcome], parts: dict[str, Outcome], name: str) -> None:
+    ours, theirs = unsharded[name], parts[name]
     assert float((ours.weights - theirs.weights).norm() / ours.weights.norm()) < RELATIVE, name
-    assert theirs.held == pytest.approx(0.5, abs=0.01)
+    assert theirs.sharded_frac == pytest.approx(0.5, abs=0.01)
     assert len(ours.lines) == len(theirs.lines) > 0
-    for one, other in zip(ours.lines, theirs.lines, strict=True):
+    for line, other in zip(ours.lines, theirs.lines, strict=True):
         for key in SAME:
-            if key in one:
-                assert other[key] == pytest.approx(one[key], rel=1e-4, abs=1e-7), (name, key)
+            if key in line:
+                assert other[key] == pytest.approx(line[key], rel=1e-4, abs=1e-7), (name, key)
 
 
 ZERO = [pytest.param(engine, marks=(needs_deepspeed, pytest.mark.nightly)) for engine in ("zero2", "zero3")]
@@ -187,9 +187,9 @@ def test_weights_sharded_by_deepspeed_have_the_unsharded_updates(tmp_path: Path)
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["fsdp2", *ZERO])
 def test_sharded_weights_have_the_unsharded_updates_in_every_scenario(engine: str, tmp_path: Path) -> None:
-    whole, parts = on_two(tmp_path, BY_NIGHT, function="run_full", engine=engine)
+    unsharded, parts = on_two(tmp_path, BY_NIGHT, function="run_full", engine=engine)
     for name in BY_NIGHT:
-        same_updates(whole, parts, name)
+        same_updates(unsharded, parts, name)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_weights_in_parts_on_two_processes(
     so_do_those_of_language_models(runs)
     evaluations_are_of_the_average(runs)
     rows_at_fault_are_named(runs)
-    one_process_goes_on(runs)
+    run_ends_on_all_processes(runs)
     blocks_that_waited_are_trained_as_others(runs)
     no_part_is_left_of_what_one_could_not_write(runs)
     for name in ended:
@@ -220,22 +220,24 @@ def test_weights_in_parts_on_two_processes(
 
 
 def checkpoints_lie_in_parts(runs: Any) -> None:
-    whole, parts = (Path(one["kept"][0]) for one in runs)
-    assert [one.name for one in list_checkpoints(parts)] == ["step-000001", "step-000002", "step-000003"]
-    last = [one / "checkpoints" / "step-000003" for one in (whole, parts)]
-    folders = [sorted({str(path.parent.relative_to(one)) for path in one.rglob("*.safetensors")}) for one in last]
+    unsharded, parts = (Path(outcome["kept"][0]) for outcome in runs)
+    assert [checkpoint.name for checkpoint in list_checkpoints(parts)] == ["step-000001", "step-000002", "step-000003"]
+    last = [folder / "checkpoints" / "step-000003" for folder in (unsharded, parts)]
+    folders = [
+        sorted({str(path.parent.relative_to(folder)) for path in folder.rglob("*.safetensors")}) for folder in last
+    ]
     assert folders[1] == sorted([*folders[0], "training"])
     assert "policy/kept/reference/transformer" in folders[0]
     for name in folders[0]:
         ours, theirs = load_file(next((last[0] / name).glob("*.safetensors"))), read_shards(last[1] / name)
         assert ours.keys() == theirs.keys()
         assert all(close(ours[key], theirs[key].full_tensor()) for key in ours), name
-    ours, theirs = (load_checkpoint(one, None, "cpu")[1] for one in last)
+    ours, theirs = (load_checkpoint(folder, None, "cpu")[1] for folder in last)
     for number, state in ours["optimizer"]["state"].items():
         assert close(state["exp_avg"], read(theirs["optimizer"]["state"][number]["exp_avg"]))
         assert torch.equal(state["step"], theirs["optimizer"]["state"][number]["step"])
     of_hooks = ours["hooks"]["0.slow_fast"]["start"], theirs["hooks"]["0.slow_fast"]["start"]
-    assert all(close(one, read(other)) for one, other in zip(*of_hooks, strict=True))
+    assert all(close(tensor, read(other)) for tensor, other in zip(*of_hooks, strict=True))
     sizes = [path.stat().st_size for path in sorted((last[1] / "training").iterdir())]
     assert len(sizes) == 2
     assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
@@ -249,12 +251,12 @@ def checkpoints_lie_in_parts(runs: Any) -> None:
 
 
 def so_do_those_of_language_models(runs: Any) -> None:
-    whole, parts = (Path(one["texts"][0]) / "checkpoints" / "step-000002" for one in runs)
+    unsharded, parts = (Path(outcome["texts"][0]) / "checkpoints" / "step-000002" for outcome in runs)
     for name in ("policy/model", "policy/kept/reference/model", "average/model"):
         assert {path.name for path in (parts / name).glob("*.safetensors")} == {shard_name(n, 2) for n in range(2)}
         policy = scenarios.policy_of("llama")
         policy.load((parts / name).parent)
-        ours, theirs = load_file(whole / name / "model.safetensors"), policy.model.state_dict()
+        ours, theirs = load_file(unsharded / name / "model.safetensors"), policy.model.state_dict()
         assert len(ours) >= len(dict(policy.model.named_parameters()))
         assert all(close(value, theirs[key]) for key, value in ours.items()), name
 
@@ -264,22 +266,22 @@ def read(value: Tensor | Stored) -> Tensor:
 
 
 def evaluations_are_of_the_average(runs: Any) -> None:
-    ours, theirs = (lines(Path(one["kept"][0]), "evaluation.jsonl") for one in runs)
+    ours, theirs = (lines(Path(outcome["kept"][0]), "evaluation.jsonl") for outcome in runs)
     assert [line["step"] for line in ours] == [0, 1, 2, 3]
     means = [[line["eval/brightness/mean"] for line in each] for each in (ours, theirs)]
     assert means[1] == pytest.approx(means[0], rel=1e-4)
 
 
 def rows_at_fault_are_named(runs: Any) -> None:
-    for folder, _ in (one["kept"] for one in runs):
+    for folder, _ in (outcome["kept"] for outcome in runs):
         (line,) = lines(Path(folder), "skipped.jsonl")
-        assert [(one["group"], one["member"]) for one in line["samples"]] == [(1, 0), (1, 1)]
+        assert [(sample["group"], sample["member"]) for sample in line["samples"]] == [(1, 0), (1, 1)]
 
 
-def one_process_goes_on(runs: Any) -> None:
+def run_ends_on_all_processes(runs: Any) -> None:
     ends = []
-    for folder, _ in (one["kept"] for one in runs):
-        again = kept(Path(folder).parent, steps=4)
+    for folder, _ in (outcome["kept"] for outcome in runs):
+        again = checkpointed(Path(folder).parent, steps=4)
         again = Trainer(
             scenarios.make_policy(rollout_batch=1, update_batch=1),
             {"brightness": scenarios.brightness},
@@ -295,10 +297,10 @@ def one_process_goes_on(runs: Any) -> None:
 
 
 def blocks_that_waited_are_trained_as_others(runs: Any) -> None:
-    (_, whole), (_, parts) = (one["loaded"] for one in runs)
+    (_, unsharded), (_, parts) = (outcome["loaded"] for outcome in runs)
     before = torch.cat([p.detach().flatten().float() for p in tiny_policies.build_sd3().transformer.parameters()])
-    moved = whole - before.to(torch.bfloat16).float()
-    assert float((whole - parts).norm()) < 0.05 * float(moved.norm())  # Adam makes much of bfloat16's rounding
+    moved = unsharded - before.to(torch.bfloat16).float()
+    assert float((unsharded - parts).norm()) < 0.05 * float(moved.norm())  # Adam makes much of bfloat16's rounding
 
 
 def no_part_is_left_of_what_one_could_not_write(runs: Any) -> None:
@@ -309,7 +311,7 @@ def no_part_is_left_of_what_one_could_not_write(runs: Any) -> None:
 
 
 def the_last_finished_step_is_saved(runs: Any, name: str) -> None:
-    for folder, weights in (one[name] for one in runs):
+    for folder, weights in (outcome[name] for outcome in runs):
         assert json.loads((Path(folder) / "run.json").read_text())["status"] == name
         (last,) = list_checkpoints(Path(folder))
         assert last.name == "step-000001"

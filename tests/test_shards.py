@@ -36,9 +36,10 @@ def written(folder: Path, num_processes: int) -> dict[str, Tensor]:
     folder.mkdir(exist_ok=True)
     result = tensors()
     for process in range(num_processes):
-        laid = {name: rows_of(tuple(one.shape), process, num_processes) for name, one in result.items()}
+        laid = {name: rows_of(tuple(tensor.shape), process, num_processes) for name, tensor in result.items()}
         pieces = {
-            name: Piece(local_slice(one, laid[name]), laid[name].start, one.shape) for name, one in result.items()
+            name: Piece(local_slice(tensor, laid[name]), laid[name].start, tensor.shape)
+            for name, tensor in result.items()
         }
         write_shard(folder, pieces, process=process, num_processes=num_processes)
     return result
@@ -47,11 +48,11 @@ def written(folder: Path, num_processes: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8])
 def test_rows_are_chunked_as_by_torch(size: int) -> None:
     for shape in SHAPES:
-        whole = torch.arange(torch.Size(shape).numel()).view(shape)
-        chunks = [*whole.chunk(size), *[whole[:0]] * size][:size]
+        full = torch.arange(torch.Size(shape).numel()).view(shape)
+        chunks = [*full.chunk(size), *[full[:0]] * size][:size]
         for process, chunk in enumerate(chunks):
             laid = rows_of(shape, process, size)
-            assert torch.equal(local_slice(whole, laid), chunk)
+            assert torch.equal(local_slice(full, laid), chunk)
             assert laid.part_shape == chunk.shape
 
 
@@ -60,21 +61,21 @@ def test_rows_are_chunked_as_by_torch(size: int) -> None:
 def test_shards_are_read_by_another_number_of_processes(before: int, after: int, tmp_path: Path) -> None:
     expected, stored = written(tmp_path, before), read_shards(tmp_path)
     assert stored.keys() == expected.keys()
-    for name, whole in expected.items():
-        assert torch.equal(stored[name].full_tensor(), whole)
+    for name, full in expected.items():
+        assert torch.equal(stored[name].full_tensor(), full)
         for process in range(after):
-            laid = rows_of(tuple(whole.shape), process, after)
+            laid = rows_of(tuple(full.shape), process, after)
             tensors = stored[name].entries(laid.start, laid.part_shape.numel()).view(laid.part_shape)
-            assert torch.equal(tensors, local_slice(whole, laid))
+            assert torch.equal(tensors, local_slice(full, laid))
 
 
 def test_entries_begin_and_end_anywhere(tmp_path: Path) -> None:
-    whole, one = written(tmp_path, 3)["of.0"].flatten(), read_shards(tmp_path)["of.0"]
-    for start in range(len(whole)):
-        for end in range(start, len(whole) + 1):
-            assert torch.equal(one.entries(start, end - start), whole[start:end])
+    full, stored = written(tmp_path, 3)["of.0"].flatten(), read_shards(tmp_path)["of.0"]
+    for start in range(len(full)):
+        for end in range(start, len(full) + 1):
+            assert torch.equal(stored.entries(start, end - start), full[start:end])
     with pytest.raises(CheckpointError, match=r"of\.0 is incomplete"):
-        one.entries(20, 2)
+        stored.entries(20, 2)
 
 
 def test_files_of_processes_go_by_their_numbers(tmp_path: Path) -> None:
@@ -129,34 +130,36 @@ def test_a_torn_file_is_an_error(tmp_path: Path) -> None:
 
 
 class Tied(nn.Module):
-    """Two layers with one weight, a buffer that is kept and one that is not."""
+    """Two layers with one weight, a persistent buffer and one that is not saved."""
 
-    kept: Tensor
-    made_anew: Tensor
+    persistent: Tensor
+    temporary: Tensor
 
     def __init__(self, width: int = 3) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(width, width), nn.Linear(width, width, bias=False)
         self.last.weight = self.first.weight
-        self.register_buffer("kept", torch.rand(2))
-        self.register_buffer("made_anew", torch.rand(2), persistent=False)
+        self.register_buffer("persistent", torch.rand(2))
+        self.register_buffer("temporary", torch.rand(2), persistent=False)
 
 
 def saved(module: Tied, folder: Path) -> None:
     """Written as one process would that holds it whole."""
-    names = {"first.weight": module.first.weight, "first.bias": module.first.bias, "kept": module.kept}
-    pieces = {name: Piece(one, 0, one.shape) for name, one in names.items()}
+    names = {"first.weight": module.first.weight, "first.bias": module.first.bias, "persistent": module.persistent}
+    pieces = {name: Piece(tensor, 0, tensor.shape) for name, tensor in names.items()}
     write_shard(folder, pieces, process=0, num_processes=1)
 
 
 def test_a_module_is_restored_with_tied_tensors_and_buffers(tmp_path: Path) -> None:
     module, other = Tied(), Tied()
     saved(module, tmp_path)
-    before = other.made_anew.clone()
+    before = other.temporary.clone()
     load_module(other, tmp_path)
-    assert all(torch.equal(one, value) for one, value in zip(module.parameters(), other.parameters(), strict=True))
-    assert torch.equal(module.kept, other.kept)
-    assert torch.equal(other.made_anew, before)
+    assert all(
+        torch.equal(parameter, value) for parameter, value in zip(module.parameters(), other.parameters(), strict=True)
+    )
+    assert torch.equal(module.persistent, other.persistent)
+    assert torch.equal(other.temporary, before)
     assert other.last.weight is other.first.weight
 
 
@@ -179,7 +182,7 @@ def test_a_state_dict_is_split_and_put_together(tmp_path: Path) -> None:
     again = restore_pieces(torch.load(tmp_path / "rest.pt", weights_only=True), read_shards(tmp_path))
     assert again["n"] == 1
     assert again["average"][1] == 3
-    for one in (again["average"][0], again["optimizer"]["state"][0]["exp_avg"]):
-        assert torch.equal(one.full_tensor(), torch.arange(6.0).view(2, 3))
+    for tensor in (again["average"][0], again["optimizer"]["state"][0]["exp_avg"]):
+        assert torch.equal(tensor.full_tensor(), torch.arange(6.0).view(2, 3))
     with pytest.raises(KeyError):
         restore_pieces(rest, {})

@@ -64,10 +64,10 @@ def test_page_of_the_commands_has_the_help_of_each(pages: dict[str, str]) -> Non
 
 
 def test_api_pages_name_everything_that_the_package_exports(pages: dict[str, str]) -> None:
-    shown = set(re.findall(r"^::: (\S+)$", "\n".join(pages.values()), re.MULTILINE))
+    documented = set(re.findall(r"^::: (\S+)$", "\n".join(pages.values()), re.MULTILINE))
     exported = {f"{module}.{name}" for name, module in mmgrpo.HOMES.items()}
-    assert {name for name in exported if name not in shown and name.rpartition(".")[0] not in shown} == set()
-    assert {"mmgrpo.policies.diffusion.DenoisingPolicy", "mmgrpo.testing", "mmgrpo.errors"} <= shown
+    assert {name for name in exported if name not in documented and name.rpartition(".")[0] not in documented} == set()
+    assert {"mmgrpo.policies.diffusion.DenoisingPolicy", "mmgrpo.testing", "mmgrpo.errors"} <= documented
 
 
 def test_tags_in_methods_are_escaped_and_rows_are_one_line(pages: dict[str, str]) -> None:

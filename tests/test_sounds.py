@@ -179,8 +179,8 @@ class TestRows:
         return load_prompts(folder / "rows.jsonl")[0]
 
     def test_columns(self, folder: Path) -> None:
-        one = self.read(folder, {"prompt": "what?", "audio": "1.wav", "answer": "220"})
-        assert (one.audios, one.columns, one.messages) == ((str(folder / "1.wav"),), {"answer": "220"}, None)
+        prompt = self.read(folder, {"prompt": "what?", "audio": "1.wav", "answer": "220"})
+        assert (prompt.audios, prompt.columns, prompt.messages) == ((str(folder / "1.wav"),), {"answer": "220"}, None)
         two = self.read(folder, {"prompt": "a <audio> and <audio>?", "audios": ["2.wav", "1.wav"]})
         assert [Path(path).name for path in two.audios] == ["2.wav", "1.wav"]
         assert two.messages is not None
@@ -208,9 +208,9 @@ class TestRows:
 
     def test_audio_of_a_dataset_is_decoded_on_access(self, folder: Path) -> None:
         stored = [{"bytes": encode_wav(tone()), "path": None}, {"bytes": None, "path": str(folder / "2.wav")}]
-        one, two = load_prompts(dataset(stored))
-        assert same(one.audios[0], tone(), within=HALF_STEP)
-        assert same(pickle.loads(pickle.dumps(one.audios))[0], tone(), within=HALF_STEP)
+        first, two = load_prompts(dataset(stored))
+        assert same(first.audios[0], tone(), within=HALF_STEP)
+        assert same(pickle.loads(pickle.dumps(first.audios))[0], tone(), within=HALF_STEP)
         assert two.audios == (str(folder / "2.wav"),)
 
     def test_bytes_that_are_no_audio_raise_with_their_row(self) -> None:

@@ -65,7 +65,7 @@ def lines(trainer: Trainer, name: str = "metrics.jsonl") -> list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     """A run that nothing interrupted, with which others are compared."""
     return run(tmp_path_factory.mktemp("whole"))
 
@@ -97,26 +97,26 @@ def test_reward_rises(tmp_path: Path) -> None:
     assert rewards[-1] > rewards[0] + 5
 
 
-def test_resumed_run_is_the_uninterrupted_one(tmp_path: Path, whole: Trainer) -> None:
+def test_resumed_run_is_the_uninterrupted_one(tmp_path: Path, uninterrupted: Trainer) -> None:
     half = run(tmp_path / "half", steps=4, checkpoint={"every": 2})
     checkpoint = half.folder.path / "checkpoints" / "step-000002"
     resumed = run(tmp_path / "half", resume=checkpoint)
-    assert torch.equal(weights(whole), weights(half))
-    assert torch.equal(weights(whole), weights(resumed))
-    same = [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines(whole)]
+    assert torch.equal(weights(uninterrupted), weights(half))
+    assert torch.equal(weights(uninterrupted), weights(resumed))
+    same = [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines(uninterrupted)]
     assert [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines(resumed)] == same
 
 
 def test_resumed_lora_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     lora = {"rank": 2, "alpha": 4, "targets": ["to_q", "to_v"]}
-    whole = run(tmp_path, make_policy(lora=lora), steps=3, checkpoint={"every": 1})
-    checkpoint = whole.folder.path / "checkpoints" / "step-000001"
+    uninterrupted = run(tmp_path, make_policy(lora=lora), steps=3, checkpoint={"every": 1})
+    checkpoint = uninterrupted.folder.path / "checkpoints" / "step-000001"
     resumed = run(tmp_path, make_policy(lora=lora), steps=3, resume=checkpoint)
-    assert torch.equal(weights(whole), weights(resumed))
+    assert torch.equal(weights(uninterrupted), weights(resumed))
 
 
-def test_batches_do_not_change_the_run(tmp_path: Path, whole: Trainer) -> None:
-    expected = weights(whole)
+def test_batches_do_not_change_the_run(tmp_path: Path, uninterrupted: Trainer) -> None:
+    expected = weights(uninterrupted)
     for number, settings in enumerate(({"rollout_batch": 3, "update_batch": 1}, {"update_batch": 3})):
         result = weights(run(tmp_path / str(number), make_policy(**settings)))
         assert float((result - expected).abs().max()) < 2e-5, settings
@@ -142,8 +142,8 @@ def test_gdpo_and_several_rewards(tmp_path: Path) -> None:
 def test_trackers_get_the_same_numbers(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    judged = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts"}, "every": 2}
-    trainer = run(tmp_path, steps=2, runtime={"trackers": ["tensorboard"]}, evaluation=judged)
+    evaluation = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts"}, "every": 2}
+    trainer = run(tmp_path, steps=2, runtime={"trackers": ["tensorboard"]}, evaluation=evaluation)
     written = min(trainer.folder.path.rglob("events.out.tfevents*"), key=lambda path: len(path.parts))
     events = EventAccumulator(str(written.parent))
     events.Reload()
@@ -154,16 +154,16 @@ def test_trackers_get_the_same_numbers(tmp_path: Path) -> None:
     assert sheets[0].encoded_image_string != sheets[1].encoded_image_string
 
 
-def test_averaged_weights_are_saved_and_used(whole: Trainer) -> None:
-    checkpoint = whole.folder.path / "checkpoints" / "step-000004"
-    assert weights_folder(whole.folder.path) == checkpoint / "average"
+def test_averaged_weights_are_saved_and_used(uninterrupted: Trainer) -> None:
+    checkpoint = uninterrupted.folder.path / "checkpoints" / "step-000004"
+    assert weights_folder(uninterrupted.folder.path) == checkpoint / "average"
     trained, averaged = make_policy(), make_policy()
     trained.load(checkpoint / "policy")
     averaged.load(checkpoint / "average")
-    assert whole.average is not None
-    with whole.average.applied():
-        assert all(torch.equal(a, b) for a, b in zip(averaged.trainable, whole.policy.trainable, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(trained.trainable, whole.policy.trainable, strict=True))
+    assert uninterrupted.average is not None
+    with uninterrupted.average.applied():
+        assert all(torch.equal(a, b) for a, b in zip(averaged.trainable, uninterrupted.policy.trainable, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trained.trainable, uninterrupted.policy.trainable, strict=True))
     assert not torch.equal(trained.trainable[0], averaged.trainable[0])
 
 
@@ -221,7 +221,7 @@ class TestBadInput:
             run(tmp_path, resume=tmp_path)
 
 
-def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path: Path, whole: Trainer) -> None:
+def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path: Path, uninterrupted: Trainer) -> None:
     calls = []
 
     def interrupting(samples: Sequence[Sample]) -> list[float]:
@@ -236,7 +236,7 @@ def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path: Path, whole: Tra
     assert trainer.step == 2
     assert json.loads((trainer.folder.path / "run.json").read_text())["status"] == "interrupted"
     resumed = run(tmp_path / "half", resume=trainer.folder.path)
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
 def test_resolved_config_round_trips(tmp_path: Path) -> None:

@@ -32,31 +32,31 @@ ASKS = {"name": "python:tests.test_trainer_exchanges:Asks", "told": "two red"}
 class Asks(Environment):
     """Says one thing to whatever is written."""
 
-    def __init__(self, told: str) -> None:
-        self.told = told
+    def __init__(self, reply: str) -> None:
+        self.reply = reply
 
     def reset(self, prompt: Prompt) -> Turn:
         return Turn()
 
     def step(self, text: str) -> Turn:
-        return Turn(text=self.told, reward=float(len(text)))
+        return Turn(text=self.reply, reward=float(len(text)))
 
 
-def asked() -> list[Prompt]:
+def evaluation_prompts() -> list[Prompt]:
     return prompts_of("llama")
 
 
-def judged(samples: Sequence[Sample]) -> list[float]:
+def turn_rewards(samples: Sequence[Sample]) -> list[float]:
     return [sum(reward or 0.0 for reward in sample.turn_rewards) + len(sample.turn_ends) for sample in samples]
 
 
 def trainer_of(folder: Path, rollout: dict[str, Any], **sections: Any) -> Trainer:
     values = {**BASE, "output": str(folder), **sections, "rollout": {**BASE["rollout"], **rollout}}
-    return Trainer(terse("llama"), {"judged": judged}, prompts_of("llama"), values)
+    return Trainer(terse("llama"), {"judged": turn_rewards}, prompts_of("llama"), values)
 
 
 def test_a_run_is_trained_and_evaluated_on_conversations(tmp_path: Path) -> None:
-    evaluation = {"prompts": {"source": "python:tests.test_trainer_exchanges:asked"}, "every": 1}
+    evaluation = {"prompts": {"source": "python:tests.test_trainer_exchanges:evaluation_prompts"}, "every": 1}
     trainer = trainer_of(tmp_path, {"environment": ASKS, "max_turns": 2}, evaluation=evaluation)
     trainer.train()
     lines = [json.loads(line) for line in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
@@ -108,7 +108,7 @@ def test_calls_and_answers_are_distinguished() -> None:
     ]
     assert calculator.right(samples) == [1.0, 1.0, 0.0, 0.0]
     assert calculator.called(samples) == [1.0, 0.0, 1.0, 1.0]
-    assert sum("tool_call" in (one.text or "") for one in calculator.examples(0.25)) == round(0.25 * 6480)
+    assert sum("tool_call" in (example.text or "") for example in calculator.examples(0.25)) == round(0.25 * 6480)
 
 
 def test_an_untrained_calculator_is_written_with_its_tool() -> None:

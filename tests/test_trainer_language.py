@@ -67,8 +67,12 @@ def test_batches_do_not_change_the_run(settings: dict[str, Any], tmp_path: Path)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole", checkpoint={"every": 1})
-    resumed = trained(tmp_path, resume=whole.folder.path / "checkpoints" / "step-000001", checkpoint={"every": 1})
-    assert torch.equal(weights(resumed), weights(whole))
-    steps = [json.loads(line)["step"] for line in (whole.folder.path / "metrics.jsonl").read_text().splitlines()]
+    uninterrupted = trained(tmp_path / "whole", checkpoint={"every": 1})
+    resumed = trained(
+        tmp_path, resume=uninterrupted.folder.path / "checkpoints" / "step-000001", checkpoint={"every": 1}
+    )
+    assert torch.equal(weights(resumed), weights(uninterrupted))
+    steps = [
+        json.loads(line)["step"] for line in (uninterrupted.folder.path / "metrics.jsonl").read_text().splitlines()
+    ]
     assert steps == [1, 1, 2, 2]

@@ -88,16 +88,16 @@ def test_an_update_without_advantages_is_a_step_with_zeros(tmp_path: Path) -> No
 
 
 class Thinking:
-    """Scores by ``length`` on a thread, and remembers about which groups it was asked."""
+    """Scores by ``length`` on a thread, and records the groups of every call."""
 
     concurrent = True
 
     def __init__(self) -> None:
-        self.asked: list[list[int]] = []
+        self.groups: list[list[int]] = []
         self.began = threading.Event()
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
-        self.asked.append([sample.group for sample in samples])
+        self.groups.append([sample.group for sample in samples])
         self.began.set()
         return length(samples)
 
@@ -109,14 +109,14 @@ def test_a_reward_on_a_thread_scores_the_first_groups_during_the_rollout(
 
     def waiting(policy: LanguagePolicy, *args: Any, **kwargs: Any) -> Any:
         rollout = written(policy, *args, **kwargs)
-        assert thinking.began.wait(60)  # asked, although the rollout is not given back yet
+        assert thinking.began.wait(60)  # called, although the rollout is not given back yet
         thinking.began.clear()
         return rollout
 
     plain, expected = run(tmp_path / "plain", rollout_batch=4)
     monkeypatch.setattr(LanguagePolicy, "rollout", waiting)
     trainer, lines = run(tmp_path / "beside", thinking, rollout_batch=4)
-    for step in (thinking.asked[:2], thinking.asked[2:]):
+    for step in (thinking.groups[:2], thinking.groups[2:]):
         assert sorted(step) == [[0] * 4, [1] * 4]  # each group alone, and whole
     assert torch.equal(weights(trainer), weights(plain))
     for line, other in zip(lines, expected, strict=True):

@@ -100,21 +100,21 @@ def test_an_environment_writes_the_prompts_and_the_reward(policy: LanguagePolicy
 
 
 def test_rewards_read_the_environments_and_the_messages(policy: LanguagePolicy, tmp_path: Path) -> None:
-    seen: list[Any] = []
+    arguments: list[Any] = []
 
     def counter(environments: list[Any], **kwargs: Any) -> list[float]:
         return [environment.counter / 2 for environment in environments]
 
     def last(completions: list[Any], **kwargs: Any) -> list[float]:
-        seen.extend(completions)
+        arguments.extend(completions)
         return [float(completion[-1]["content"] == "Done.") for completion in completions]
 
     dataset = Dataset.from_dict({"prompt": [ASK] * 2, "target": [2, 2]})
     trainer = Trainer(policy, [counter, last], dataset, values_of(tmp_path), tools=[], environment_factory=Targeted)
     line = metrics_of(trainer)
     assert [line[f"reward/{name}/mean"] for name in ("counter", "last", "Targeted")] == [1.0, 1.0, 1.0]
-    assert [message["role"] for message in seen[-1]] == ["assistant", "tool", "assistant"]
-    assert seen[-1][0]["tool_calls"] == [CALL]
+    assert [message["role"] for message in arguments[-1]] == ["assistant", "tool", "assistant"]
+    assert arguments[-1][0]["tool_calls"] == [CALL]
 
 
 def test_rows_choose_their_environment(policy: LanguagePolicy, tmp_path: Path) -> None:

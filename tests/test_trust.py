@@ -15,7 +15,7 @@ from mmgrpo.cli import app
 from mmgrpo.config.loading import read_layers
 from mmgrpo.runs.checkpoint import RunPosition, save_checkpoint
 from mmgrpo.runs.trust import is_trusted_config, record_trusted_config, untrusted_settings
-from tests.test_docs import shown
+from tests.test_docs import page_names
 
 DIGITS = "quickstart/digits-image"
 TINY = (
@@ -44,7 +44,7 @@ def call(*arguments: str) -> Any:
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that came from elsewhere, entered by whoever looks at it: a run, and a module that its rewards name."""
     folder = tmp_path / "run"
-    policy: Any = shown("design/design.md")["LetterPolicy"]()
+    policy: Any = page_names("design/design.md")["LetterPolicy"]()
     save_checkpoint(folder, RunPosition(1, 0), policy, {}, keep=None)
     (folder / "run.json").write_text(json.dumps({"name": "letters", "status": "finished"}))
     (tmp_path / "planted_module.py").write_text(PLANTED)
@@ -165,9 +165,9 @@ def test_own_runs_are_trusted_in_their_folder(tmp_path: Path, monkeypatch: pytes
     done = call("train", DIGITS, *TINY, "rewards=[{name: 'python:my_scores:one', label: one}]", evaluation)
     assert done.exit_code == 0, done.output
     run = tmp_path / "runs" / "digits-image"
-    judged = call("evaluate", str(run), "--json")
-    assert judged.exit_code == 0, judged.output
-    assert json.loads(judged.stdout.strip().splitlines()[-1])["eval/one/mean"] == 0.5
+    evaluated = call("evaluate", str(run), "--json")
+    assert evaluated.exit_code == 0, evaluated.output
+    assert json.loads(evaluated.stdout.strip().splitlines()[-1])["eval/one/mean"] == 0.5
     shutil.copytree(run, tmp_path / "copy")  # as it comes from somebody who has it from me
     assert "would run code" in " ".join(call("evaluate", str(tmp_path / "copy")).stderr.split())
     config = run / "config.yaml"

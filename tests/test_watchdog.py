@@ -38,11 +38,11 @@ def steps(dog: Watchdog, key: str, values: Sequence[float], start: int = 1) -> l
 
 
 def rewarded(
-    dog: Watchdog, trained: Sequence[float], judged: Sequence[float], std: float = 0.5, key: str = "judge"
+    dog: Watchdog, trained: Sequence[float], held_out: Sequence[float], std: float = 0.5, key: str = "judge"
 ) -> list[Alert]:
     """Evaluations at 0, 2, 4: the first goes with the first step's reward, later ones with the mean of two steps."""
-    alarms = dog.after_evaluation({"step": 0, f"eval/{key}/mean": judged[0], f"eval/{key}/std": std})
-    for i, (reward, judge) in enumerate(zip(trained[1:], judged[1:], strict=True)):
+    alarms = dog.after_evaluation({"step": 0, f"eval/{key}/mean": held_out[0], f"eval/{key}/std": std})
+    for i, (reward, judge) in enumerate(zip(trained[1:], held_out[1:], strict=True)):
         first = trained[0] if i == 0 else reward - 0.5
         for step, value in ((2 * i + 1, first), (2 * i + 2, 2 * reward - first)):
             alarms += dog.after_step({"step": step, "reward/mean": value, "reward/std": 1.0})
@@ -80,7 +80,7 @@ class TestHacking:
             assert alarm.suggested_fix.endswith(text)
 
     @pytest.mark.parametrize(
-        ("trained", "judged"),
+        ("trained", "held_out"),
         [
             ([1, 1, 2, 2], [0.8, 0.8, 0.76, 0.76]),  # a fall of 0.08 std is within the margin of 0.1
             ([1, 1, 1.05, 1.05], [0.8, 0.8, 0.1, 0.1]),  # a rise of 0.05 std is no rise
@@ -89,8 +89,8 @@ class TestHacking:
             ([1, 2, 3], [0.8, 0.4, 0.1]),  # the window is not full
         ],
     )
-    def test_no_alarm(self, trained: list[float], judged: list[float]):
-        assert rewarded(dog_of(window=4), trained, judged) == []
+    def test_no_alarm(self, trained: list[float], held_out: list[float]):
+        assert rewarded(dog_of(window=4), trained, held_out) == []
 
     def test_constant_rewards_are_measured_by_their_size(self):
         # recall 0.5 to 0.44 is 12 % of it, to 0.46 8 %
@@ -163,7 +163,7 @@ class TestOtherAlarms:
         alarms = [
             dog.after_evaluation({"step": 5 * i, "eval/grid_artifacts/mean": v}) for i, v in enumerate([0, 0, 0.3, 0.3])
         ]
-        assert [kinds(one) for one in alarms] == [[], [], [], [("grid", 15)]]
+        assert [kinds(alarm) for alarm in alarms] == [[], [], [], [("grid", 15)]]
 
     def test_dead_groups(self):
         assert kinds(steps(dog_of(), "groups/zero_std_frac", [0.5, 1.0, 0.9])) == [("dead_groups", 3)]

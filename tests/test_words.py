@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import pytest
+
 from tests.words import (
-    identifiers,
+    PRODUCT,
+    TESTS,
+    names,
     names_of_tests,
     parts_of,
     phrase_places,
@@ -20,11 +24,16 @@ from tests.words import (
 LIMIT = 5
 """Uses of a word where it is the field's own."""
 
+FOLDERS = [pytest.param(PRODUCT, id="product"), pytest.param(TESTS, id="tests")]
+
 PARTICIPLES = "said told known found asked held drawn given kept judged taught shown seen heard learnt"
 WORDS = (*PARTICIPLES.split(), "beside", "behind", "whole", "mine", "there", "own", "one")
 """Participles and adverbs that do not say what a thing is."""
 
-NAMES = re.compile(r"held_?out|NotFoundError|get_origin|one_hot|leave_one_out|ONE_GPU|train_one|at_one|near_one", re.I)
+NAMES = re.compile(
+    r"held_?out|NotFoundError|get_origin|one_hot|leave_one_out|one_of|ONE_GPU|train_one|at_one|to_one|near_one|own_policy",
+    re.I,
+)
 """Names of the field, of Python and of libraries."""
 
 
@@ -37,25 +46,27 @@ ALLOWED = (
 """Texts in which phrases may stay: names of settings, and the question of a judge."""
 
 
-def test_identifiers_are_nouns_of_the_field() -> None:
-    counts = uses()
+@pytest.mark.parametrize("folders", FOLDERS)
+def test_identifiers_are_nouns_of_the_field(folders: tuple[str, ...]) -> None:
+    counts = uses(folders)
     assert {word: counts[word] for word in WORDS if counts[word] > LIMIT} == {}
 
 
-def test_parts_of_names_are_nouns_of_the_field() -> None:
+@pytest.mark.parametrize("folders", FOLDERS)
+def test_parts_of_names_are_nouns_of_the_field(folders: tuple[str, ...]) -> None:
     """``given_of`` and ``kept_BT`` say no more than ``given`` and ``kept``."""
-    names: dict[str, Counter[str]] = {word: Counter() for word in WORDS}
-    for path in python_files():
-        for name, number in identifiers(path).items():
+    counts: dict[str, Counter[str]] = {word: Counter() for word in WORDS}
+    for path in python_files(folders):
+        for name, number in names(path).items():
             for word in parts_of(name) & set(WORDS) if not NAMES.search(name) else ():
-                names[word][name] += number
-    assert {word: dict(counts) for word, counts in names.items() if counts.total() > LIMIT} == {}
+                counts[word][name] += number
+    assert {word: dict(counts[word]) for word in counts if counts[word].total() > LIMIT} == {}
 
 
-def test_results_and_messages_of_tests_are_named() -> None:
-    """The value that a test compares is a ``result``, and the text of an error a ``message``."""
-    counts = uses(("tests", "benchmarks"))
-    assert {word: counts[word] for word in ("found", "said") if counts[word] > LIMIT} == {}
+@pytest.mark.parametrize("folders", FOLDERS)
+def test_files_are_named_by_nouns(folders: tuple[str, ...]) -> None:
+    paths = [path for path in python_files(folders) if not NAMES.search(path.stem)]
+    assert [str(path) for path in paths if parts_of(path.stem) & set(WORDS)] == []
 
 
 def test_public_classes_have_different_names() -> None:

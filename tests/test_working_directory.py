@@ -69,8 +69,8 @@ def starts(folder: Path) -> dict[str, list[str]]:
 
 
 def run(start: Sequence[str], folder: Path, *arguments: str) -> str:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment = {**kept, "PYTHONPATH": str(ROOT)}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = {**variables, "PYTHONPATH": str(ROOT)}
     call = [*start, *arguments]
     done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

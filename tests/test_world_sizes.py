@@ -128,11 +128,11 @@ def attempted_again(output: Path) -> Trainer:
 def shortest(samples: Sequence[Sample]) -> list[float]:
     """The share of the other members that are no shorter, below 1 until a group has five."""
 
-    def of(one: Sample) -> float:
-        others = [len(s.text or "") for s in samples if s.group == one.group and s.member != one.member]
-        return sum(length >= len(one.text or "") for length in others) / (len(others) + 1) + 0.01 * one.member
+    def of(sample: Sample) -> float:
+        others = [len(s.text or "") for s in samples if s.group == sample.group and s.member != sample.member]
+        return sum(length >= len(sample.text or "") for length in others) / (len(others) + 1) + 0.01 * sample.member
 
-    return [of(one) for one in samples]
+    return [of(sample) for sample in samples]
 
 
 def a_tree_of_images(output: Path) -> Trainer:
@@ -265,11 +265,13 @@ def joined_by_answers(output: Path) -> Trainer:
     values = base(
         output, rollout=rollout, objective={"off_policy": off_policy, "terms": terms, "auxiliary": [failed, read]}
     )
-    prompts = [replace(one, columns={"solution": text}) for one, text in zip(prompts_of("llama"), TEXTS, strict=False)]
+    prompts = [
+        replace(prompt, columns={"solution": text}) for prompt, text in zip(prompts_of("llama"), TEXTS, strict=False)
+    ]
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts, values))
 
 
-def seen_otherwise(output: Path) -> Trainer:
+def with_views(output: Path) -> Trainer:
     """Views of other prompts, with a gradient and without, a moving reference behind a peer's answer, a teacher."""
     views = {
         "rude": {"prompt_template": {"name": "template", "text": "say it now: {prompt}"}},
@@ -314,7 +316,7 @@ SCENARIOS: dict[str, Callable[[Path], Trainer]] = {
     "turns with pictures": turns_with_pictures,
     "in trees": in_trees,
     "in chains": in_chains,
-    "seen otherwise": seen_otherwise,
+    "seen otherwise": with_views,
     "with a critic": with_a_critic,
     "warm-up on texts": warmed_on_texts,
     "warm-up on images": warmed_on_images,
@@ -336,7 +338,7 @@ REFILLED = ("refilled", "attempted again", "a tree of images", "moving", "exchan
 """Those whose strategy asks for a second round."""
 
 
-LAST_PLACES_OF_ONE = 8 * torch.finfo(torch.float32).eps
+ROUNDING = 8 * torch.finfo(torch.float32).eps
 """A loss and a gradient may be sums of terms of about one that nearly cancel: these say how a sum is rounded.
 
 One process that multiplies matrices by another kernel differs as much.
@@ -370,21 +372,21 @@ def test_two_processes_make_the_updates_of_one(names: Sequence[str], tmp_path: P
     both = on_processes(tmp_path, names, function="outcomes", module="tests.test_world_sizes")
     for name in names:
         weights, lines = both[name]
-        _is_the_run_of_one(name, weights, lines, tmp_path / "alone" / name)
+        _assert_equals_single_process(name, weights, lines, tmp_path / "alone" / name)
 
 
-def _is_the_run_of_one(name: str, result: Tensor, lines_of_two: list[dict[str, Any]], output: Path) -> None:
+def _assert_equals_single_process(name: str, result: Tensor, lines_of_two: list[dict[str, Any]], output: Path) -> None:
     expected, lines = outcome(SCENARIOS[name](output))
     start = torch.cat([parameter.detach().flatten() for parameter in _untrained(name)])
     assert float((expected - start).norm() / start.norm()) > 1e-4, name  # it moved, by far more than what may differ
     assert float((result - expected).norm() / expected.norm()) < RELATIVE, name
     assert len(lines) == len(lines_of_two) > 0, name
     assert (name in REFILLED) == any(line.get("rollout/rounds", 1) > 1 for line in lines), name
-    for one, two in zip(lines, lines_of_two, strict=True):
-        moved = {key for key in one if key.startswith("config/")}
+    for ours, theirs in zip(lines, lines_of_two, strict=True):
+        moved = {key for key in ours if key.startswith("config/")}
         for key in ("loss", "policy/loss", "policy/kl_mean", "reward/mean", "optimizer/grad_norm", *moved):
-            if key in one:
-                assert two[key] == pytest.approx(one[key], rel=1e-5, abs=LAST_PLACES_OF_ONE), (name, key)
+            if key in ours:
+                assert theirs[key] == pytest.approx(ours[key], rel=1e-5, abs=ROUNDING), (name, key)
 
 
 def _untrained(name: str) -> Sequence[torch.nn.Parameter]:

@@ -50,7 +50,8 @@ WORDS = (
 )
 """Identifiers that say that something happened to a thing, or are this project's alone, instead of naming the thing."""
 DOCS_WORD = "what"
-PROSE = ("mmgrpo", "policies", "rewards", "examples")
+TESTS = ("tests", "benchmarks")
+PROSE = PRODUCT
 """Folders with prose in plain words: docstrings, comments, errors, descriptions of keys and help of commands."""
 PHRASES = (
     *("drawn", "judged", "told", "tells", "lies?", "lays?", "laid", "lying", "learnt", "taught", "teach(?:es)?"),
@@ -115,11 +116,25 @@ def identifiers(path: Path) -> Counter[str]:
         return Counter(token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.NAME)
 
 
+@cache
+def names(path: Path) -> Counter[str]:
+    """Every use of every name in a file, but for names of tests and of what is imported from other packages."""
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and not node.level
+        if (node.module or "").partition(".")[0] not in (*PRODUCT, *TESTS)
+        for alias in node.names
+    }
+    counted = identifiers(path)
+    return Counter({name: counted[name] for name in counted if name not in imported and not name.startswith("test_")})
+
+
 def uses(folders: Iterable[str] = PRODUCT) -> Counter[str]:
     """How often each of ``WORDS`` is an identifier."""
     total: Counter[str] = Counter()
     for path in python_files(folders):
-        counted = identifiers(path)
+        counted = names(path)
         total.update({word: counted[word] for word in WORDS if counted[word]})
     return total
 
@@ -133,7 +148,7 @@ def components(folders: Iterable[str] = PRODUCT) -> Counter[str]:
     """How often each of ``WORDS`` is a part of a longer identifier."""
     total: Counter[str] = Counter()
     for path in python_files(folders):
-        for name, number in identifiers(path).items():
+        for name, number in names(path).items():
             parts = parts_of(name) - {name}
             total.update({word: number for word in WORDS if word in parts})
     return total

@@ -43,7 +43,7 @@ class Faulty:
             thread.start()
         while not self._server.started:
             threading.Event().wait(0.005)
-        self._door.behind = self._server.servers[0].sockets[0].getsockname()[1]  # pyright: ignore[reportAttributeAccessIssue]
+        self._door.upstream_port = self._server.servers[0].sockets[0].getsockname()[1]  # pyright: ignore[reportAttributeAccessIssue]
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -89,7 +89,7 @@ class _Door(BaseHTTPRequestHandler):
         if failing and ill.mode == "status 500":
             self._answer(500, b'{"error": "out of order"}')
             return
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.upstream_port, timeout=30)
         headers = {name: self.headers[name] for name in self.forwarded_headers if name in self.headers}
         connection.request("POST", self.path, body, headers)
         answer = connection.getresponse()

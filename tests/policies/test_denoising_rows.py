@@ -177,5 +177,5 @@ def batch_dependence(folder: Path, names: Sequence[str]) -> list[float]:
 
 @pytest.mark.nightly
 def test_batch_dependence_on_one_process_applies_to_all(tmp_path: Path) -> None:
-    lines: Any = on_processes(tmp_path, [], module="tests.policies.test_denoising_rows", function="dependence_on_one")
+    lines: Any = on_processes(tmp_path, [], module="tests.policies.test_denoising_rows", function="batch_dependence")
     assert lines[-2:] == [0.0, 1.0]  # the first process at steps 1 and 2

@@ -13,7 +13,7 @@ import mmgrpo
 from mmgrpo.config.loading import load_config
 from mmgrpo.types import Prompt, Sample
 from tests.policies.tiny_image_tokens import SETTINGS, policy_of
-from tests.test_docs import shown
+from tests.test_docs import page_names
 from tests.tiny.image_tokens import NUM_CODES, make
 
 PROMPTS = [Prompt("a red fox"), Prompt("two blue squares on the table")]
@@ -61,7 +61,7 @@ def test_methods_for_tokens_train(method: str, tmp_path: Path) -> None:
 def test_the_policy_of_the_page() -> None:
     model, tokenizer, autoencoder = make("llamagen")
     settings = SETTINGS["llamagen"]
-    policy = shown("how-to/image-tokens.md")["drawer_of"](copy.deepcopy(model), tokenizer, autoencoder)
+    policy = page_names("how-to/image-tokens.md")["drawer_of"](copy.deepcopy(model), tokenizer, autoencoder)
     assert (policy.settings.begin, policy.settings.grid) == (settings["begin"], settings["grid"])
     rollout = policy.rollout(PROMPTS, group_size=1, seed=0)
     assert [sample.image.size for sample in rollout.samples if sample.image] == [(8, 6)] * 2

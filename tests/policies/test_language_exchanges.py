@@ -127,11 +127,11 @@ def test_environment_reads_a_forced_beginning_of_the_first_turn() -> None:
     answered = [
         (sample, environment)
         for sample, environment in zip(rollout.samples, made, strict=True)
-        if len(environment.heard) == 2
+        if len(environment.answers) == 2
     ]
     assert answered
     for sample, environment in answered:
-        first, second = environment.heard
+        first, second = environment.answers
         assert first == f"three{sample.turn_texts[0]}"
         assert second == sample.turn_texts[1]
 

@@ -17,7 +17,7 @@ from mmgrpo.environment import Turn
 from mmgrpo.runs.sample_files import sample_metrics, sample_stats
 from mmgrpo.tools import MAX_CALLS, ToolEnvironment
 from mmgrpo.types import Prompt, Sample
-from tests.test_prompt_places import bomb as bomb_png
+from tests.test_prompt_paths import bomb as bomb_png
 from tests.test_tools import call
 
 release = threading.Event()

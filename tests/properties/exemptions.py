@@ -62,7 +62,7 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "surrogate.gppo": "every decision keeps a gradient, and flags mark where its ratio is held",
     },
     "controller_rests_at_its_target": {"controllers.either": "it has two numbers, and no target"},
-    "members_have_numbers_of_their_own": {
+    "member_numbers_are_unique": {
         "strategy.two_stage_scouts": "the exact member has the noise of the scout of its number",
     },
 }

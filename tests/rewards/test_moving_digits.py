@@ -102,13 +102,13 @@ def test_other_motions_score_zero(make: Callable[[], Judge], held_out: list[Samp
 
 def test_a_third_of_the_reward_is_a_frame(held_out: list[Sample]) -> None:
     verifier = MovingDigitVerifier()
-    seven, digit_one = (
+    digit_7, digit_1 = (
         next(clip for clip in held_out if clip.prompt.columns["digit"] == digit and verifier([clip]) == [1.0])
         for digit in (7, 1)
     )
-    assert seven.video is not None
-    assert digit_one.video is not None
-    mixed = replace(seven, video=[seven.video[0], digit_one.video[1], seven.video[2]])
+    assert digit_7.video is not None
+    assert digit_1.video is not None
+    mixed = replace(digit_7, video=[digit_7.video[0], digit_1.video[1], digit_7.video[2]])
     assert verifier([mixed]) == [pytest.approx(2 / 3)]
 
 

@@ -108,7 +108,7 @@ def counted(metrics: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-def told(samples: Sequence[Any]) -> list[Any]:
+def scripted_scores(samples: Sequence[Any]) -> list[Any]:
     """A reward that says what each sample's column ``says`` tells it to; it raises if that is a text."""
     for sample in samples:
         if isinstance(sample.prompt.columns.get("says"), str):

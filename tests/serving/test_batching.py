@@ -88,8 +88,8 @@ def test_canceled_requests_are_not_scored(reward: Recording):
     batcher = Batcher("r", reward, Metrics())
     batcher.submit(wrote("a"))
     reward.begun.wait(10)
-    given_up, other = batcher.submit(wrote("b")), batcher.submit(wrote("c"))
-    assert given_up.cancel()
+    canceled, other = batcher.submit(wrote("b")), batcher.submit(wrote("c"))
+    assert canceled.cancel()
     reward.go.set()
     assert other.result(10).values == [1]
     batcher.close()

@@ -87,13 +87,18 @@ def test_headers_that_do_not_arrive_are_not_waited_for(monkeypatch: pytest.Monke
     monkeypatch.setattr(ImpatientProtocol, "header_timeout_s", 0.3)
     request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     answer = b""
-    with serving({"lengths": lengths}) as url, connected(url) as silent, connected(url) as slow, connected(url) as kept:
-        kept.sendall(request)
+    with (
+        serving({"lengths": lengths}) as url,
+        connected(url) as silent,
+        connected(url) as slow,
+        connected(url) as waiting,
+    ):
+        waiting.sendall(request)
         while not answer.endswith(b"}"):
-            answer += kept.recv(1000)
+            answer += waiting.recv(1000)
         slow.sendall(b"POST /score HTT")
-        kept.sendall(b"GET /hea")  # the second request of a connection has as much time as the first
-        for connection in (silent, slow, kept):
+        waiting.sendall(b"GET /hea")  # the second request of a connection has as much time as the first
+        for connection in (silent, slow, waiting):
             assert connection.recv(1000) == b""
         assert get(url, "/health")[0] == 200
 
@@ -122,12 +127,12 @@ def test_a_client_that_goes_away_leaves_no_trace(server: str, caplog: pytest.Log
 NO_TOKENS = ["", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}"]
 
 
-@pytest.mark.parametrize("given", NO_TOKENS)
-def test_invalid_tokens_are_rejected(given: str):
+@pytest.mark.parametrize("token", NO_TOKENS)
+def test_invalid_tokens_are_rejected(token: str):
     with serving({"lengths": lengths}, token=TOKEN) as url:
         body = b'{"prompts": [{"text": "x"}], "samples": [{"prompt": 0}]}'
-        assert post(url, body, Authorization=given)[0] == 401
-        assert post(url, b"\xff" * 1000, Authorization=given)[0] == 401  # nothing is read of it
+        assert post(url, body, Authorization=token)[0] == 401
+        assert post(url, b"\xff" * 1000, Authorization=token)[0] == 401  # nothing is read of it
         assert post(url, body, Authorization=f"Bearer {TOKEN}")[0] == 200
 
 
@@ -160,12 +165,12 @@ def http(status: str, body: bytes) -> bytes:
     return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
 
 
-JUDGED = b'{"values": [0.5], "failed": [], "explanations": null, "error": null}'
+RESPONSE = b'{"values": [0.5], "failed": [], "explanations": null, "error": null}'
 
 
 def test_server_errors_are_retried():
     faults = [http("500 Internal Server Error", b"oops"), http("502 Bad Gateway", b""), b"", http("429 Slow", b"{}")]
-    url, thread = answering(*faults, http("200 OK", JUDGED))
+    url, thread = answering(*faults, http("200 OK", RESPONSE))
     assert RemoteReward(url, retries=4, backoff=0.01)([Sample(Prompt("q"), 0, 0)]) == [0.5]
     thread.join()
 

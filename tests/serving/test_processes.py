@@ -34,7 +34,7 @@ class Begins:
         return [float(len(sample.text or "")) for sample in samples]
 
 
-def asked(client: RemoteReward) -> tuple[threading.Thread, list[float | None]]:
+def request_scores(client: RemoteReward) -> tuple[threading.Thread, list[float | None]]:
     """A thread that asks, and the list in which the values will stand."""
     result: list[float | None] = []
     thread = threading.Thread(target=lambda: result.extend(None if v is None else float(v) for v in client(SAMPLES)))
@@ -45,7 +45,7 @@ def asked(client: RemoteReward) -> tuple[threading.Thread, list[float | None]]:
 def test_running_requests_are_scored_before_the_server_ends():
     reward = Begins(0.5)
     with ServerProcess({"slow": reward}) as server:
-        thread, result = asked(RemoteReward(server.url, retries=0))
+        thread, result = request_scores(RemoteReward(server.url, retries=0))
         assert reward.begun.wait(20)
         assert server.end() is not None
         thread.join(20)
@@ -55,7 +55,7 @@ def test_running_requests_are_scored_before_the_server_ends():
 def test_a_reward_that_is_stuck_does_not_keep_the_server_alive():
     reward = Begins(600)
     with ServerProcess({"stuck": reward}, grace_s=1) as server:
-        thread, result = asked(RemoteReward(server.url, retries=0, when_down="fail"))
+        thread, result = request_scores(RemoteReward(server.url, retries=0, when_down="fail"))
         assert reward.begun.wait(20)
         assert server.end() is not None
         thread.join(20)
@@ -68,7 +68,7 @@ def test_a_killed_server_fails_its_requests_and_is_found_again():
         client = RemoteReward(server.url, retries=0, when_down="fail")
         assert client(SAMPLES) == [0, 1, 2]
         reward.begun.clear()
-        thread, result = asked(client)
+        thread, result = request_scores(client)
         assert reward.begun.wait(20)
         server.kill()
         thread.join(20)
@@ -82,7 +82,7 @@ def test_a_killed_server_fails_its_requests_and_is_found_again():
 def test_a_client_that_retries_gets_all_scores():
     reward = Begins(0.3)
     with ServerProcess({"slow": reward}) as server:
-        thread, result = asked(RemoteReward(server.url, retries=8, backoff=0.02))
+        thread, result = request_scores(RemoteReward(server.url, retries=8, backoff=0.02))
         assert reward.begun.wait(20)
         server.kill()
         server.start()

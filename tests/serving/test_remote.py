@@ -31,7 +31,7 @@ from mmgrpo.scoring import NamedReward, score
 from mmgrpo.serving.app import ServerLimits, make_app
 from mmgrpo.serving.wire import token_of
 from mmgrpo.types import Prompt, Sample, Score
-from tests.serving.loopback import TOKEN, counted, get, serving, told, wait_for
+from tests.serving.loopback import TOKEN, counted, get, scripted_scores, serving, wait_for
 
 QUICK: dict[str, Any] = {"retries": 1, "backoff": 0.01}
 
@@ -40,7 +40,7 @@ def lengths(samples: Sequence[Sample]) -> list[float]:
     return [len(sample.text or "") / 3 for sample in samples]
 
 
-def drawn(num: int) -> list[Sample]:
+def random_samples(num: int) -> list[Sample]:
     """Samples in groups of 1 to 5 with texts, images of several modes, and videos; some have nothing."""
     draw, result = random.Random(num), []
     for group in draw.sample(range(1000), num):
@@ -81,7 +81,7 @@ def server() -> Iterator[str]:
 @pytest.mark.parametrize("form", ["tensors", "png"])
 @pytest.mark.parametrize("name", REWARDS)
 def test_values_are_those_of_the_local_reward(server: str, name: str, form: Any):
-    samples = drawn(9)
+    samples = random_samples(9)
     local = REWARDS[name](samples)
     assert any(value is not None for value in local)
     assert RemoteReward(server, name, form=form)(samples) == local
@@ -89,7 +89,7 @@ def test_values_are_those_of_the_local_reward(server: str, name: str, form: Any)
 
 
 def test_concurrent_clients_get_their_values(server: str):
-    clients = [drawn(num) for num in range(2, 10)]
+    clients = [random_samples(num) for num in range(2, 10)]
     with ThreadPoolExecutor(len(clients)) as threads:
         for name in ("win", "cup", "size"):
             values = list(threads.map(RemoteReward(server, name), clients))
@@ -124,7 +124,7 @@ def test_none_and_failures_arrive(caplog: pytest.LogCaptureFixture):
         return [None, 0.1, math.nan, Score(2.0, {"answer": "7"})]
 
     samples = [Sample(Prompt("q"), 0, i) for i in range(4)]
-    with serving({"said": with_failures, "raises": told}) as url:
+    with serving({"said": with_failures, "raises": scripted_scores}) as url:
         values = RemoteReward(url, "said")(samples)
         assert values[:3] == pytest.approx([None, 0.1, math.nan], nan_ok=True)
         assert values[3] == Score(2.0, {"answer": "7"})

@@ -272,12 +272,12 @@ def test_pickles_are_not_even_looked_at():
 
 def test_fuzz():
     """Bytes changed at random are refused or read, and raise nothing else."""
-    whole, content_type = pack_samples(
+    packed, content_type = pack_samples(
         [Sample(Prompt("x"), 0, i, text="t", image=noise("RGB", seed=i)) for i in range(2)]
     )
     text, _ = pack_samples([Sample(Prompt("x", columns={"a": [1]}), 0, 0, text="t", image=noise("P"))], form="png")
     draw, refused = random.Random(0), 0
-    for body, kind in [(whole, content_type), (text, JSON)] * 300:
+    for body, kind in [(packed, content_type), (text, JSON)] * 300:
         changed = bytearray(body)
         for _ in range(draw.randint(1, 8)):
             changed[draw.randrange(len(changed))] = draw.randrange(256)

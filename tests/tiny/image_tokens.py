@@ -194,8 +194,8 @@ def make(name: str) -> tuple[Any, Any, Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, processor, autoencoder = FAMILIES[name]()
-        for one in (model, autoencoder):
-            for parameter in [] if one is None else one.parameters():
+        for module in (model, autoencoder):
+            for parameter in [] if module is None else module.parameters():
                 if parameter.ndim > 1:
                     torch.nn.init.normal_(parameter, std=0.2)
     return model.eval(), processor, autoencoder

@@ -164,8 +164,8 @@ def test_a_padded_row_is_the_row_alone(name: str) -> None:
     )
     media = {"images": [[image] for image in pictures]} if seeing else {}
     rendered = [render(processor, name, text, images=seeing) for text in texts]
-    one: Any = processor
-    together = one(text=rendered, **media, padding=True, add_special_tokens=False, return_tensors="pt")
+    untyped: Any = processor
+    together = untyped(text=rendered, **media, padding=True, add_special_tokens=False, return_tensors="pt")
     assert together["attention_mask"].sum(1).unique().numel() == 2
     with torch.no_grad():
         rows = model(**together).logits[:, -1]
@@ -179,7 +179,7 @@ def test_builds_are_equal_and_leave_the_random_state_alone(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     for tensors in ("parameters", "buffers"):
         pairs = zip(getattr(first, tensors)(), getattr(second, tensors)(), strict=True)
-        assert all(torch.equal(one, two) for one, two in pairs)
+        assert all(torch.equal(first, two) for first, two in pairs)
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
     assert not first.training
     assert {parameter.dtype for parameter in first.parameters()} == {torch.float32}
@@ -199,7 +199,7 @@ def test_a_saved_model_loads_as_it_was(name: str, tmp_path: Path) -> None:
     model = (AutoModelForImageTextToText if seeing else AutoModelForCausalLM).from_pretrained(tmp_path).eval()
     processor: Processor = (AutoProcessor if seeing else AutoTokenizer).from_pretrained(tmp_path)
     images = [picture(128)] if seeing else []
-    before, after = (encode(one, name, images=images) for one in (made(name)[1], processor))
+    before, after = (encode(processor_of_run, name, images=images) for processor_of_run in (made(name)[1], processor))
     assert before.keys() == after.keys()
     assert all(torch.equal(torch.as_tensor(before[key]), torch.as_tensor(after[key])) for key in before)
     assert torch.equal(logits(made(name)[0], before), logits(model, after))

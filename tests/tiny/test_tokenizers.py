@@ -37,8 +37,8 @@ def test_qwen_image_system_prompt_is_as_long_as_the_pipeline_cuts_off() -> None:
 def test_qwen_chat_template_can_skip_the_thinking() -> None:
     tokenizer = qwen_tokenizer()
     turn = [{"role": "user", "content": "a cat"}]
-    asked = "<|im_start|>user\na cat<|im_end|>\n<|im_start|>assistant\n"
-    for thinking, text in ((True, asked), (False, asked + "<think>\n\n</think>\n\n")):
+    rendered = "<|im_start|>user\na cat<|im_end|>\n<|im_start|>assistant\n"
+    for thinking, text in ((True, rendered), (False, rendered + "<think>\n\n</think>\n\n")):
         written = tokenizer.apply_chat_template(
             turn, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
         )

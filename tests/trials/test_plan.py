@@ -30,7 +30,7 @@ def test_a_method_is_merged_on_top_of_the_task(tmp_path: Path) -> None:
 
 def test_the_warm_up_of_a_seed_is_run_once(tmp_path: Path) -> None:
     result = planned(tmp_path, "grpo", "gspo")
-    assert [(one.name, one.config.steps, one.config.evaluation) for one in result.warmups] == [
+    assert [(trial.name, trial.config.steps, trial.config.evaluation) for trial in result.warmups] == [
         ("warm-up-0", 0, None),
         ("warm-up-1", 0, None),
     ]
@@ -88,21 +88,21 @@ def test_a_method_of_the_task_is_left_out(tmp_path: Path) -> None:
         "grpo",
         (),
     )
-    own = load_config(recipe)
+    recipe_config = load_config(recipe)
     for key in ("policy", "rewards", "rollout", "advantage", "objective", "update"):
-        assert getattr(dapo, key) == getattr(own, key)
-    assert grpo.rollout.prompts_per_step == own.rollout.prompts_per_step == 16
-    assert grpo.rewards == own.rewards
+        assert getattr(dapo, key) == getattr(recipe_config, key)
+    assert grpo.rollout.prompts_per_step == recipe_config.rollout.prompts_per_step == 16
+    assert grpo.rewards == recipe_config.rewards
 
 
 def test_published_values_that_the_task_puts_in_force_stay(tmp_path: Path) -> None:
     recipe = "recipes/sd3.5-flow-grpo-ocr"
-    own, (trial,) = load_config(recipe), planned(tmp_path, "dance-grpo", on=recipe, seeds=1).trials
-    assert trial.config.rollout.group_size == own.rollout.group_size
-    assert trial.config.update.optimizer.lr == own.update.optimizer.lr
-    assert own.policy is not None
+    recipe_config, (trial,) = load_config(recipe), planned(tmp_path, "dance-grpo", on=recipe, seeds=1).trials
+    assert trial.config.rollout.group_size == recipe_config.rollout.group_size
+    assert trial.config.update.optimizer.lr == recipe_config.update.optimizer.lr
+    assert recipe_config.policy is not None
     assert trial.config.policy is not None
-    assert trial.config.policy.numbers["call"] == own.policy.numbers["call"]
+    assert trial.config.policy.numbers["call"] == recipe_config.policy.numbers["call"]
 
 
 def test_a_run_that_holds_the_values_of_a_method_is_not_compared(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_interrupted_runs_resume(tmp_path: Path) -> None:
     """Told to end within its third run, then given again: the same numbers as without."""
     command = [sys.executable, "-m", "mmgrpo", "compare", "grpo", "gspo", *SHORT, "steps=40", "--on", TEXT]
     command += ["--seeds", "1", "--out"]
-    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    cut, uninterrupted = tmp_path / "cut", tmp_path / "whole"
     process = subprocess.Popen([*command, str(cut)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     while not (cut / "runs/grpo-0/metrics.jsonl").is_file():
         assert process.poll() is None
@@ -56,9 +56,9 @@ def test_interrupted_runs_resume(tmp_path: Path) -> None:
     assert process.returncode == 143
     assert output.decode().splitlines()[-1].startswith("interrupted: running runs save a checkpoint")
     assert not (cut / "runs/gspo-0").exists()
-    for folder in (cut, whole):
+    for folder in (cut, uninterrupted):
         assert subprocess.run([*command, str(folder)], check=False, timeout=300).returncode == 0
-    result = [json.loads((folder / "comparison.json").read_text()) for folder in (cut, whole)]
+    result = [json.loads((folder / "comparison.json").read_text()) for folder in (cut, uninterrupted)]
     for method in ("grpo", "gspo"):
         keys = ("held_out_accuracy", "reward", "forwards")
         assert [result[0][method][key] for key in keys] == [result[1][method][key] for key in keys]

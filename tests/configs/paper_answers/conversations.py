@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.configs.paid import Answer
+from tests.configs.paper_answers import Answer
 
 ROUTED = {"tapo"}
 
@@ -20,7 +20,7 @@ def decided(label: str, *names: str) -> str:
     )
 
 
-PAID: dict[str, list[Answer]] = {
+ANSWERS: dict[str, list[Answer]] = {
     "tapo": [  # 1 more for a right form than in the code, where a wrong one is -1; half of the margin is 512 tokens
         ({"answer": "7"}, solved("7"), 9, 2.0),
         ({"answer": "7"}, solved("8"), 9, 1.0),

@@ -1,4 +1,4 @@
-"""Rewards that are asked with other texts: values by hand."""
+"""Rewards of samples whose text is replaced: values by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluations in the trackers, read back from what these wrote."""
+"""Evaluations in the trackers, read back from the files that they write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PICTURES = [Sample(Prompt("a | b"), 0, n, image=Image.new("RGB", (8, 8), c)) for
 TEXTS = [Sample(Prompt("a | b"), 0, n, text=text) for n, text in enumerate(("one\ntwo", "<b>2</b>"))]
 
 
-def shown(tracker: str, folder: Path) -> None:
+def log_evaluations(tracker: str, folder: Path) -> None:
     """An evaluation of pictures at step 0, and one of texts at step 3, in a tracker."""
     accelerator = Accelerator(cpu=True, log_with=[tracker], project_dir=str(folder))
     trackers = Trackers(accelerator)
@@ -44,7 +44,7 @@ def shown(tracker: str, folder: Path) -> None:
 def test_tensorboard_has_a_sheet_of_images_and_a_table_of_texts(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    shown("tensorboard", tmp_path)
+    log_evaluations("tensorboard", tmp_path)
     file = min(tmp_path.rglob("*tfevents*"), key=lambda path: len(path.parts))  # settings have one of their own
     events = EventAccumulator(str(file.parent), size_guidance={"images": 0, "tensors": 0}).Reload()
     (picture,) = events.Images("evaluation/pictures")
@@ -62,7 +62,8 @@ def test_tensorboard_has_a_sheet_of_images_and_a_table_of_texts(tmp_path: Path) 
 
 
 def in_a_process(tracker: str, folder: Path, cwd: Path | None = None, **environment: str) -> None:
-    call = f"from pathlib import Path; from tests.test_showing import shown; shown({tracker!r}, Path({str(folder)!r}))"
+    imports = "from pathlib import Path; from tests.test_tracker_samples import log_evaluations"
+    call = f"{imports}; log_evaluations({tracker!r}, Path({str(folder)!r}))"
     surroundings = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run([sys.executable, "-c", call], cwd=cwd or folder, env=surroundings, capture_output=True,
                           text=True, timeout=200)  # fmt: skip
@@ -90,6 +91,6 @@ def test_trackio_has_a_sheet_and_a_table(tmp_path: Path) -> None:
     in_a_process("trackio", tmp_path, TRACKIO_DIR=str(tmp_path / "kept"))
     (sheet,) = (tmp_path / "kept").rglob("*.png")
     assert Image.open(sheet).convert("RGB").getpixel((72, 72)) == (255, 0, 0)
-    kept = b"".join(path.read_bytes() for path in (tmp_path / "kept").rglob("*.db*"))
-    assert b"one\\ntwo" in kept
-    assert b"evaluation/pictures" in kept
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "kept").rglob("*.db*"))
+    assert b"one\\ntwo" in stored
+    assert b"evaluation/pictures" in stored

@@ -1,4 +1,4 @@
-"""The run folder of a stranger: nothing outside of it is read or written, nothing is waited for, nothing breaks."""
+"""An untrusted run folder: the report reads and writes nothing outside of it, waits for nothing, and does not fail."""
 
 from __future__ import annotations
 

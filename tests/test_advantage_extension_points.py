@@ -1,4 +1,4 @@
-"""The seams of credit in whole runs: parts that say nothing change nothing, to the bit; parts that say something do."""
+"""Extension points of advantages in runs: empty ones change nothing bitwise, others change the advantages."""
 
 from __future__ import annotations
 

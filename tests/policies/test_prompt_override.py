@@ -1,4 +1,4 @@
-"""Decisions looked at behind other prompts."""
+"""Rows scored under other prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data does not send the trainer to files outside of its own folder, in whatever form a row names its media."""
+"""Data refers to no file outside of its folder, in every form in which a row names its media."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def test_media_outside_raise_unless_allowed(form: str, outside: Path) -> None:
     ):
         load_prompts(file, pictures=pictures)
     (prompt,) = load_prompts(file, pictures=pictures, allow_outside=True)
-    shown = [*prompt.columns.get("mask", ()), *prompt.images]
-    if shown:
-        assert load_image(shown[-1]).getpixel((0, 0)) == (200, 0, 0)
+    media = [*prompt.columns.get("mask", ()), *prompt.images]
+    if media:
+        assert load_image(media[-1]).getpixel((0, 0)) == (200, 0, 0)
 
 
 @pytest.mark.parametrize("end", ["file://{}/a.zip", "local://{}/a.zip", "{}/linked/a.zip", "../outside/a.zip"])

@@ -1,4 +1,4 @@
-"""The ways in: a first run to edit, lists, help, completion, and what explain says of rewards."""
+"""The first commands of a user: a first run to edit, lists, help, completion, and rewards in explain."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def test_files_of_init_are_explained_and_trained_unchanged(tmp_path: Path, monke
     answer = output_of("init", "mine", folder=tmp_path)
     assert answer.splitlines() == ["wrote mine/run.yaml", "wrote mine/my_rewards.py", "wrote mine/prompts.jsonl",
                                  "cd mine && mmgrpo train run.yaml"]  # fmt: skip
-    mine = tmp_path / "mine"
-    assert "10 prompts x 16 members = 160 samples a step" in output_of("explain", "run.yaml", folder=mine)
-    monkeypatch.chdir(mine)
+    folder = tmp_path / "mine"
+    assert "10 prompts x 16 members = 160 samples a step" in output_of("explain", "run.yaml", folder=folder)
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command appends the folder
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # of another test
     assert call("train", "run.yaml", *SMALL).exit_code == 0
-    (line,) = {row["step"]: row for row in map(json.loads, (mine / "runs/my-run/metrics.jsonl").open())}.values()
+    (line,) = {row["step"]: row for row in map(json.loads, (folder / "runs/my-run/metrics.jsonl").open())}.values()
     total = line["reward/digit_verifier/mean"] + 0.1 * line["reward/brightness/mean"]
     assert line["reward/mean"] == pytest.approx(total, rel=1e-5)
-    before = (mine / "run.yaml").read_text()
-    again = call("init", str(mine))
+    before = (folder / "run.yaml").read_text()
+    again = call("init", str(folder))
     assert again.exit_code == 2
     assert "has run.yaml and my_rewards.py and prompts.jsonl already" in again.stderr
-    assert (mine / "run.yaml").read_text() == before
+    assert (folder / "run.yaml").read_text() == before
 
 
 def test_recipes_lists_every_recipe_with_its_note() -> None:
@@ -120,6 +120,8 @@ class TestRewards:
         for name, signature in signatures.items():
             parameters = inspect.signature(resolve("rewards", name)).parameters.values()
             if signature is not None:
-                assert list(signature.takes) == [one.name for one in parameters], name
-                assert list(signature.needs) == [one.name for one in parameters if one.default is one.empty], name
+                assert list(signature.takes) == [parameter.name for parameter in parameters], name
+                assert list(signature.needs) == [
+                    parameter.name for parameter in parameters if parameter.default is parameter.empty
+                ], name
         assert sum(signature is not None for signature in signatures.values()) > 0.9 * len(signatures)
