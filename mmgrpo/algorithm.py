@@ -9,6 +9,7 @@ This module imports no torch, so that ``mmgrpo explain`` prints the plan of a ru
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -27,7 +28,7 @@ from mmgrpo.config import (
     RunConfig,
     TermConfig,
 )
-from mmgrpo.config.numbers import bound, takes
+from mmgrpo.config.numbers import bound, named_in, takes
 from mmgrpo.config.objective import PER_DECISION
 from mmgrpo.config.registry import Registered
 from mmgrpo.config.schedules import Course, Moved, function_of_schedule
@@ -38,6 +39,7 @@ from mmgrpo.data.stream import PromptStream, require_numbers, require_source
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import COMBINING, SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.answer_sources import ANSWER_SOURCES, AnswerSource
 from mmgrpo.maths.changes import mechanism_labels
 from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
 from mmgrpo.maths.controllers import CONTROLLERS
@@ -208,7 +210,8 @@ class Algorithm:
         """
         course, moved, config = course_of(config), Moved(config, {}), resolved(config)
         section, task = config.prompts, config.rollout.task
-        _require_learning_rates(config)
+        for key, optimizer in config.optimizers.items():
+            learning_rate(optimizer, key)
         return cls(
             config=config,
             objective=objective_of(config.objective),
@@ -472,11 +475,20 @@ def prompt_templates_of(config: RolloutConfig) -> dict[str, PromptTemplate]:
     }
 
 
+def answer_source_of(config: AuxiliaryConfig) -> AnswerSource | None:
+    """The source of an auxiliary loss, answers of groups; None: examples. Raises ConfigError as ``objective_of``."""
+    key = f"objective.auxiliary ({config.label})"
+    named_in(key, ChainMap({**ANSWER_SOURCES}, Registered("examples")), config.name)
+    return bound(key, ANSWER_SOURCES, config)() if config.name in ANSWER_SOURCES else None
+
+
 def answer_weight_of(config: AuxiliaryConfig) -> Callable[[Tensor], Tensor]:
     """Weights of answers by the pass rate of their groups. Raises ConfigError as ``objective_of``."""
-    if config.weight_by_success is None:
+    source = answer_source_of(config)
+    if source is None or source.weight_by_success is None:
         return torch.ones_like
-    return bound(f"objective.auxiliary ({config.label}): weight_by_success", ANSWER_WEIGHTS, config.weight_by_success)
+    weight = Named.model_validate(source.weight_by_success)
+    return bound(f"objective.auxiliary ({config.label}): weight_by_success", ANSWER_WEIGHTS, weight)
 
 
 def reward_schedule(config: RewardConfig) -> Callable[[int], float]:
@@ -493,18 +505,6 @@ def learning_rate(config: OptimizerConfig, key: str = "update.optimizer") -> Cal
     schedule = bound(f"{key}.schedule", LEARNING_RATES, config.schedule, supplied=("num_updates",))
     schedule(0, num_updates=1)  # raises for numbers that do not go together
     return schedule
-
-
-def _require_learning_rates(config: RunConfig) -> None:
-    """Raises ConfigError for the schedule of a learning rate that cannot be bound."""
-    sections = {
-        "update": config.update,
-        "update.warmup": config.update.warmup,
-        "advantage.critic": config.advantage.critic,
-    }
-    for key, section in sections.items():
-        if section is not None:
-            learning_rate(section.optimizer, f"{key}.optimizer")
 
 
 def prompt_sampler(named: Named, key: str = "prompts.sampler") -> PromptSampler:

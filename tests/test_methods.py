@@ -47,7 +47,7 @@ def test_index_lists_the_functions_of_a_method() -> None:
     row = {row.method.name: row for row in method_index()}["grpo-guard"]
     assert (row.include, row.method.title, row.method.paper) == ("methods/grpo-guard", "GRPO-Guard", "2510.22319")
     assert row.composition == (
-        "flow_sde 0.7; window all; advantage group within 5; "
+        "flow_sde 0.7; window all; advantage group (eps 0.0001, correction 0) within 5; "
         "clipped (low 2e-06, high 2e-06) of the normalized ratio; weight inverse_step"
     )
     assert row.sources[1] == ("policy.strength", "0.7", "flow_grpo, config/base.py, sample.noise_level")

@@ -255,10 +255,15 @@ def joined_by_answers(output: Path) -> Trainer:
     rollout = {"prompts_per_step": 2, "group_size": 3, "strategy": {"name": "with_answer"}}
     off_policy = {"surrogate": {"name": "shaped", "gamma": 0.1}, "ratio_level": "sequence", "weight": 0.5}
     terms = [{"name": "negative_logprob", "sources": ["demonstration"], "weight": 0.1}]
-    failed = {"label": "failed", "column": "solution", "weight_by_success": {"name": "below", "rate": 0.7}}
+    failed = {
+        "name": "answers",
+        "label": "failed",
+        "column": "solution",
+        "weight_by_success": {"name": "below", "rate": 0.7},
+    }
     read = {
         "label": "aloud",
-        "examples": "python:tests.test_world_sizes:read_aloud",
+        "name": "python:tests.test_world_sizes:read_aloud",
         "batch_size": 4 * TIMES,
         "weight": 0.3,
     }

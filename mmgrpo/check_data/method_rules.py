@@ -230,9 +230,9 @@ def _without_defaults(item: Any) -> Any:
     """A term or an auxiliary loss without keys that have their default; other items as they are."""
     if not isinstance(item, Mapping):
         return item
-    fields = (TermConfig if "name" in item else AuxiliaryConfig).model_fields
-    defaults = {key: field.default for key, field in fields.items() if not field.is_required()}
-    return {key: value for key, value in item.items() if key not in defaults or defaults[key] != value}
+    fields = [*TermConfig.model_fields.items(), *AuxiliaryConfig.model_fields.items()]
+    defaults = [(key, field.default) for key, field in fields if not field.is_required()]
+    return {key: value for key, value in item.items() if (key, value) not in defaults}
 
 
 def _step_faults(config: RunConfig, where: str, *, has_sampler: bool) -> Iterator[Finding]:
@@ -291,7 +291,7 @@ def _has_values(stated: Any, resolved: Any) -> bool:
 def _replaced_list(data: DataFiles, name: str, run: str, key: str, rollout: Any) -> Iterator[Finding]:
     """A fault if a run may replace a list of the method without an error."""
     section, _, last = key.rpartition(".")
-    other = [{"name": "another", "label": "another", "examples": "rows"}]
+    other = [{"name": "another", "label": "another"}]
     overrides: dict[str, Any] = {section: {last: other}} if section else {last: other}
     try:
         data.combined(run, name, rollout=rollout, **overrides)

@@ -304,6 +304,12 @@ class RunConfig(Section):
         return self.tasks if isinstance(self.tasks, dict) else {}
 
     @property
+    def optimizers(self) -> dict[str, OptimizerConfig]:
+        """The optimizers of the policy, the warm-up and the critic, by key."""
+        parts = {"update": self.update, "update.warmup": self.update.warmup, "advantage.critic": self.advantage.critic}
+        return {f"{key}.optimizer": part.optimizer for key, part in parts.items() if part is not None}
+
+    @property
     def held_out(self) -> EvaluationConfig | None:
         """The section ``evaluation`` if it has prompts."""
         return None if self.evaluation is None or self.evaluation.prompts is None else self.evaluation

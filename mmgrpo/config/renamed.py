@@ -26,10 +26,6 @@ RENAMED: Mapping[str, str] = {
     "method": "about.method",
     "name": "about.name",
     "note": "about.note",
-    "objective.auxiliary.begun": "objective.auxiliary.from_prefix",
-    "objective.auxiliary.by_success": "objective.auxiliary.weight_by_success",
-    "objective.auxiliary.in_parts": "objective.auxiliary.per_prompt_template",
-    "objective.auxiliary.per_context": "objective.auxiliary.per_prompt_template",
     "objective.divergence": "objective.kl.divergence",
     "objective.foreign": "objective.off_policy",
     "objective.kl_beta": "objective.kl.beta",
@@ -140,12 +136,15 @@ RENAMED_FUNCTIONS: Mapping[str, str] = {
 RENAMED_NUMBERS: Mapping[str, str] = {
     "as_own": "as_on_policy",
     "behind_prompt": "train_without_template",
+    "by_success": "weight_by_success",
     "context": "prompt_template",
     "contexts": "prompt_templates",
     "final": "end",
     "held": "rows_per_prompt",
+    "in_parts": "per_prompt_template",
     "initial": "start",
     "normalise": "normalize",
+    "per_context": "per_prompt_template",
     "standardised": "standardized",
 }
 """Earlier number of a registered function -> its new name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mmgrpo.algorithm import answer_source_of
 from mmgrpo.config import (
     AdvantageConfig,
     AuxiliaryConfig,
@@ -126,11 +127,13 @@ def _objective(objective: ObjectiveConfig) -> Iterator[str]:
 
 
 def _auxiliary(auxiliary: AuxiliaryConfig) -> str:
-    source = "examples" if auxiliary.column is None else f"the answers in {auxiliary.column}"
-    source = "the prefixes of rows" if auxiliary.from_prefix else source
+    answers = answer_source_of(auxiliary)
+    source = "examples" if answers is None else f"the answers in {answers.column}"
+    source = "the prefixes of rows" if answers is not None and answers.column is None else source
     times = "" if auxiliary.weight == 1 else f"{auxiliary.weight:g} "
-    by_success = auxiliary.weight_by_success
-    weighting = "" if by_success is None else f", {_function(by_success)} {auxiliary.whose_success}"
+    weighting = ""
+    if answers is not None and answers.weight_by_success is not None:
+        weighting = f", {_function(Named.model_validate(answers.weight_by_success))} {answers.whose_success}"
     return f"{times}supervised loss of {source}{weighting}"
 
 

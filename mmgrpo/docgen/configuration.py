@@ -18,6 +18,7 @@ from mmgrpo.data.prompt_templates import PROMPT_TEMPLATES
 from mmgrpo.data.samplers import SAMPLERS as PROMPT_SAMPLERS
 from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.answer_sources import ANSWER_SOURCES
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
@@ -65,6 +66,7 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "objective.surrogate": SURROGATES,
     "objective.terms": TERMS,
     "objective.modulations": MODULATIONS,
+    "objective.auxiliary": ANSWER_SOURCES,
     "objective.bound": BOUNDS,
     "objective.selections": SELECTIONS,
     "objective.aggregate": AGGREGATES,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mmgrpo.config import RunConfig
+from mmgrpo.algorithm import answer_source_of
+from mmgrpo.config import Named, RunConfig
 
 
 def auxiliary_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """A row per item of the section ``objective.auxiliary``."""
     for loss in config.objective.auxiliary:
-        source = f"{loss.batch_size or 64} examples" if loss.column is None else f"its groups' answers ({loss.column})"
-        source = "the prefixes of its rows" if loss.from_prefix else source
-        by_success = loss.weight_by_success
-        weighting = "" if by_success is None else f", weighted by {by_success.name} {loss.whose_success}"
-        line = f"{loss.weight:g} times the supervised loss of {source}{weighting}"
+        answers = answer_source_of(loss)
+        if answers is None:
+            source = f"{loss.batch_size or 64} examples"
+        else:
+            source = f"its groups' answers ({answers.column})" if answers.column else "the prefixes of its rows"
+        line = f"{loss.weight:g} times the supervised loss of {source}"
+        if answers is not None and answers.weight_by_success is not None:
+            function = Named.model_validate(answers.weight_by_success)
+            line += f", weighted by {function.name} {answers.whose_success}"
         yield "auxiliary", f"{loss.label}: in every update {line}"

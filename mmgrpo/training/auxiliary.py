@@ -14,13 +14,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from mmgrpo.algorithm import Algorithm
+from mmgrpo.algorithm import Algorithm, answer_source_of
 from mmgrpo.config import AuxiliaryConfig
 from mmgrpo.data.history import History
 from mmgrpo.data.image_loading import LazyImages, load_image
 from mmgrpo.data.prompt_loading import load_prompts
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.maths.answer_sources import AnswerSource
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy, SupportsTextOffsets
@@ -68,9 +69,10 @@ class Auxiliaries:
             tuple[int, str], tuple[Prompt, Example]
         ] = {}  # the prompt is kept, so that its id stays its own
         self._batches: dict[str, ExampleBatches] = {}
+        self._sources = {config.label: answer_source_of(config) for config in configs}
         for config in configs:
-            if config.examples is not None:
-                examples = load_examples(config.examples, f"objective.auxiliary ({config.label}): examples")
+            if self._sources[config.label] is None:
+                examples = load_examples(config, f"objective.auxiliary ({config.label})")
                 self._batches[config.label] = ExampleBatches(examples, config.batch_size or 64, seed)
 
     def extra_gradient(self, algorithm: Algorithm, advantages: Advantages, first: int) -> ExtraGradient | None:
@@ -94,12 +96,13 @@ class Auxiliaries:
         for config in algorithm.config.objective.auxiliary:
             if config.weight == 0:
                 continue
-            if config.from_prefix:
-                result, num = self._from_beginnings(config, advantages, first + number, rows)
-            elif config.column is None:
+            source = self._sources[config.label]
+            if source is None:
                 result, num = self._from_examples(config, first + number)
+            elif source.column is None:
+                result, num = self._from_beginnings(config, advantages, first + number, rows)
             else:
-                result, num = self._from_answers(config, config.column, algorithm, advantages, first + number, rows)
+                result, num = self._from_answers(config, source, algorithm, advantages, first + number, rows)
             losses[config.label], sums[config.label] = result.local_loss, result.local_sum
             num_forwards += num
         return Gradient(Diagnostics(loss_sums=losses, value_sums=sums), 0.0, num_forwards)
@@ -115,7 +118,7 @@ class Auxiliaries:
     def _from_answers(
         self,
         config: AuxiliaryConfig,
-        column: str,
+        source: AnswerSource,
         algorithm: Algorithm,
         advantages: Advantages,
         number: int,
@@ -123,16 +126,17 @@ class Auxiliaries:
     ) -> tuple[SupervisedResult, int]:
         samples = [advantages.rollout.samples[row] for row in rows]
         parts: list[Part] = [
-            (sample.group, sample.prompt_template if config.per_prompt_template else None) for sample in samples
+            (sample.group, sample.prompt_template if source.per_prompt_template else None) for sample in samples
         ]
         sample_of = dict(zip(parts, samples, strict=True))
-        rate_P = success_rates(advantages, rows, parts, right=config.right)
+        rate_P = success_rates(advantages, rows, parts, right=source.right)
         weight_P = algorithm.answer_weights[config.label](rate_P).tolist()
         part_weights = {part: weight for part, weight in zip(sample_of, weight_P, strict=True) if weight != 0}
 
         def answers() -> Iterator[Example]:
             for part in part_weights:
-                answer, template = self._answer(sample_of[part], column), algorithm.prompt_templates.get(part[1] or "")
+                answer = self._answer(sample_of[part], source.column or "")
+                template = algorithm.prompt_templates.get(part[1] or "")
                 prompt = template(answer.prompt, sample_of[part].member, History()) if template else None
                 yield answer if prompt is None else replace(answer, prompt=prompt)
 
@@ -181,7 +185,7 @@ class Auxiliaries:
 
     def _begun(self, sample: Sample) -> str:
         if not isinstance(self._supervised, SupportsTextOffsets):
-            raise ConfigError("objective.auxiliary: from_prefix needs a policy that generates text: leave it out")
+            raise ConfigError("objective.auxiliary: prefixes needs a policy that generates text: leave it out")
         return (sample.text or "")[: self._supervised.text_offsets(sample)[sample.num_forced - 1]]
 
     def _answer(self, sample: Sample, column: str) -> Example:

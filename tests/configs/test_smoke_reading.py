@@ -33,13 +33,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "dph-rl": {
         "objective.auxiliary": [
             {
+                "name": "rows",
+                "source": "python:tests.configs.test_smoke_reading:prompts",
+                "column": "solution",
+                "writes": True,
                 "label": "rehearsal",
-                "examples": {
-                    "name": "rows",
-                    "source": "python:tests.configs.test_smoke_reading:prompts",
-                    "column": "solution",
-                    "writes": True,
-                },
                 "batch_size": 2,
             }
         ]

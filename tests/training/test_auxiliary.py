@@ -16,7 +16,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import AuxiliaryConfig
+from mmgrpo.config.loading import validated
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import below
@@ -25,7 +27,7 @@ from mmgrpo.training.supervision import EXAMPLES_SEED, SupervisedBatch, accumula
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import brightness, lines, make_policy
 
-ALOUD = "python:tests.test_world_sizes:read_aloud"
+ALOUD = {"name": "python:tests.test_world_sizes:read_aloud"}
 DIGITS = {"name": "mislabeled_digits", "fraction": 0.5}
 STILL = {"surrogate": None, "terms": [{"name": "departure", "weight": 0.0}]}
 """An objective of 0."""
@@ -69,12 +71,20 @@ def weights(trainer: Trainer) -> Tensor:
 
 @pytest.mark.parametrize(("train", "examples"), [(words, ALOUD), (pictures, DIGITS)], ids=["words", "pictures"])
 def test_with_an_objective_of_0_it_is_a_step_of_the_warm_up(train: Any, examples: Any, tmp_path: Path) -> None:
-    auxiliary = {"examples": examples, "batch_size": 4}
+    auxiliary = {**examples, "batch_size": 4}
     alike = {"lr": 1e-3, "betas": (0.9, 0.99)}
     warmed = train(
         tmp_path / "a",
         steps=0,
-        update={"warmup": {**auxiliary, "steps": 1, "optimizer": {**alike, "schedule": "constant"}, "log_every": 1}},
+        update={
+            "warmup": {
+                "examples": examples,
+                "batch_size": 4,
+                "steps": 1,
+                "optimizer": {**alike, "schedule": "constant"},
+                "log_every": 1,
+            }
+        },
     )
     with_auxiliary = train(tmp_path / "b", objective={"auxiliary": [auxiliary]}, update={"optimizer": alike})
     (line,) = lines(with_auxiliary)
@@ -93,7 +103,7 @@ def test_with_weight_0_it_has_no_effect(train: Any, tmp_path: Path) -> None:
             objective={"auxiliary": auxiliary},
             update={"minibatches": 2, "optimizer": {"lr": 1e-3}},
         )
-        for n, auxiliary in enumerate([[], [{"examples": examples, "weight": 0.0}]])
+        for n, auxiliary in enumerate([[], [{**examples, "weight": 0.0}]])
     )
     assert torch.equal(weights(without), weights(with_auxiliary))
     assert [line["count/forwards_per_sample"] for line in lines(without)] == [
@@ -113,6 +123,7 @@ def gradient_norm(policy: LanguagePolicy, loss: Tensor) -> float:
 def test_an_answer_is_supervised_where_its_group_fails(tmp_path: Path) -> None:
     """Success rates 0 and 0.5, threshold 0.25: the first prompt's answer alone, at the weight of one of two prompts."""
     auxiliary = {
+        "name": "answers",
         "label": "expert",
         "column": "solution",
         "weight_by_success": {"name": "below", "rate": 0.25},
@@ -149,6 +160,7 @@ def test_an_answer_is_supervised_for_the_failing_part(tmp_path: Path) -> None:
             **STILL,
             "auxiliary": [
                 {
+                    "name": "answers",
                     "column": "solution",
                     "per_prompt_template": True,
                     "weight_by_success": {"name": "below", "rate": 0.25},
@@ -188,7 +200,7 @@ def read(trainer: Trainer) -> Sequence[Sample]:
 
 def test_an_image_is_supervised_by_flow_matching_on_its_row(tmp_path: Path) -> None:
     rows = [replace(p, columns={"picture": brightness_picture(n)}) for n, p in enumerate(digit_prompts()[:2])]
-    auxiliary = {"label": "own", "column": "picture"}
+    auxiliary = {"name": "answers", "label": "own", "column": "picture"}
     trainer = pictures(
         tmp_path, prompts=rows, objective={**STILL, "auxiliary": [auxiliary]}, update={"optimizer": {"lr": 1e-9}}
     )
@@ -206,10 +218,15 @@ def brightness_picture(number: int) -> Any:
 
 
 def test_a_resumed_run_continues_with_the_next_examples(tmp_path: Path) -> None:
-    failed = {"label": "failed", "column": "solution", "weight_by_success": {"name": "below", "rate": 0.25}}
+    failed = {
+        "name": "answers",
+        "label": "failed",
+        "column": "solution",
+        "weight_by_success": {"name": "below", "rate": 0.25},
+    }
     values: dict[str, Any] = {
         "steps": 2,
-        "objective": {"auxiliary": [failed, {"examples": ALOUD, "batch_size": 2}]},
+        "objective": {"auxiliary": [failed, {**ALOUD, "batch_size": 2}]},
         "update": {"minibatches": 2, "optimizer": {"lr": 1e-2}},
         "checkpoint": {"every": 1},
         "prompts": answered(),
@@ -264,10 +281,11 @@ def test_below_weights_by_1_or_0() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({}, "name one source"),
-        ({"examples": ALOUD, "column": "a"}, "name one source"),
-        ({"column": "a", "batch_size": 2}, "leave out batch_size"),
-        ({"examples": ALOUD, "weight_by_success": "failure"}, "leave out weight_by_success"),
+        ({}, "name is missing: answers, prefixes, or a function of examples"),
+        ({"column": "a"}, "unknown key 'column' of a loss without a name; it is now {name: answers, column: COLUMN}"),
+        ({"from_prefix": True}, "it is now {name: prefixes}"),
+        ({"examples": "rows"}, "it is now {name: rows, source: FILE, column: COLUMN}"),
+        ({"name": "answers", "column": "a", "batch_size": 2}, "leave out batch_size"),
     ],
 )
 def test_an_empty_section_raises(section: dict[str, Any], message: str) -> None:
@@ -275,13 +293,30 @@ def test_an_empty_section_raises(section: dict[str, Any], message: str) -> None:
         AuxiliaryConfig.model_validate(section)
 
 
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"name": "answer"}, "unknown name 'answer'; did you mean answers"),
+        ({"name": "answers"}, "answers needs column"),
+        ({"name": "prefixes", "weight_by_success": "failure"}, "prefixes takes no 'weight_by_success'"),
+        (
+            {"name": "answers", "column": "a", "in_parts": True},
+            "answers takes no 'in_parts'; it is now per_prompt_template",
+        ),
+    ],
+)
+def test_sources_and_their_settings_are_checked(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"objective\.auxiliary \(supervised\): {message}"):
+        Algorithm.of(validated({"objective": {"auxiliary": [section]}}))
+
+
 def test_unsupported_examples_raise(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a text is supervised by the column 'answer'; the row has \['solution'\]"):
-        words(tmp_path / "a", prompts=answered(), objective={"auxiliary": [{"column": "answer"}]})
+        words(tmp_path / "a", prompts=answered(), objective={"auxiliary": [{"name": "answers", "column": "answer"}]})
     with pytest.raises(ConfigError, match=r"auxiliary .supervised.: weight_by_success: unknown name 'bellow'"):
         words(
             tmp_path / "b",
-            objective={"auxiliary": [{"column": "solution", "weight_by_success": {"name": "bellow", "rate": 0.5}}]},
+            objective={"auxiliary": [{"name": "answers", "column": "solution", "weight_by_success": "bellow"}]},
         )
     with pytest.raises(ConfigError, match="logged by label"):
-        words(tmp_path / "c", objective={"auxiliary": [{"column": "a"}, {"column": "b"}]})
+        words(tmp_path / "c", objective={"auxiliary": [ALOUD, ALOUD]})

@@ -200,7 +200,7 @@ class TestControllers:
 
     def test_the_weight_of_an_auxiliary_loss_decreases(self) -> None:
         fades = {"name": "linear", "start": 1, "end": 0, "steps": 4}
-        section = [{"label": "expert", "column": "solution"}]
+        section = [{"name": "answers", "label": "expert", "column": "solution"}]
         config = config_of(objective={"auxiliary": section}, schedules={"objective.auxiliary.expert.weight": fades})
         values = [course_of(config).at(step, Memory()).config.objective.auxiliary[0].weight for step in (0, 1, 4)]
         assert values == [1.0, 0.75, 0.0]
