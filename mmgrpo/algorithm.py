@@ -43,6 +43,7 @@ from mmgrpo.maths.answer_sources import ANSWER_SOURCES, AnswerSource
 from mmgrpo.maths.changes import mechanism_labels
 from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
 from mmgrpo.maths.controllers import CONTROLLERS
+from mmgrpo.maths.critics import CRITIC_LOSSES, CriticLoss
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator
 from mmgrpo.maths.filters import FILTERS, Filter
@@ -103,6 +104,7 @@ class AdvantageChain:
         scales_rewards: whether ``scale`` takes the single rewards.
         estimators: functions that transform the advantage of each decision, in order.
         filters: which samples or decisions train, in order.
+        critic_loss: the loss of the critic; None: no critic.
     """
 
     config: AdvantageConfig
@@ -112,6 +114,7 @@ class AdvantageChain:
     scales_rewards: bool
     estimators: tuple[Estimator, ...]
     filters: tuple[Filter, ...]
+    critic_loss: CriticLoss | None
 
     @classmethod
     def of(cls, config: AdvantageConfig) -> AdvantageChain:
@@ -130,6 +133,9 @@ class AdvantageChain:
             scales_rewards=scales_rewards,
             estimators=estimators_of(config),
             filters=filters_of(config),
+            critic_loss=_call("advantage.critic.loss", CRITIC_LOSSES, config.critic.loss, CriticLoss)
+            if config.critic
+            else None,
         )
 
     @property

@@ -26,16 +26,8 @@ class CriticConfig(Section):
         description="lr and max_grad_norm that are not set have the values of this default, the other settings those "
         "of update.optimizer",
     )
-    clip: float | None = Field(
-        default=0.5,
-        gt=0,
-        description="clip range of the value loss around the rollout's values; null: not clipped",
-    )
-    gamma: float = Field(
-        default=1.0, gt=0, le=1, description="discount of the critic's target, as gae's for the policy"
-    )
-    decay: float = Field(
-        default=0.95, ge=0, le=1, description="lambda of the critic's target; 1: the discounted return"
+    loss: Named = Field(
+        default=Named(name="returns"), description="what its values are trained to be, with its settings"
     )
     warmup_steps: int = Field(default=0, ge=0, description="first steps that train the critic and not the policy")
     freeze_after: int | None = Field(

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 RENAMED: Mapping[str, str] = {
     "advantage.correction": "advantage.scale.correction",
+    "advantage.critic.clip": "advantage.critic.loss.clip",
+    "advantage.critic.decay": "advantage.critic.loss.decay",
+    "advantage.critic.gamma": "advantage.critic.loss.gamma",
     "advantage.critic.optimizer.lr_floor": "advantage.critic.optimizer.schedule.floor",
     "advantage.critic.optimizer.lr_warmup_steps": "advantage.critic.optimizer.schedule.warmup_steps",
     "advantage.divergence": "advantage.kl.divergence",

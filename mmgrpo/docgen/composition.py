@@ -138,8 +138,7 @@ def _auxiliary(auxiliary: AuxiliaryConfig) -> str:
 
 
 def _critic(critic: CriticConfig) -> str:
-    clipped = "" if critic.clip is None else f", clipped at {critic.clip:g}"
-    return f"a critic of returns (gamma {critic.gamma:g}, decay {critic.decay:g}){clipped}"
+    return f"a critic of {_function(critic.loss)}"
 
 
 def _function(named: Named) -> str:

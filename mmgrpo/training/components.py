@@ -100,6 +100,7 @@ class Components:
         require_movable(policy, config.update.reference)
         require_advantages(algorithm)
         plan_at(algorithm, policy, 0)
+        loss = algorithm.advantages.critic_loss
         average = owner.average if owner else Average(parameters, config.update.ema) if config.update.ema else None
         return cls(
             algorithm=algorithm,
@@ -111,7 +112,7 @@ class Components:
             views=build_views(algorithm, policy, device=device, average=average),
             optimizer=owner.optimizer if owner else optimizer_of(algorithm, parameters, job=job, average=average),
             auxiliaries=Auxiliaries(policy, config.objective.auxiliary, seed=config.seed, job=job),
-            critic=CriticTrainer(config, build_critic(config, device), job) if config.advantage.critic else None,
+            critic=None if loss is None else CriticTrainer(config, build_critic(config, device), loss, job),
             warmup=warmup_of(policy, config, job),
             owner=owner,
         )

@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mmgrpo.config import RunConfig
 from mmgrpo.differentiating import backward
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.critics import generalized_advantage, value_loss
+from mmgrpo.maths.critics import CriticLoss, CriticRows
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.policy import Critic
 from mmgrpo.training.auxiliary import ExtraGradient
@@ -28,7 +28,7 @@ from mmgrpo.training.gradients import Gradient
 from mmgrpo.training.rollout_rounds import Rollouts
 from mmgrpo.training.streaming import cells, evaluations, index_of
 from mmgrpo.training.views import override_prompts
-from mmgrpo.types import Rollout
+from mmgrpo.types import Evaluation, Rollout
 from mmgrpo.values import VALUE
 
 
@@ -53,12 +53,13 @@ class CriticTrainer:
         metrics: of its last update, over all processes.
     """
 
-    def __init__(self, config: RunConfig, critic: Critic, job: Job) -> None:
+    def __init__(self, config: RunConfig, critic: Critic, loss: CriticLoss, job: Job) -> None:
         """Creates the optimizer.
 
         Args:
             config: the run's, with a section ``advantage.critic``.
             critic: its weights on the device where it runs.
+            loss: its loss.
             job: the processes.
 
         Raises:
@@ -71,7 +72,7 @@ class CriticTrainer:
                 f"advantage.critic.warmup_steps={section.warmup_steps} leaves the policy none of steps={config.steps}: "
                 "lower the first, or raise the second"
             )
-        self._config, self._critic, self._job = section, critic, job
+        self._config, self._critic, self._loss, self._job = section, critic, loss, job
         self.parameters: Sequence[nn.Parameter] = critic.trainable
         self.optimizer = build_optimizer(
             self.parameters,
@@ -112,12 +113,15 @@ class CriticTrainer:
         if not self._learns:
             self.metrics = {}
             return policy
-        old_BT, scored_B = self._rows.values[VALUE], advantages.scored_N[advantages.local_rows]
-        reward_B = advantages.reward_B.where(scored_B, 0.0)
-        numbers = {"gamma": self._config.gamma, "decay": self._config.decay}
-        target_BT = old_BT + generalized_advantage(old_BT, reward_B, self._rows.mask_BT, **numbers)
-        rows = self._rows.keep(advantages.rollout.mask_BT & scored_B[:, None])
-        return partial(self._accumulate, rows, target_BT, policy)
+        scored_B = advantages.scored_N[advantages.local_rows]
+        rows = CriticRows(
+            old_BT=self._rows.values[VALUE],
+            reward_B=advantages.reward_B.where(scored_B, 0.0),
+            mask_BT=self._rows.mask_BT,
+            segment_BT=self._rows.segment_BT,
+        )
+        trained = self._rows.keep(advantages.rollout.mask_BT & scored_B[:, None])
+        return partial(self._accumulate, trained, rows, policy)
 
     def apply(self) -> None:
         """One update of the weights, if they train."""
@@ -144,21 +148,21 @@ class CriticTrainer:
         self.optimizer.load_state_dict(state["optimizer"], num_updates=num_updates)
 
     def _accumulate(
-        self, rollout: Rollout, target_BT: Tensor, policy: ExtraGradient | None, number: int, rows: Sequence[int]
+        self, rollout: Rollout, all_rows: CriticRows, policy: ExtraGradient | None, number: int, rows: Sequence[int]
     ) -> Gradient:
-        """Adds the gradient of the mean loss over the kept decisions of the update on all processes."""
-        in_update_B = torch.zeros(len(target_BT), dtype=torch.bool)
+        """Adds the gradient of the mean over the terms of the loss in the update on all processes."""
+        in_update_B = torch.zeros(len(all_rows.reward_B), dtype=torch.bool)
         in_update_B[list(rows)] = True
-        rollout = rollout.keep(in_update_B[:, None])
+        term_BT = self._loss.terms(all_rows)
+        rollout = rollout.keep(in_update_B[:, None] & term_BT)
         num = max(sum(self._job.gather(int(rollout.mask_BT.sum()))), 1)
         self.optimizer.clear()
         num_forwards, sums = 0, torch.zeros(2, dtype=torch.float64)
         with closing(evaluations(self._critic, rollout, (VALUE,))) as parts:
             for part in parts:
                 value_BT = part.values[VALUE]
-                fixed = (rollout.values[VALUE], target_BT, rollout.mask_BT)
-                old_BT, batch_target_BT, keep_BT = (cells(matrix_BT, part).to(value_BT.device) for matrix_BT in fixed)
-                loss_BT = value_loss(value_BT, old_BT, batch_target_BT, clip=self._config.clip).where(keep_BT, 0.0)
+                keep_BT = cells(rollout.mask_BT, part).to(value_BT.device)
+                loss_BT = self._loss.of(value_BT, _rows_of(all_rows, part)).where(keep_BT, 0.0)
                 backward(loss_BT.sum() / num)
                 masked_values = (loss_BT.detach(), value_BT.detach().where(keep_BT, 0.0))
                 sums += torch.stack([matrix_BT.double().sum().cpu() for matrix_BT in masked_values])
@@ -167,3 +171,13 @@ class CriticTrainer:
         self.metrics = {"critic/loss": loss, "critic/value_mean": mean}
         gradient = Gradient(Diagnostics(), 0.0, num_forwards)
         return gradient if policy is None else gradient.merge(policy(number, rows))
+
+
+def _rows_of(rows: CriticRows, part: Evaluation) -> CriticRows:
+    """The rows of an evaluation, on its device."""
+    device = part.values[VALUE].device
+    reward_B = rows.reward_B if part.rows is None else rows.reward_B[part.rows.cpu()]
+    old_BT, mask_BT, segment_BT = (
+        cells(matrix_BT, part).to(device) for matrix_BT in (rows.old_BT, rows.mask_BT, rows.segment_BT)
+    )
+    return CriticRows(old_BT=old_BT, reward_B=reward_B.to(device), mask_BT=mask_BT, segment_BT=segment_BT)

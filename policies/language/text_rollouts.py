@@ -237,15 +237,20 @@ class TextRollouts:
             raise ConfigError(
                 "a language policy scores text rollouts only, and this rollout is of another kind of policy"
             )
-        if any(completion.turns for completion in trace.completions):
+        self._require_tokens(rollout)
+        encoded = [self._overridden(rollout, trace, row, prompt) for row, prompt in enumerate(prompts)]
+        return replace(rollout, trace=TextTrace.of(encoded, rollout.prompt_index_B.tolist(), trace.completions))
+
+    def _overridden(self, rollout: Rollout, trace: TextTrace, row: int, prompt: Prompt) -> EncodedPrompt:
+        """A row's prompt in the form of this model; a conversation keeps that with the turns of its environment."""
+        completion = trace.completions[row]
+        if completion.turns and prompt is not rollout.samples[row].prompt:
             raise ConfigError(
                 "a conversation depends on the turns of its environment: views with another prompt are not supported"
             )
-        self._require_tokens(rollout)
-        encoded = [self.encoder(prompt) for prompt in prompts]
-        for encoded_prompt, completion in zip(encoded, trace.completions, strict=True):
-            self.encoder.require_room(encoded_prompt, len(completion.token_T))
-        return replace(rollout, trace=TextTrace.of(encoded, rollout.prompt_index_B.tolist(), trace.completions))
+        encoded = trace.prompts[trace.prompt_of_B[row]] if completion.turns else self.encoder(prompt)
+        self.encoder.require_room(encoded, len(completion.token_T))
+        return encoded
 
     def _require_tokens(self, rollout: Rollout) -> None:
         """Raises ConfigError if the tokens of sampled rows decode to another text here."""

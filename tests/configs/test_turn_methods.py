@@ -22,6 +22,7 @@ from mmgrpo.environment import Environment, Turn
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
+from tests.configs.ablation_runs import CRITIC
 from tests.configs.mechanisms import TURNS
 from tests.policies.families import daily
 from tests.policies.test_language_exchanges import terse
@@ -41,12 +42,17 @@ SMALL: Mapping[str, Any] = {
 
 
 VISION = "qwen2.5-vl"
-EVERYDAY = ("gigpo", "tree-grpo", "ssp", "timesearch-r")
+EVERYDAY = ("spa-rl", "gigpo", "tree-grpo", "ssp", "timesearch-r")
 OTHERWISE: Mapping[str, Mapping[str, Any]] = {
+    "spa-rl": {
+        "advantage.critic.policy": CRITIC,
+        "advantage.critic.warmup_steps": 1,
+        "advantage.critic.freeze_after": 1,
+    },
     "ssp": {"rollout.prompt_templates.solved.pattern": None},
     "timesearch-r": {"rollout.environment": "python:tests.training.test_conversation_branches:Showing"},
 }
-"""Settings of methods that read tags, which a tiny model does not write, or frames."""
+"""Settings of methods that read tags, which a tiny model does not write, or frames, or have a critic."""
 
 
 @final

@@ -105,7 +105,7 @@ class TestConfigAt:
             ({"schedules": {"seed": {"name": "linear"}}}, "seed cannot change"),
             ({"schedules": {"rollout.prompts_per_step": {"name": "linear"}}}, "the order of prompts"),
             ({"schedules": {"rewards.a.timeout_s": {"name": "linear"}}}, "rewards.LABEL.NUMBER"),
-            ({"schedules": {"advantage.critic.gamma": {"name": "linear"}}}, "it is trained throughout the run"),
+            ({"schedules": {"advantage.critic.warmup_steps": {"name": "linear"}}}, "it is trained throughout the run"),
             ({"schedules": {"rollout.task.weight": {"name": "linear"}}}, "combined before the run"),
         ],
     )

@@ -96,6 +96,17 @@ def standardized_BS(value_BS: Tensor, valid_BS: Tensor, groups: Groups, eps: flo
     return groups.rows(score_NG.reshape(S, P, G)).T
 
 
+def standardized_among_BS(scores: Scoped, groups: Groups, eps: float) -> Tensor:
+    """Values standardized over all scopes of all members of a group."""
+    value_SPG, valid_SPG = by_group(scores.value_BS.double(), scores.valid_BS, groups)
+    S, P, G = value_SPG.shape
+    if S * G < 2:
+        return torch.zeros_like(scores.value_BS, dtype=torch.float64)
+    value_PN, valid_PN = (each.transpose(0, 1).reshape(P, S * G) for each in (value_SPG, valid_SPG))
+    score_PN = group_advantage(value_PN, valid_PN, eps=eps)
+    return groups.rows(score_PN.reshape(P, S, G).transpose(0, 1)).T
+
+
 def by_group(value_BS: Tensor, valid_BS: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     return groups.matrix(value_BS.T), groups.valid(valid_BS.T)
 

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.advantages import group_advantage
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
-from mmgrpo.maths.estimators.scoped_credit import by_group, to_end, with_parts
-from mmgrpo.maths.feedback import Feedback, Scoped
-from mmgrpo.maths.group_stats import Groups
-from mmgrpo.system.lazy import torch
+from mmgrpo.maths.estimators.scoped_credit import standardized_among_BS, to_end, with_parts
+from mmgrpo.maths.feedback import Feedback
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,14 +29,4 @@ def process_supervision(
     Source: DeepSeekMath, arXiv:2402.03300, sec. 4.1.3.
     """
     scores = feedback.scopes(reward)
-    return with_parts(advantage_BT, scores, to_end(_standardized_BS(scores, feedback.groups, eps)), weight)
-
-
-def _standardized_BS(scores: Scoped, groups: Groups, eps: float) -> Tensor:
-    value_SPG, valid_SPG = by_group(scores.value_BS.double(), scores.valid_BS, groups)
-    S, P, G = value_SPG.shape
-    if S * G < 2:
-        return torch.zeros_like(scores.value_BS, dtype=torch.float64)
-    value_PN, valid_PN = (each.transpose(0, 1).reshape(P, S * G) for each in (value_SPG, valid_SPG))
-    score_PN = group_advantage(value_PN, valid_PN, eps=eps)
-    return groups.rows(score_PN.reshape(P, S, G).transpose(0, 1)).T
+    return with_parts(advantage_BT, scores, to_end(standardized_among_BS(scores, feedback.groups, eps)), weight)
