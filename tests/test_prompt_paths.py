@@ -80,8 +80,8 @@ def test_media_outside_raise_unless_allowed(form: str, outside: Path) -> None:
     with pytest.raises(
         DataError, match=r"rows.jsonl, line 1: .* is outside of .*/data, .*set prompts.allow_outside: true"
     ):
-        load_prompts(file, pictures=pictures)
-    (prompt,) = load_prompts(file, pictures=pictures, allow_outside=True)
+        load_prompts(file, image_columns=pictures)
+    (prompt,) = load_prompts(file, image_columns=pictures, allow_outside=True)
     media = [*prompt.columns.get("mask", ()), *prompt.images]
     if media:
         assert load_image(media[-1]).getpixel((0, 0)) == (200, 0, 0)

@@ -280,4 +280,4 @@ def test_a_column_of_images_that_no_row_has_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"names the column 'masc', which no row of .*rows.jsonl has; the columns are mask, edge"
     ):
-        load_prompts(path, pictures=["masc"])
+        load_prompts(path, image_columns=["masc"])

@@ -84,8 +84,9 @@ def prompt_of_command(
 
     media = {"images": list(map(str, images)), "audios": list(map(str, audios))}
     row = {"prompt": text, **{name: paths for name, paths in media.items() if paths}, **columns}
-    pictures = settings.prompts.pictures if settings.prompts else ()
-    return prompt_of_row(row, "prompt", where="the prompt of the command line", folder=None, pictures=pictures)
+    image_columns = settings.prompts.image_columns if settings.prompts else ()
+    where = "the prompt of the command line"
+    return prompt_of_row(row, "prompt", where=where, folder=None, image_columns=image_columns)
 
 
 def evaluated_settings_of(

@@ -220,7 +220,7 @@ class EvaluationConfig(Section):
         "tokens; false: without noise, the likeliest tokens",
     )
     seed: int = Field(default=1234, description="the same noise in every evaluation; independent of the run's seed")
-    pictures: int = Field(default=100, ge=0, description="samples written to samples/ per evaluation")
+    saved_samples: int = Field(default=100, ge=0, description="samples written to samples/ per evaluation")
 
     watchdog: WatchdogConfig | None = Field(default=None, description="null: no alerts")
 

@@ -14,7 +14,7 @@ class ReadingConfig(Section):
 
     split: str | None = Field(default=None, description="split of a folder or dataset; needed where there are several")
     text_column: str = Field(default="prompt", description="column that holds the prompt, as text or chat messages")
-    pictures: tuple[str, ...] = Field(
+    image_columns: tuple[str, ...] = Field(
         default=(),
         description="columns with further images besides image and images (masks, edges): paths are relative to the "
         "file's folder, and encoded images are decoded on use",

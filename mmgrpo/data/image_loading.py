@@ -82,7 +82,7 @@ def load_image_column(columns: Mapping[str, object], name: str) -> list[Image.Im
         if not isinstance(value, str | list):
             raise
         raise DataError(
-            f"column '{name}': {error}; prompts.pictures: [{name}] resolves paths relative to the data file"
+            f"column '{name}': {error}; prompts.image_columns: [{name}] resolves paths relative to the data file"
         ) from error
 
 

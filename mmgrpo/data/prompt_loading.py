@@ -55,7 +55,7 @@ def load_prompts(
     text_column: str = "prompt",
     limit: int | None = None,
     allow_fetch: bool = False,
-    pictures: Sequence[str] = (),
+    image_columns: Sequence[str] = (),
     allow_outside: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
 ) -> list[Prompt]:
@@ -87,7 +87,7 @@ def load_prompts(
         limit: maximal number of prompts.
         allow_fetch: whether images, and media in columns for the rewards, may be on the network; videos of the prompt
             may not.
-        pictures: further columns of images, one or a list each (masks, edges), loaded like ``image``.
+        image_columns: further columns of images, one or a list each (masks, edges), loaded like ``image``.
         allow_outside: whether media may be outside of the file's folder, by absolute paths, ``..`` and links; always
             allowed for a live dataset.
         on_error: ``raise`` for unreadable rows, or ``skip`` them with a warning that counts and names them.
@@ -104,7 +104,7 @@ def load_prompts(
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
     require_limit(source, limit)
     unreadable = UnreadableRows(skip=on_error == "skip")
-    rules = _ReadingRules(text_column, allow_fetch, unreadable, tuple(pictures), allow_outside)
+    rules = _ReadingRules(text_column, allow_fetch, unreadable, tuple(image_columns), allow_outside)
     read = (
         _read(str(source), split, rules) if isinstance(source, str | Path) else _from_live_dataset(source, split, rules)
     )
@@ -113,11 +113,11 @@ def load_prompts(
     unreadable.warn(str(where), len(prompts))
     if not prompts:
         raise DataError(f"{where} holds no prompts; it needs at least one")
-    for name in rules.pictures:
+    for name in rules.image_columns:
         if not any(name in prompt.columns for prompt in prompts):
             columns = ", ".join(dict.fromkeys(column for prompt in prompts for column in prompt.columns)) or "none"
             raise DataError(
-                f"pictures names the column '{name}', which no row of {where} has; the columns are {columns}"
+                f"image_columns names the column '{name}', which no row of {where} has; the columns are {columns}"
             )
     return prompts
 
@@ -198,7 +198,7 @@ class _ReadingRules:
     text_column: str
     allow_fetch: bool
     unreadable: UnreadableRows
-    pictures: tuple[str, ...] = ()
+    image_columns: tuple[str, ...] = ()
     allow_outside: bool = False
 
     def roots(self, folder: Path | None) -> tuple[Path, ...] | None:
@@ -216,7 +216,7 @@ class _ReadingRules:
                 where=where,
                 folder=folder,
                 allow_fetch=self.allow_fetch,
-                pictures=self.pictures,
+                image_columns=self.image_columns,
                 roots=self.roots(folder),
             )
         )
@@ -352,7 +352,7 @@ def _select_split(loaded: Any, source: str, split: str | None) -> Any:
 
 def _from_dataset(dataset: Any, rules: _ReadingRules, where: str, folder: Path | None) -> Iterator[Prompt]:
     if is_transformed(dataset):
-        stored = {rules.text_column, *(form.column for form in ROW_FORMATS), *MEDIA_COLUMNS, *rules.pictures}
+        stored = {rules.text_column, *(form.column for form in ROW_FORMATS), *MEDIA_COLUMNS, *rules.image_columns}
         check = partial(require_reachable, allow_fetch=rules.allow_fetch, roots=rules.roots(folder))
         rows = transformed_rows(dataset, where, stored, check)
         return chain.from_iterable(
@@ -369,7 +369,7 @@ def _from_table(dataset: Any, rules: _ReadingRules, where: str, folder: Path | N
             f"{where} has no column '{rules.text_column}'; set text_column to one of {dataset.column_names}"
         )
     media_columns = [
-        name for name in (form.column, *MEDIA_COLUMNS, *rules.pictures) if holds_media(dataset.features.get(name))
+        name for name in (form.column, *MEDIA_COLUMNS, *rules.image_columns) if holds_media(dataset.features.get(name))
     ]
     encoded, plain = dataset.select_columns(media_columns).with_format("arrow"), dataset.remove_columns(media_columns)
     roots = rules.roots(folder)
@@ -381,16 +381,16 @@ def _from_table(dataset: Any, rules: _ReadingRules, where: str, folder: Path | N
             value, called = as_stored[number].column(name)[0].as_py(), f"{where}, row {number}, column '{name}'"
             require_reachable(value, called, allow_fetch=rules.allow_fetch, roots=roots)
         values = read_row(partial(plain.__getitem__, number), f"{where}, row {number}") if plain.column_names else {}
-        values |= {name: _stored(encoded, number, name, rules.pictures) for name in media_columns}
+        values |= {name: _stored(encoded, number, name, rules.image_columns) for name in media_columns}
         return {name: without_null_keys(value) for name, value in values.items()}
 
     for number in range(len(dataset)):
         yield from rules.prompt(partial(row, number), f"{where}, row {number}", folder)
 
 
-def _stored(table: Any, row: int, name: str, pictures: Sequence[str]) -> Any:
+def _stored(table: Any, row: int, name: str, image_columns: Sequence[str]) -> Any:
     """A row's media as stored; images and audio of the prompt are read on access."""
-    if name not in (*COLUMNS["image"], *COLUMNS["audio"], *pictures):
+    if name not in (*COLUMNS["image"], *COLUMNS["audio"], *image_columns):
         return decoded(table[row].column(name)[0].as_py(), table.features[name])
     return [StoredMedium(table, row, name, index) for index in range(len(stored_items(table, row, name)))]
 
@@ -410,7 +410,7 @@ def _require_no_rules(source: str | Path, rules: _ReadingRules) -> None:
     settings = {
         "allow_fetch": rules.allow_fetch,
         "allow_outside": rules.allow_outside,
-        "pictures": list(rules.pictures),
+        "image_columns": list(rules.image_columns),
     }
     if idle := [name for name, value in settings.items() if value]:
         raise DataError(f"{source} names no files, so {' and '.join(idle)} do nothing; remove that")

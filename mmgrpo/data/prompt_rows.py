@@ -63,7 +63,7 @@ def prompt_of_row(
     where: str,
     folder: Path | None,
     allow_fetch: bool = False,
-    pictures: Sequence[str] = (),
+    image_columns: Sequence[str] = (),
     roots: tuple[Path, ...] | None = None,
 ) -> Prompt:
     """The prompt of a row of data; everything except the prompt, negative prompt and media becomes ``columns``.
@@ -74,7 +74,7 @@ def prompt_of_row(
         where: name of the row in errors.
         folder: base of relative paths of media; None: they are not resolved.
         allow_fetch: whether images and audio on the network are allowed.
-        pictures: further columns of images, one or a list each; the row may lack them.
+        image_columns: further columns of images, one or a list each; the row may lack them.
         roots: allowed folders of media; None: all.
 
     Returns:
@@ -108,7 +108,7 @@ def prompt_of_row(
     used = ("negative_prompt", *MEDIA_COLUMNS, *(() if form.is_reward_column else (form.column,)))
     columns = {name: value for name, value in row.items() if name not in used}
     columns |= {name: value for name, value in extra_columns.items() if columns.get(name) is None}
-    columns |= {name: location.pictures(columns[name]) for name in pictures if columns.get(name) is not None}
+    columns |= {name: location.pictures(columns[name]) for name in image_columns if columns.get(name) is not None}
     if messages is None:
         conversation = Conversation(
             None, {kind: [m.item for m in media] for kind, media in row_media.items()}, str(value)

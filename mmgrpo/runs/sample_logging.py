@@ -14,7 +14,7 @@ from mmgrpo.runs.prompt_samples import captions_of, contact_sheet, image_of
 from mmgrpo.types import Sample, Scores
 
 MAX_LOGGED_SAMPLES = 16
-"""Maximal number of samples of an evaluation in a tracker; the run folder keeps ``evaluation.pictures``."""
+"""Maximal number of samples of an evaluation in a tracker; the run folder keeps ``evaluation.saved_samples``."""
 EVALUATION = "evaluation"
 
 

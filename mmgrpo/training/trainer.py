@@ -317,7 +317,7 @@ class Trainer:
         self.session.evaluated.add(self.step)
         if result is not None:
             line = {"step": self.step, **result.metrics(), "time/evaluation_s": time.perf_counter() - clock}
-            self.folder.save_samples(self.step, *result.preview(config.pictures))
+            self.folder.save_samples(self.step, *result.preview(config.saved_samples))
             self._context.show(self.step, *result.preview(MAX_LOGGED_SAMPLES))
             self._log("evaluation.jsonl", line)
             progress.log_evaluation(line)

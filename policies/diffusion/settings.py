@@ -238,7 +238,7 @@ class DenoisingSettings(BaseModel):
     pictures: dict[str, str] = Field(
         default_factory=dict,
         description="further image arguments of the call, with the data columns that hold them: {mask_image: mask}; "
-        "a column holds one image or a list, and prompts.pictures sets their folder",
+        "a column holds one image or a list, and prompts.image_columns sets their folder",
     )
     reading: ReadingSettings = Field(
         default=ReadingSettings(), description="renoising of finished samples, for forward-process losses"

@@ -159,7 +159,7 @@ def test_image_columns_set_further_arguments(tmp_path: Path, as_list: bool) -> N
         path = f"{name}.png"
         rows.append({"prompt": TEXTS[number], "image": f"{number}.png", "where": [path] if as_list else path})
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    prompts = load_prompts(tmp_path / "rows.jsonl", pictures=["where"])
+    prompts = load_prompts(tmp_path / "rows.jsonl", image_columns=["where"])
     assert list(prompts[1].columns["where"]) == [str(tmp_path / "left.png")]
     without = ("image", "mask_image")
     policy = policy_of("sd15-inpaint", without=without, pictures={"mask_image": "where"})
@@ -171,7 +171,8 @@ def test_image_columns_set_further_arguments(tmp_path: Path, as_list: bool) -> N
         expected = in_call.rollout([Prompt(TEXTS[row])], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,)))
         assert sample_difference(expected.samples, rollout.samples[2 * row : 2 * row + 2]) <= 1, name
     with pytest.raises(
-        DataError, match=r"column 'where': .*; prompts.pictures: \[where\] resolves paths relative to the data file"
+        DataError,
+        match=r"column 'where': .*; prompts.image_columns: \[where\] resolves paths relative to the data file",
     ):
         policy.rollout(load_prompts(tmp_path / "rows.jsonl"), group_size=1, seed=SEED)
 

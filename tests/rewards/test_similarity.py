@@ -111,7 +111,7 @@ def test_only_pixels_outside_the_mask_count() -> None:
         edited(image, source),
         drew(image, mask=mask),
     ]
-    rows[0] = edited(image, source, mask=LazyImages((mask,)))  # as prompts.pictures makes it
+    rows[0] = edited(image, source, mask=LazyImages((mask,)))  # as prompts.image_columns makes it
     unchanged = 1 - 0.2 / 8
     everything = 1 - (8 + 0.2) / 16
     scores = EditConsistency()(rows)
@@ -123,7 +123,7 @@ def test_only_pixels_outside_the_mask_count() -> None:
 
 
 def test_a_missing_path_raises_with_the_searched_folder() -> None:
-    with pytest.raises(DataError, match=r"column 'mask': .* prompts.pictures: \[mask\] "):
+    with pytest.raises(DataError, match=r"column 'mask': .* prompts.image_columns: \[mask\] "):
         EditConsistency()([edited(flat(0, 4, 4), flat(0, 4, 4), mask="nowhere.png")])
 
 
