@@ -29,7 +29,7 @@ from mmgrpo.config import (
     TermConfig,
 )
 from mmgrpo.config.numbers import bound, named_in, takes
-from mmgrpo.config.objective import PER_DECISION
+from mmgrpo.config.objective import level_name
 from mmgrpo.config.registry import Registered
 from mmgrpo.config.schedules import Course, Moved, function_of_schedule
 from mmgrpo.data.history import PromptTemplate
@@ -441,7 +441,7 @@ def objective_of(config: ObjectiveConfig) -> Objective:
     return Objective(
         surrogate=surrogate,
         aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
-        ratio_level=_level(config.ratio_level),
+        ratio_level=level_name(config.ratio_level),
         bound=None if config.bound is None else bound("objective.bound", BOUNDS, config.bound),
         selections=_labeled(config.selections, "objective.selections", SELECTIONS, Selection),
         normalize_ratio=config.normalize_ratio,
@@ -450,7 +450,7 @@ def objective_of(config: ObjectiveConfig) -> Objective:
         else bound("objective.step_weight", STEP_WEIGHTS, config.step_weight),
         divergence=config.kl.divergence,
         kl_beta=config.kl.beta,
-        kl_ratio_level=config.kl.ratio_level and _level(config.kl.ratio_level),
+        kl_ratio_level=config.kl.ratio_level and level_name(config.kl.ratio_level),
         entropy_bonus=config.entropy_bonus,
         modulations=modulations,
         further=tuple(_term(term) for term in config.terms),
@@ -561,11 +561,6 @@ def _require_bounds(name: str, surrogate: Callable[..., Any], modulations: Seque
         )
 
 
-def _level(level: str | None) -> str:
-    """The name in ``RATIO_LEVELS`` of a level of the configuration."""
-    return "token" if level in PER_DECISION or level is None else level
-
-
 def _with_lr(named: Named, lr: float) -> Named:
     if named.name not in FILTERS_WITH_LR:
         return named
@@ -587,7 +582,7 @@ def _term(config: TermConfig) -> Term:
 
 def _off_policy_surrogate(config: OffPolicyConfig) -> OffPolicySurrogate:
     surrogate = bound("objective.off_policy.surrogate", SURROGATES, config.surrogate)
-    return OffPolicySurrogate(surrogate=surrogate, ratio_level=_level(config.ratio_level), weight=config.weight)
+    return OffPolicySurrogate(surrogate=surrogate, ratio_level=level_name(config.ratio_level), weight=config.weight)
 
 
 def _window(named: Named | None) -> Callable[..., Sequence[int]] | None:

@@ -17,6 +17,11 @@ PER_DECISION = (None, "token", "step")
 """Levels at which every decision has a separate ratio."""
 
 
+def level_name(level: str | None) -> str:
+    """The name in ``RATIO_LEVELS`` of a level of the configuration."""
+    return "token" if level in PER_DECISION or level is None else level
+
+
 SourceName = Literal["on_policy", "replay", "demonstration"]
 
 
