@@ -22,9 +22,11 @@ class Reward(Protocol):
     Optional attributes: ``concurrent`` (bool): the reward may run on a thread in parallel to the rollout and other
     rewards, on some complete groups at a time. ``deterministic`` (bool): the score of a sample depends only on that
     sample (its prompt with its columns, and the generated output), not on its group, position or time, so results are
-    cached. ``needs_values``: names of ``Sample.values`` that the policy must compute. ``needs_columns``: required data
-    columns; a run without any row that has them raises an error (for built-in rewards these are ``column``,
-    ``text_column`` and the columns of wrapped rewards). The method ``reference_error(value)`` returns why a value of
+    cached. ``reads_environments`` (bool): it reads ``Sample.environment``, so that on several processes an evaluation,
+    too, calls it in each process with the samples of that process. ``needs_values``: names of ``Sample.values`` that
+    the policy must compute. ``needs_columns``: required data columns; a run without any row that has
+    them raises an error (for built-in rewards these are ``column``, ``text_column`` and the columns of wrapped
+    rewards). The method ``reference_error(value)`` returns why a value of
     that column is not a valid reference, or None; a run without a readable reference raises an error.
     """
 

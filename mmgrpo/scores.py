@@ -133,6 +133,30 @@ class Scores:
             },
         )
 
+    @classmethod
+    def joined(cls, names: Sequence[str], parts: Sequence[Scores]) -> Scores:
+        """The scores of the same samples by several sets of rewards.
+
+        Args:
+            names: the rewards of all parts, in the order of the result.
+            parts: the scores.
+
+        Returns:
+            The scores.
+        """
+        order = [name for part in parts for name in part.names]
+        columns = [order.index(name) for name in names]
+        return cls(
+            names=tuple(names),
+            weight_R=torch.cat([part.weight_R for part in parts])[columns],
+            value_BR=torch.cat([part.value_BR for part in parts], dim=1)[:, columns],
+            valid_BR=torch.cat([part.valid_BR for part in parts], dim=1)[:, columns],
+            **{
+                field_name: {name: value for part in parts for name, value in getattr(part, field_name).items()}
+                for field_name in (*PER_SAMPLE, "took_s")
+            },
+        )
+
     def rows(self, chosen: Sequence[int]) -> Scores:
         """The scores of some samples, in the order of ``chosen``; the seconds remain those of all samples."""
         return replace(

@@ -45,6 +45,8 @@ class NamedReward:
         concurrent: whether it may run on a thread, in parallel to rollout and other rewards; None: as the function
             declares.
         deterministic: whether results are cached; None: as the function declares. See ``Reward``.
+        reads_environments: whether it is called where a sample's conversation took place; None: as the function
+            declares. See ``Reward``.
         needs_values: names of ``Sample.values`` that it reads; None: as the function declares.
         needs_columns: data columns that it requires; None: those of ``column_uses``.
         verifier: whether rewards of methods may use it as the verifier; None: if its weight is above 0 and it is not a
@@ -62,6 +64,7 @@ class NamedReward:
     timeout_s: float | None = None
     concurrent: bool | None = None
     deterministic: bool | None = None
+    reads_environments: bool | None = None
     needs_values: tuple[str, ...] | None = None
     needs_columns: tuple[str, ...] | None = None
     verifier: bool | None = None
@@ -82,6 +85,9 @@ class NamedReward:
         if self.needs_values is None:
             object.__setattr__(self, "needs_values", tuple(_declared(self.function, "needs_values", default=())))
         object.__setattr__(self, "function", as_reward(self.function))
+        if self.reads_environments is None:
+            reads_environments = _declared(self.function, "reads_environments", default=False) is True
+            object.__setattr__(self, "reads_environments", reads_environments)
         if self.needs_columns is None:
             columns = [use.column for use in column_uses(self.function)]
             object.__setattr__(self, "needs_columns", tuple(dict.fromkeys(columns)))

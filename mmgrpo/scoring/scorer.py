@@ -92,13 +92,25 @@ class Scorer:
         Returns:
             The scorer, which shares the call queues of this one; None if all rewards are deterministic.
         """
-        chosen = [r for r, reward in enumerate(self._rewards) if not reward.deterministic]
+        return self._part([r for r, reward in enumerate(self._rewards) if not reward.deterministic])
+
+    def by_place(self) -> tuple[Scorer | None, Scorer | None]:
+        """A scorer of the rewards that read environments, which score samples in the process that sampled them, and one
+        of the others; each shares the call queues and caches of this one.
+
+        Returns:
+            The scorers; None for one without rewards.
+        """
+        local = [r for r, reward in enumerate(self._rewards) if reward.reads_environments]
+        return self._part(local), self._part([r for r in range(len(self._rewards)) if r not in local])
+
+    def _part(self, chosen: Sequence[int]) -> Scorer | None:
         if not chosen:
             return None
         rewards = [self._rewards[r] for r in chosen]
-        comparing = Scorer(rewards, max_failure_frac=self._max_failure_frac, cache_mb=self._cache_mb)
-        comparing._workers = [self._workers[r] for r in chosen]
-        return comparing
+        part = Scorer(rewards, max_failure_frac=self._max_failure_frac, cache_mb=self._cache_mb)
+        part._workers = [self._workers[r] for r in chosen]
+        return part
 
     def try_out(self, samples: Sequence[Sample]) -> None:
         """Call every reward on a few samples to check that it works; the results are discarded.

@@ -85,21 +85,21 @@ class TrlReward:
         self._named = frozenset(p.name for p in named)
         self._anything = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
         self._required = tuple(name for name in required if name not in (*_LOGGING, _STATE))
-        self._needs_objects = "environments" in self._named
+        self.reads_environments = "environments" in self._named
         self.needs_columns = self._required
         self._dropped = tuple(name for name in required if name in _LOGGING)  # their input is discarded
 
     def __call__(self, samples: Sequence[Sample]) -> Sequence[float | None]:
-        if self._needs_objects and any(sample.environment and _object_of(sample) is None for sample in samples):
+        if self.reads_environments and any(sample.environment and _object_of(sample) is None for sample in samples):
             raise RewardError(
                 f"{_name(self._function)} reads the objects of conversations, which stay in the process that sampled "
-                "them: evaluate on one process, or remove it from evaluation.rewards"
+                "them: a reward that calls it needs the attribute reads_environments = True"
             )
         rows = [
             i
             for i, sample in enumerate(samples)
             if all(name in sample.prompt.columns for name in self._required)
-            and not (self._needs_objects and _object_of(sample) is None)
+            and not (self.reads_environments and _object_of(sample) is None)
         ]
         if not rows:
             have = sorted({name for sample in samples for name in sample.prompt.columns})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -135,6 +135,7 @@ class _ObjectReward:
     """The sum of the environment's rewards for the turns of the samples whose object is of a class."""
 
     kind: type
+    reads_environments: ClassVar[bool] = True
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         return [self._total(sample) for sample in samples]

@@ -113,7 +113,8 @@ def evaluate(
     on_samples: Callable[[Sequence[Sample]], None] | None = None,
     show: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
 ) -> EvaluationResult | None:
-    """Samples ``samples_per_prompt`` for every prompt and calls the rewards once with all of them.
+    """Samples ``samples_per_prompt`` for every prompt and calls the rewards once with all of them; those that read
+    environments are called in each process with its own.
 
     Args:
         policy: the policy that samples; its noise is off unless the configuration has it on.
@@ -149,11 +150,17 @@ def evaluate(
         samples = [
             replace(sample, prompt=prompt_of_group[sample.group]) if show else sample for sample in rollout.samples
         ]
+    local, others = judges.by_place()
+    local_scores = job.run_on_leaders(lambda: local(samples) if local and (samples or job.rank == 0) else None)
     all_samples = [sample for part in job.gather(samples) for sample in part]
     if not job.is_main:
         return None
-    all_samples.sort(key=lambda sample: (sample.group, sample.member))
-    return EvaluationResult(all_samples, judges(all_samples), policy)
+    order = sorted(range(len(all_samples)), key=lambda row: all_samples[row].identity)
+    all_samples = [all_samples[row] for row in order]
+    parts = [others(all_samples)] if others else []
+    if local:
+        parts.append(Scores.concat([scores for scores in local_scores if scores is not None]).rows(order))
+    return EvaluationResult(all_samples, Scores.joined(judges.names, parts), policy)
 
 
 def probe_rewards(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer]) -> None:
