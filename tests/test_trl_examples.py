@@ -1,4 +1,4 @@
-"""Examples of TRL's documentation (grpo_trainer.md), each with ``trl`` and with ``mmgrpo.trl`` as the only difference."""
+"""Examples of TRL's documentation (grpo_trainer.md), with ``trl`` and with ``mmgrpo.trl`` as the only difference."""
 
 from __future__ import annotations
 

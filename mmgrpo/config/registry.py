@@ -177,6 +177,8 @@ ENVIRONMENTS: Mapping[str, str] = {
     "sql": "mmgrpo.environments.sql:SqlEnvironment",
     "mcp": "mmgrpo.environments.mcp_tools:McpEnvironment",
     "text_game": "mmgrpo.environments.text_games:TextGameEnvironment",
+    "gymnasium": "mmgrpo.environments.gymnasium_games:GymnasiumEnvironment",
+    "openenv": "mmgrpo.environments.openenv_client:OpenEnvEnvironment",
     "miniwob": "mmgrpo.environments.miniwob_pages:MiniwobEnvironment",
     "simulated": "mmgrpo.environments.simulated:SimulatedEnvironment",
     "combined": "mmgrpo.environments.combined:CombinedEnvironment",

@@ -14,7 +14,8 @@ from typing import Any, Protocol, final
 from PIL import Image
 
 from mmgrpo.environment import Environment, Turn
-from mmgrpo.errors import ConfigError, DataError, MissingPackageError
+from mmgrpo.environments.seeds import seed_of
+from mmgrpo.errors import ConfigError, MissingPackageError
 from mmgrpo.system.extras import missing, required
 from mmgrpo.system.targets import import_attribute
 from mmgrpo.types import Prompt
@@ -161,9 +162,7 @@ class MiniwobEnvironment(Environment):
 
         Raises: DataError if the row has no integer in the column ``seed``.
         """
-        seed = prompt.columns.get("seed")
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise DataError(f"the task needs an integer in the column 'seed' of the row, got {seed!r:.50}")
+        seed = seed_of(prompt, "the task")
         self._tab = self._browser.open(self._url)
         instruction = self._browser.script(self._tab, BEGIN, str(seed))
         return Turn(text=str(instruction).strip(), images=[self._screenshot()])

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, final
 
 from mmgrpo.environment import Environment, Turn
-from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.environments.seeds import seed_of
+from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import required
 from mmgrpo.system.lazy import numpy
 from mmgrpo.tool_calls import bounded
@@ -60,9 +61,7 @@ class TextGameEnvironment(Environment):
 
         Raises: DataError if the row has no integer in the column ``seed``.
         """
-        seed = prompt.columns.get("seed")
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise DataError(f"the game needs an integer in the column 'seed' of the row, got {seed!r:.50}")
+        seed = seed_of(prompt, "the game")
         self._with_random_state(lambda: self._game.reset(num_players=1, seed=seed), seed)
         return Turn(text=self._messages())
 

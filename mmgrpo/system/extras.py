@@ -34,6 +34,8 @@ EXTRA_OF: Mapping[str, str] = {
     "duckdb": "sql",
     "mcp": "mcp",
     "textarena": "games",
+    "gymnasium": "gymnasium",
+    "openenv": "openenv",
     "reasoning_gym": "reasoning-gym",
     "miniwob": "screens",
     "selenium": "screens",
