@@ -24,7 +24,9 @@ from tests.policies.letters import letters
 
 
 def run_of(**limits: Any) -> RunConfig:
-    return validated({"evaluation": {"prompts": {"source": "x.txt"}, "watchdog": {"window": 2, **limits}}})
+    settings = {key: limits.pop(key) for key in ("stop", "window", "interval", "held_out") if key in limits}
+    watchdog = {"window": 2, "limits": limits, **settings}
+    return validated({"evaluation": {"prompts": {"source": "x.txt"}, "watchdog": watchdog}})
 
 
 def dog_of(**limits: Any) -> Watchdog:
@@ -193,6 +195,8 @@ def test_invalid_settings_raise() -> None:
         watchdog_inputs(run_of(stop=["hacking"]), ["easy"], ["easy"])
     with pytest.raises(ConfigError, match=r"evaluation\.watchdog\.stop"):
         run_of(stop=["hack"])
+    with pytest.raises(ConfigError, match=r"watchdog\.limits: there is no alert 'hack'; did you mean hacking"):
+        run_of(hack=0.2)
     assert watchdog_inputs(validated({}), ["easy"], ["easy"]) is None
 
 
@@ -255,6 +259,30 @@ class TestWhatIsTrainedOn:
         assert subject.held_out == held_out
 
 
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"hacking": 0.0}, r"hacking must be in \(0, inf\), got 0"),
+        ({"diversity": 1.0}, r"diversity must be in \(0, 1\), got 1"),
+        ({"length": 1.0}, r"length must be in \(1, inf\), got 1"),
+        ({"dead_groups": 1.5}, r"dead_groups must be in \(0, 1\], got 1.5"),
+        ({"no_effect": -0.1}, r"no_effect must be in \[0, 1\), got -0.1"),
+    ],
+)
+def test_limits_out_of_range_raise(limits: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_of(**limits)
+
+
+def test_limits_at_the_ends_of_their_ranges_are_valid() -> None:
+    watchdog = run_of(dead_groups=1.0, no_effect=0.0, grid=None).watchdog
+    assert watchdog is not None
+    assert watchdog.limits == {
+        "hacking": 0.1, "diversity": 0.5, "length": 2.0, "grid": None, "dead_groups": 1.0, "on_policy_gap": 1.0,
+        "no_effect": 0.0,
+    }  # fmt: skip
+
+
 def test_explain_lists_the_alerts() -> None:
     text = " ".join(explanation(run_of(stop=["grid"], length=None)).split())
     kinds = "hacking, diversity, grid, dead_groups, on_policy_gap, no_effect"
@@ -312,7 +340,7 @@ def test_a_reward_that_is_hacked_rings(stop: list[str], tmp_path: Path) -> None:
             "prompts": {"source": str(tmp_path / "prompts.txt")},
             "rewards": [{"name": "python:tests.test_watchdog:no_e", "label": "no_e"}],
             "every": 2,
-            "watchdog": {"window": 4, "stop": stop, "diversity": None},
+            "watchdog": {"window": 4, "stop": stop, "limits": {"diversity": None}},
         },
     }
     trainer = Trainer(letters(), {"taste": bad_taste}, [Prompt("one"), Prompt("two")], config)
