@@ -22,5 +22,10 @@ TEACHER = Step(
     values={of_view("teacher"): [[-0.9], [-0.9]], of_view("reference"): [[-1.5], [-1.5]]},
 )
 
+A_THREE = 1 / 3 / 0.5773513
+
+# 1 and 0 were sampled, a refinement of 1 has the probability 0.1, so p / (p + 0.1) is 1/2: A (-1 + 2 - 1/2) = A / 2
+REFINED = Step(reward=(1, 0, 1), sources=(0, 0, 2), old_logprob=[[-1.0], [-1.0], [log(0.1)]], entropy=[[0.0]] * 3)
+
 UP, DOWN = log(2.0), log(0.5)
 SCORED = ((0.25, 0.25), (-0.1, -0.1), (0.05, 0.05), (0.0, 0.0))  # sums 0.5, -0.2, 0.1, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,6 +19,7 @@ from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import clipped
 from mmgrpo.maths.terms import divergence_term
 from mmgrpo.values import ENTROPY, from_reference
+from tests.maths.decision_rows import decisions_at
 
 MASK_BT = torch.tensor([[True, True], [True, False]])
 K3 = from_reference("k3")
@@ -26,14 +28,13 @@ K3 = from_reference("k3")
 def decisions_of(log_ratio: list[list[float]], advantage: list[list[float]], **values: torch.Tensor) -> Decisions:
     old_BT = torch.full((2, 2), -1.0)
     totals = count(MASK_BT)
-    return Decisions(
-        logprob_BT=(old_BT + torch.tensor(log_ratio)).requires_grad_(),
+    return decisions_at(
+        (old_BT + torch.tensor(log_ratio)).requires_grad_(),
         old_logprob_BT=old_BT,
         advantage_BT=torch.tensor(advantage),
         mask_BT=MASK_BT,
         weight_BT=sequence_mean(MASK_BT, totals),
         mean_weight_BT=sequence_mean(MASK_BT, totals),
-        segment_BT=torch.zeros(2, 2, dtype=torch.long),
         values={K3: values["k3"]} if "k3" in values else {},
     )
 
@@ -85,12 +86,8 @@ def test_adjusted_decisions_are_those_of_both_steps() -> None:
         selections=objective.selections,
         modulations=(halve,),
     )
-    decisions = decisions_of([[0.0, 0.0]] * 2, [[1.0, 1.0]] * 2)
     entropy_BT = torch.tensor([[3.0, 1.0], [2.0, 9.0]])
-    decisions = Decisions(
-        **{name: getattr(decisions, name) for name in Decisions.__dataclass_fields__ if name != "values"},
-        values={ENTROPY: entropy_BT},
-    )
+    decisions = replace(decisions_of([[0.0, 0.0]] * 2, [[1.0, 1.0]] * 2), values={ENTROPY: entropy_BT})
     job_values = {ENTROPY: entropy_BT[MASK_BT]}
     adjusted = objective.adjusted(decisions, job_values)
     both = objective.selected(objective.modulated(decisions, job_values), job_values)

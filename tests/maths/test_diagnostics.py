@@ -12,9 +12,10 @@ from torch import Tensor
 
 from mmgrpo.maths.aggregates import count, token_mean
 from mmgrpo.maths.diagnostics import Diagnostics
-from mmgrpo.maths.objectives import Decisions, Objective
+from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import clipped
 from mmgrpo.values import ENTROPY, Value, from_reference
+from tests.maths.decision_rows import decisions_at
 
 
 def measure(
@@ -22,13 +23,11 @@ def measure(
 ) -> Diagnostics:
     """Of an objective with the given parts beside its surrogate."""
     mask_BT = torch.ones_like(ratio_BT, dtype=torch.bool)
-    decisions = Decisions(
-        logprob_BT=ratio_BT.log(),
+    decisions = decisions_at(
+        ratio_BT.log(),
         old_logprob_BT=torch.zeros_like(ratio_BT),
         advantage_BT=advantage_BT,
-        mask_BT=mask_BT,
         weight_BT=token_mean(mask_BT, count(mask_BT)),
-        segment_BT=torch.zeros_like(ratio_BT, dtype=torch.int64),
         values=values or {},
     )
 

@@ -16,6 +16,7 @@ from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.sequence_scores import SCORES, score
 from mmgrpo.maths.terms import TERMS, Term, group_losses
 from mmgrpo.values import Value
+from tests.maths.decision_rows import decisions_at
 
 OF_GROUPS = ("centered_regression", "preference", "gvpo", "real", "disco", "pacs", "equivalents")
 
@@ -45,13 +46,11 @@ def decisions_of(
     def expanded(each: Sequence[float]) -> Tensor:
         return torch.tensor(each)[:, None].expand(shape)
 
-    return Decisions(
-        logprob_BT=logprob_BT,
+    return decisions_at(
+        logprob_BT,
         old_logprob_BT=torch.full(shape, -1.0, dtype=torch.float64),
         advantage_BT=expanded(advantages or rewards).double(),
         mask_BT=torch.ones(shape, dtype=torch.bool) if mask is None else torch.tensor(mask).bool(),
-        weight_BT=torch.ones(shape),
-        segment_BT=torch.zeros(shape, dtype=torch.long),
         reward_BT=expanded(rewards).double(),
         group_BT=expanded(groups),
         num_groups=num_groups or len(set(groups)),

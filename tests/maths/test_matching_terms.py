@@ -13,6 +13,7 @@ from mmgrpo.maths.terms.group_losses import optimality
 from mmgrpo.methods.group_losses.dgpo import dgpo, group_weight
 from mmgrpo.methods.sampling.diffusion_nft import diffusion_nft, negative_error, positive_error
 from mmgrpo.values import Value
+from tests.maths.decision_rows import decisions_at
 
 # t 0.6, x0 (0.5, -0.5), eps (1, 0): x_t (0.8, -0.2); v_old (0.4, 0.6), v (0.5, 0.45)
 X0 = torch.tensor([[0.5, -0.5]], dtype=torch.float64)
@@ -33,13 +34,12 @@ def decisions_of(
 ) -> Decisions:
     shape = logprob_BT.shape
     mask_BT = torch.ones(shape, dtype=torch.bool) if mask_BT is None else mask_BT
-    return Decisions(
-        logprob_BT=logprob_BT,
+    return decisions_at(
+        logprob_BT,
         old_logprob_BT=logprob_BT.detach() if old_BT is None else old_BT,
         advantage_BT=advantage_BT,
         mask_BT=mask_BT,
         weight_BT=mask_BT.double() / mask_BT.sum(),
-        segment_BT=torch.zeros(shape, dtype=torch.long),
         group_BT=None if groups is None else torch.tensor(groups)[:, None].expand(shape),
         values=values or {},
     )

@@ -32,6 +32,7 @@ from mmgrpo.methods.selection.d3s import top_product
 from mmgrpo.methods.selection.dcpo_clip import by_old_probability
 from mmgrpo.methods.selection.kl_cov import kl_covariance
 from mmgrpo.values import DRIFT, ENTROPY
+from tests.maths.decision_rows import decisions_at
 
 
 def decisions_of(
@@ -50,13 +51,11 @@ def decisions_of(
         return torch.zeros(shape) if each is None else torch.tensor(each)
 
     old_BT = filled(logprob if old_logprob is None else old_logprob)
-    return Decisions(
-        logprob_BT=filled(old_logprob if logprob is None else logprob),
+    return decisions_at(
+        filled(old_logprob if logprob is None else logprob),
         old_logprob_BT=old_BT,
         advantage_BT=filled(advantage),
         mask_BT=torch.ones(shape, dtype=torch.bool) if mask is None else torch.tensor(mask).bool(),
-        weight_BT=torch.ones(shape),
-        segment_BT=torch.zeros(shape, dtype=torch.long),
         values={} if entropy is None else {ENTROPY: filled(entropy)},
     )
 

@@ -16,6 +16,7 @@ from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import clipped, unclipped
 from mmgrpo.types import Noise
 from mmgrpo.values import DRIFT
+from tests.maths.decision_rows import decisions_at
 
 
 def inverse_step(noise: Noise, mask_BT: Tensor) -> Tensor:
@@ -37,13 +38,10 @@ def single_step(mean: Tensor, advantage: float) -> Decisions:
     def as_BT(value: Tensor | float) -> Tensor:
         return torch.as_tensor(value, dtype=torch.float64).reshape(1, 1)
 
-    return Decisions(
-        logprob_BT=as_BT(gaussian_logprob(mean)),
+    return decisions_at(
+        as_BT(gaussian_logprob(mean)),
         old_logprob_BT=as_BT(gaussian_logprob(OLD_MEAN)),
         advantage_BT=as_BT(advantage),
-        mask_BT=torch.ones(1, 1, dtype=torch.bool),
-        weight_BT=torch.ones(1, 1),
-        segment_BT=torch.zeros(1, 1, dtype=torch.int64),
         std_BT=as_BT(STD),
         values={DRIFT: as_BT((mean - OLD_MEAN).square().mean() / (2 * STD**2))},
     )
@@ -79,13 +77,11 @@ def test_grpo_guard_step():
 def test_gspo_on_denoising_steps_is_gspo_on_tokens():
     # two steps whose ratios are 1.1 and 0.9 share the ratio sqrt(0.99)
     logprob_BT = torch.tensor([[1.1, 0.9]], dtype=torch.float64).log().requires_grad_()
-    decisions = Decisions(
-        logprob_BT=logprob_BT,
+    decisions = decisions_at(
+        logprob_BT,
         old_logprob_BT=torch.zeros(1, 2, dtype=torch.float64),
         advantage_BT=torch.full((1, 2), 3.0, dtype=torch.float64),
-        mask_BT=torch.ones(1, 2, dtype=torch.bool),
         weight_BT=torch.full((1, 2), 0.5),
-        segment_BT=torch.zeros(1, 2, dtype=torch.int64),
     )
     ppo = functools.partial(clipped, low=0.2, high=0.2)
     loss = Objective(surrogate=ppo, aggregate=sequence_mean, ratio_level="sequence")(decisions)

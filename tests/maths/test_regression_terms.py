@@ -13,6 +13,7 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.methods.credit.direct_advantage_policy_optimization import advantage_regression
 from mmgrpo.methods.surrogates.laser import self_reward, self_rewarded
 from mmgrpo.values import end_logprob
+from tests.maths.decision_rows import decisions_at
 from tests.maths.feedback_rows import feedback_of
 
 
@@ -21,14 +22,12 @@ def decisions_of(
 ) -> tuple[Decisions, Tensor]:
     """Rows of one group, their old log-probabilities 0 and the advantages those of the reward; the token's too."""
     logprob_BT = torch.tensor(logprob, dtype=torch.float64, requires_grad=True)
-    mask_BT, shape = torch.ones_like(logprob_BT, dtype=torch.bool), logprob_BT.shape
+    shape = logprob_BT.shape
     reward_BT = torch.tensor(reward, dtype=torch.float64)[:, None].expand(shape)
-    rows = Decisions(
-        logprob_BT=logprob_BT,
+    rows = decisions_at(
+        logprob_BT,
         old_logprob_BT=torch.zeros(shape, dtype=torch.float64),
         advantage_BT=reward_BT,
-        mask_BT=mask_BT,
-        weight_BT=mask_BT.double(),
         segment_BT=torch.zeros(shape, dtype=torch.long) if segments is None else torch.tensor(segments),
         reward_BT=reward_BT,
         group_BT=torch.zeros(shape, dtype=torch.long),

@@ -20,6 +20,7 @@ from mmgrpo.maths.selections import SELECTIONS, near_policy, quantile, ratio_top
 from mmgrpo.maths.surrogates import clipped, unclipped
 from mmgrpo.methods.selection.earl import sample_top_entropy
 from mmgrpo.values import ENTROPY, Value, from_reference
+from tests.maths.decision_rows import decisions_at
 
 NAN = float("nan")
 MASK_BT = torch.tensor([[True, True, True], [True, True, False]])
@@ -30,16 +31,15 @@ ENTROPY_BT = torch.tensor([[0.1, 0.5, 0.3], [0.4, 0.2, NAN]])
 
 
 def decisions(values: Mapping[Value, Tensor] | None = None, **changes: Any) -> Decisions:
-    zero_BT = torch.zeros(2, 3)
     fields: dict[str, Any] = {
-        "logprob_BT": zero_BT,
-        "old_logprob_BT": zero_BT,
+        "logprob_BT": torch.zeros(2, 3),
+        "old_logprob_BT": torch.zeros(2, 3),
         "advantage_BT": torch.tensor([[1.0], [-1.0]]).expand(2, 3),
         "mask_BT": MASK_BT,
         "weight_BT": token_mean(MASK_BT, count(MASK_BT)),
-        "segment_BT": torch.zeros(2, 3, dtype=torch.int64),
+        "values": {ENTROPY: ENTROPY_BT} if values is None else values,
     }
-    return Decisions(**(fields | changes), values={ENTROPY: ENTROPY_BT} if values is None else values)
+    return decisions_at(**(fields | changes))
 
 
 def test_the_share_of_the_highest_entropies_is_kept() -> None:

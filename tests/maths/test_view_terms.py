@@ -18,6 +18,7 @@ from mmgrpo.maths.terms.divergence_terms import divergence
 from mmgrpo.maths.terms.view_terms import distillation, negative_logprob
 from mmgrpo.methods.selection.kl_cov import departure
 from mmgrpo.values import Value, from_reference, mask_of_view
+from tests.maths.decision_rows import decisions_at
 
 MASKED = Value("logprob", "masked")
 
@@ -32,13 +33,11 @@ def decisions_of(
     """The mean over the kept decisions."""
     logprob_BT = torch.tensor(logprob, dtype=torch.float64, requires_grad=True)
     mask_BT = torch.ones(logprob_BT.shape, dtype=torch.bool) if mask is None else torch.tensor(mask).bool()
-    return Decisions(
-        logprob_BT=logprob_BT,
+    return decisions_at(
+        logprob_BT,
         old_logprob_BT=logprob_BT.detach() if old is None else torch.tensor(old, dtype=torch.float64),
-        advantage_BT=torch.zeros_like(logprob_BT),
         mask_BT=mask_BT,
         weight_BT=mask_BT.double() / mask_BT.sum(),
-        segment_BT=torch.zeros(logprob_BT.shape, dtype=torch.long),
         values=view or {},
     )
 

@@ -16,6 +16,7 @@ from mmgrpo.methods.surrogates.rover import uniform_policy_value
 from mmgrpo.methods.surrogates.simko import clipped_with_candidates, likeliest_of_wrong
 from mmgrpo.methods.surrogates.siren import anchored_entropy, first_measured
 from mmgrpo.values import ENTROPY, LOGPROB_MEAN, RANK, Value, nucleus_entropy, top_logprob
+from tests.maths.decision_rows import decisions_at
 
 Rows = Sequence[Sequence[float]]
 UNSURE = [[0.1, 0.2, 3.0]] * 2
@@ -35,13 +36,12 @@ def decisions_of(
     old_BT = torch.full(shape, -1.0, dtype=torch.float64)
     change_BT = torch.zeros(shape, dtype=torch.float64) if log_ratio is None else torch.tensor(log_ratio).double()
     of_rows = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).expand(shape)
-    return Decisions(
-        logprob_BT=(old_BT + change_BT).requires_grad_(),
+    return decisions_at(
+        (old_BT + change_BT).requires_grad_(),
         old_logprob_BT=old_BT,
         advantage_BT=of_rows,
         mask_BT=mask_BT,
         weight_BT=mask_BT.double() / mask_BT.sum(),
-        segment_BT=torch.zeros(shape, dtype=torch.long),
         reward_BT=of_rows,
         group_BT=torch.tensor(group)[:, None].expand(shape),
         num_groups=len(set(group)),

@@ -8,9 +8,9 @@ import torch
 from mmgrpo.algorithm import objective_of
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import Totals
-from mmgrpo.maths.objectives import Decisions
 from mmgrpo.methods.environments.epo import relative_returns
 from tests.configs.method_steps import Step, assert_credit, config_of
+from tests.maths.decision_rows import decisions_at
 
 
 def test_turns_have_their_returns_over_the_largest() -> None:
@@ -28,9 +28,8 @@ def test_loss_is_a_mean_over_turns_of_means_over_tokens() -> None:
     """Turns of one and two tokens with the weights 1 and 0.5: -(1 x -2 + 0.5 x (-1 - 3) / 2) / 2."""
     objective = objective_of(config_of("epo").objective)
     mask_BT = torch.tensor([[True, False, True, True]])
-    decisions = Decisions(
-        logprob_BT=torch.tensor([[-2.0, 9.0, -1.0, -3.0]], dtype=torch.float64),
-        old_logprob_BT=torch.tensor([[-2.0, 9.0, -1.0, -3.0]], dtype=torch.float64),
+    decisions = decisions_at(
+        torch.tensor([[-2.0, 9.0, -1.0, -3.0]], dtype=torch.float64),
         advantage_BT=torch.tensor([[1.0, 0.0, 0.5, 0.5]], dtype=torch.float64),
         mask_BT=mask_BT,
         weight_BT=objective.weights(mask_BT, Totals(num_samples=1, num_decisions=3)).double(),

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from math import log
-
 from tests.configs.method_rounds import ExpectedRounds, assert_rounds, history_of, template_text
-from tests.configs.method_steps import Step, assert_loss
-
-A_THREE = 1 / 3 / 0.5773513
-# as critique-grpo's
-LOSS = (
-    Step(
-        reward=(1, 0, 1),
-        sources=(0, 0, 2),
-        old_logprob=[[-1.0], [-1.0], [log(0.1)]],
-        entropy=[[0.0]] * 3,
-    ),
-    A_THREE * 0.5 / 3 / 4096,
-)
+from tests.configs.method_rows import A_THREE, REFINED
+from tests.configs.method_steps import assert_loss
 
 
 def test_loss_of_the_method() -> None:
-    assert_loss("rgr-grpo", *LOSS)
+    """A mean over three samples of 4,096 tokens at most."""
+    assert_loss("rgr-grpo", REFINED, A_THREE * 0.5 / 3 / 4096)
 
 
 # of the first prompt one is right, so that one more is sampled; of the second the best draft is refined

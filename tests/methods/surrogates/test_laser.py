@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.decisions import Decisions
 from mmgrpo.methods.surrogates.laser import self_reward, self_rewarded
 from mmgrpo.values import end_logprob
 from tests.configs.method_rows import A_TWO_6, ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_credit, assert_loss
+from tests.maths.decision_rows import decisions_at
 from tests.maths.feedback_rows import feedback_of
 
 END = end_logprob(151652)
@@ -36,13 +36,8 @@ def test_a_sample_without_a_reward_has_no_error() -> None:
     """Of a group's two samples the one with a reward is right and scores 0.9: (0.9 - 1)^2 / 2, over two samples."""
     ends_BT = torch.tensor([[0.0, -14.0], [0.0, -23.0]])
     zero_BT = torch.zeros(2, 2)
-    decisions = Decisions(
-        logprob_BT=zero_BT,
-        old_logprob_BT=zero_BT,
-        advantage_BT=zero_BT,
-        mask_BT=torch.ones(2, 2, dtype=torch.bool),
-        weight_BT=zero_BT,
-        segment_BT=zero_BT.long(),
+    decisions = decisions_at(
+        zero_BT,
         reward_BT=torch.tensor([[1.0, 1.0], [float("nan")] * 2]),
         group_BT=zero_BT.long(),
         values={END: ends_BT},
@@ -61,14 +56,6 @@ def test_a_text_that_was_cut_off_rewards_itself_with_nothing() -> None:
 
 def test_decisions_without_rewards_raise() -> None:
     zero_BT = torch.zeros(1, 1)
-    decisions = Decisions(
-        logprob_BT=zero_BT,
-        old_logprob_BT=zero_BT,
-        advantage_BT=zero_BT,
-        mask_BT=torch.ones(1, 1, dtype=torch.bool),
-        weight_BT=zero_BT,
-        segment_BT=zero_BT.long(),
-        values={END: zero_BT},
-    )
+    decisions = decisions_at(zero_BT, values={END: zero_BT})
     with pytest.raises(ConfigError, match="self_reward needs group_BT and reward_BT"):
         self_reward(token=151652).loss(decisions)
