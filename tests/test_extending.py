@@ -27,9 +27,10 @@ from mmgrpo.maths import (
     surrogates,
     terms,
 )
-from mmgrpo.maths.strategies import Round, Setting
+from mmgrpo.maths.strategies import Setting
 from mmgrpo.memory import Outcomes
 from mmgrpo.types import Prompt
+from tests.maths.round_rows import round_of
 
 DOCS = CONFIGS.resolve().parent / "docs"
 PAGE = (DOCS / "how-to/extending.md").read_text()
@@ -136,16 +137,7 @@ def test_the_second_attempt_samples_again() -> None:
     def ask(reward: float) -> list[int]:
         strategy = defined("how-to/extending.md")["second_look"]()
         setting = Setting(step=0, num_prompts=2, group_size=2)
-        first = Round(
-            requests=strategy.ask((), setting),
-            request_B=torch.tensor([0, 0, 1, 1]),
-            prompt_B=torch.tensor([0, 0, 1, 1]),
-            member_B=torch.tensor([0, 1, 0, 1]),
-            reward_B=torch.full((4,), reward, dtype=torch.float64),
-            valid_B=torch.ones(4, dtype=torch.bool),
-            length_B=torch.ones(4, dtype=torch.long),
-            finished_B=torch.ones(4, dtype=torch.bool),
-        )
+        first = round_of(strategy.ask((), setting), [reward] * 4)
         assert strategy.ask((first, first), setting) == ()
         return [request.prompt for request in strategy.ask((first,), setting)]
 

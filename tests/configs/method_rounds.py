@@ -13,7 +13,8 @@ from mmgrpo.memory import Memory
 from mmgrpo.types import Prompt, Sample
 from tests.configs.method_steps import config_of
 from tests.data.test_samplers import after, pool
-from tests.maths.test_strategies import answered, keep_masks
+from tests.maths.round_rows import round_of
+from tests.maths.test_strategies import keep_masks
 
 TWO_OF_TWO = Setting(step=0, num_prompts=2, group_size=2)
 """Two prompts in groups of two."""
@@ -50,7 +51,7 @@ def assert_rounds(name: str, expected: ExpectedRounds) -> None:
     for rewards, rows in zip(expected.rewards, (None, *expected.requests), strict=True):
         requests = strategy.ask(rounds, TWO_OF_TWO)
         assert rows is None or [request_row(request) for request in requests] == list(rows)
-        rounds.append(answered(requests, rewards))
+        rounds.append(round_of(requests, rewards))
     assert strategy.ask(rounds, TWO_OF_TWO) == ()
     assert [keep_B.int().tolist() for keep_B in strategy.keep(rounds, TWO_OF_TWO)] == list(map(list, expected.trained))
 
@@ -58,7 +59,7 @@ def assert_rounds(name: str, expected: ExpectedRounds) -> None:
 def assert_refilled(name: str) -> None:
     """Of two groups one has rewards that differ: one further prompt is requested, and the other group is left out."""
     strategy = strategy_of(name)
-    first = answered(strategy.ask((), TWO_OF_TWO), [1, 1, 1, 0])
+    first = round_of(strategy.ask((), TWO_OF_TWO), [1, 1, 1, 0])
     assert strategy.ask([first], TWO_OF_TWO) == (Request(prompt=2, members=(0, 1)),)
     assert strategy.keep([first], TWO_OF_TWO)[0].tolist() == [False, False, True, True]
 
@@ -83,11 +84,11 @@ def assert_prompt_templates(
 def assert_answers_replace_failures(name: str, columns: Sequence[str]) -> None:
     """Answers of the data take the place of the last rows of a group that failed."""
     strategy, setting = strategy_of(name), Setting(step=0, num_prompts=2, group_size=4)
-    first = answered(strategy.ask((), setting), [1, 0, 0, 0, 0, 0, 0, 0])
+    first = round_of(strategy.ask((), setting), [1, 0, 0, 0, 0, 0, 0, 0])
     (request,) = strategy.ask([first], setting)
     assert (request.prompt, request.off_policy_rows) == (1, tuple(Answer(column) for column in columns))
     sampled = [True] * (8 - len(columns)) + [False] * len(columns)
-    rounds = [first, answered([request], [1] * len(columns))]
+    rounds = [first, round_of([request], [1] * len(columns))]
     assert keep_masks(strategy, rounds, setting) == [sampled, [True] * len(columns)]
 
 

@@ -27,7 +27,7 @@ from mmgrpo.values import of_view
 from tests.configs.mechanisms import CHAINS
 from tests.configs.method_steps import config_of
 from tests.maths.feedback_rows import feedback_of
-from tests.maths.test_chains import round_of
+from tests.maths.round_rows import round_of
 from tests.policies.tiny_language import policy_of, prompts_of
 
 After = tuple[tuple[int, int], ...]

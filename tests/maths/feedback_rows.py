@@ -31,8 +31,8 @@ def feedback_of(
     ``named_rewards`` are the values of single rewards, by name; NaN where they do not apply.
     """
     B = len(rewards)
-    has_trace = tokens or states or old_logprob or sampled_by
-    T = len(has_trace[0]) if has_trace else 3
+    trace = tokens or states or old_logprob or sampled_by
+    T = len(trace[0]) if trace else 3
     mask_BT = torch.ones(B, T, dtype=torch.bool) if mask is None else torch.tensor(mask, dtype=torch.bool)
     shape = mask_BT.shape
     old_logprob_BT = torch.zeros(shape) if old_logprob is None else torch.tensor(old_logprob)
@@ -57,6 +57,6 @@ def feedback_of(
     )
 
 
-def _column(value_B: Sequence[float]) -> SampleColumn:
-    value_B = torch.tensor(value_B, dtype=torch.float64)
+def _column(values: Sequence[float]) -> SampleColumn:
+    value_B = torch.tensor(values, dtype=torch.float64)
     return SampleColumn(value_B=value_B, valid_B=~value_B.isnan())

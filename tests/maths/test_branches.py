@@ -13,6 +13,7 @@ from mmgrpo.maths.strategies.branch_points import Row, at_decisions, at_text, ev
 from mmgrpo.maths.strategies.branching import branch_at, branch_evenly
 from mmgrpo.methods.credit.grpo_ma import branch_at_text
 from mmgrpo.methods.sampling.cure import branch_at_uncertain
+from tests.maths.round_rows import round_of
 
 
 def test_branch_points_are_within_the_sampled_decisions_of_a_row() -> None:
@@ -41,8 +42,8 @@ def test_places_after_texts() -> None:
             at_text(pattern=wrong)
 
 
-def answered(requests: Any, strategy: Strategy, lengths: dict[tuple[int, int], int], **row: Any) -> Round:
-    """A round whose rows have the lengths given, 10 where none is."""
+def with_places(requests: Any, strategy: Strategy, lengths: dict[tuple[int, int], int], **row: Any) -> Round:
+    """A round whose rows have branch points of these lengths, 10 if not named."""
     rows = [(n, request.prompt, member) for n, request in enumerate(requests) for member in request.members]
     assert strategy.places is not None
     places = [
@@ -55,26 +56,14 @@ def answered(requests: Any, strategy: Strategy, lengths: dict[tuple[int, int], i
         )
         for n, prompt, member in rows
     ]
-    request_B, prompt_B, member_B = (torch.tensor(column) for column in zip(*rows, strict=True))
-    none_B = torch.zeros(len(rows), dtype=torch.float64)
-    return Round(
-        requests=requests,
-        request_B=request_B,
-        prompt_B=prompt_B,
-        member_B=member_B,
-        reward_B=none_B,
-        valid_B=none_B == 0,
-        length_B=torch.full((len(rows),), 10),
-        finished_B=none_B == 0,
-        places_B=places,
-    )
+    return round_of(requests, [0.0] * len(rows), length_B=torch.full((len(rows),), 10), places_B=places)
 
 
 def planned(strategy: Strategy, lengths: dict[tuple[int, int], int], **row: Any) -> list[list[Request]]:
     setting, rounds, requested = Setting(step=0, num_prompts=1, group_size=2), [], []
     while requests := strategy.ask(rounds, setting):
         requested.append(list(requests))
-        rounds.append(answered(requests, strategy, lengths, **row))
+        rounds.append(with_places(requests, strategy, lengths, **row))
     return requested
 
 

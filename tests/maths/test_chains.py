@@ -12,33 +12,18 @@ import torch
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.feedback import SampleColumn, Scoped
-from mmgrpo.maths.strategies import Request, Round, Setting, Strategy
+from mmgrpo.maths.strategies import Round, Setting, Strategy
 from mmgrpo.maths.strategies.chain_stages import stages
 from mmgrpo.maths.strategies.downstream import following
 from mmgrpo.methods.credit.grpo_care import likely_answers
 from mmgrpo.methods.strategies.delethink import along_chain, begun_by, carried_over, group_sum
 from mmgrpo.values import of_view
 from tests.maths.feedback_rows import feedback_of
+from tests.maths.round_rows import round_of
 
 SETTING = Setting(step=0, num_prompts=2, group_size=2)
 PROPOSE: dict[str, Any] = {"prompt_template": "variant", "rows": "right", "rate": [0.5, 0.5]}
 SOLVE: dict[str, Any] = {"prompt_template": "posed", "members": 3}
-
-
-def round_of(requests: Sequence[Request], rewards: Sequence[float], finished: Sequence[bool] | None = None) -> Round:
-    """A round in which everything that was asked for came, in the order of the requests."""
-    rows = [(n, request.prompt, member) for n, request in enumerate(requests) for member in request.members]
-    request_B, prompt_B, member_B = torch.tensor(rows).T
-    return Round(
-        requests=requests,
-        request_B=request_B,
-        prompt_B=prompt_B,
-        member_B=member_B,
-        reward_B=torch.tensor(rewards, dtype=torch.float64),
-        valid_B=torch.ones(len(rows), dtype=torch.bool),
-        length_B=torch.ones(len(rows), dtype=torch.long),
-        finished_B=torch.tensor(finished if finished is not None else [True] * len(rows)),
-    )
 
 
 def requests_of(strategy: Strategy, rounds: Sequence[Round]) -> list[tuple[int, tuple[int, ...], str | None, Any]]:

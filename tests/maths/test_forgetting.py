@@ -11,7 +11,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.forgetting import FORGETTING, forgetting_loss
 from mmgrpo.maths.strategies import Round, Setting
 from mmgrpo.methods.strategies.eepo import unlearn_between_halves
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 
 
 def test_likely_decisions_lose_most_and_certain_ones_are_clamped() -> None:
@@ -33,7 +33,7 @@ def test_the_second_half_is_sampled_by_weights_that_unlearned_the_first() -> Non
         assert [(request.prompt, request.members, request.weights) for request in requests] == [
             (prompt, members, weights) for prompt in range(2)
         ]
-        rounds.append(answered(requests, [0.0] * 2 * len(members)))
+        rounds.append(round_of(requests, [0.0] * 2 * len(members)))
     assert strategy.ask(rounds, setting) == ()
     with pytest.raises(ConfigError, match=r"raise rollout\.group_size to 2 or more"):
         strategy.ask([], Setting(step=0, num_prompts=1, group_size=1))

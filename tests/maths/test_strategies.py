@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Answer, Request, Round, Setting, Strategy, fixed, refill
@@ -18,24 +17,9 @@ from mmgrpo.maths.strategies.resample import (
 )
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.strategies.scaf_grpo import scaffold
+from tests.maths.round_rows import round_of
 
 SETTING = Setting(step=0, num_prompts=2, group_size=2)
-
-
-def answered(requests: Sequence[Request], rewards: Sequence[float | None]) -> Round:
-    """The round that these rewards answer, in the order of requests and members."""
-    rows = [(n, request.prompt, member) for n, request in enumerate(requests) for member in request.members]
-    request_B, prompt_B, member_B = torch.tensor(rows, dtype=torch.long).reshape(-1, 3).unbind(1)
-    return Round(
-        requests=requests,
-        request_B=request_B,
-        prompt_B=prompt_B,
-        member_B=member_B,
-        reward_B=torch.tensor([0.0 if r is None else r for r in rewards], dtype=torch.float64),
-        valid_B=torch.tensor([r is not None for r in rewards]),
-        length_B=torch.ones(len(rows), dtype=torch.long),
-        finished_B=torch.ones(len(rows), dtype=torch.bool),
-    )
 
 
 def keep_masks(strategy: Strategy, rounds: Sequence[Round], setting: Setting = SETTING) -> list[list[bool]]:
@@ -46,19 +30,19 @@ def test_fixed_requests_once() -> None:
     strategy = fixed()
     requests = strategy.ask((), SETTING)
     assert requests == (Request(prompt=0, members=(0, 1)), Request(prompt=1, members=(0, 1)))
-    assert strategy.ask([answered(requests, [1, 0, 1, 1])], SETTING) == ()
+    assert strategy.ask([round_of(requests, [1, 0, 1, 1])], SETTING) == ()
     assert not strategy.looks_back
 
 
 def test_refill_requests_further_prompts_until_two_groups_differ() -> None:
     strategy, four = refill(target=2), Setting(step=0, num_prompts=4, group_size=2)
-    first = answered(strategy.ask((), four), [0, 0, 1, 1, 1, 0, 1, 1])  # rates 0, 1, 0.5, 1: one differs
+    first = round_of(strategy.ask((), four), [0, 0, 1, 1, 1, 0, 1, 1])  # rates 0, 1, 0.5, 1: one differs
     more = strategy.ask([first], four)
     assert more == (Request(prompt=4, members=(0, 1)),)
-    second = answered(more, [None, 1])  # one reward says nothing of a group
+    second = round_of(more, [None, 1])  # one reward says nothing of a group
     again = strategy.ask([first, second], four)
     assert again == (Request(prompt=5, members=(0, 1)),)
-    third = answered(again, [0, 1])
+    third = round_of(again, [0, 1])
     assert strategy.ask([first, second, third], four) == ()
     expected = [[False] * 4 + [True, True] + [False] * 2, [False, False], [True, True]]
     assert keep_masks(strategy, [first, second, third], four) == expected
@@ -66,25 +50,25 @@ def test_refill_requests_further_prompts_until_two_groups_differ() -> None:
 
 def test_refill_keeps_at_most_its_target_and_gives_up() -> None:
     strategy = refill(target=1, rounds=2, factor=3.0)
-    first = answered(strategy.ask((), SETTING), [1, 0, 0, 1])
+    first = round_of(strategy.ask((), SETTING), [1, 0, 0, 1])
     assert strategy.ask([first], SETTING) == ()
     assert keep_masks(strategy, [first]) == [[True, True, False, False]]
-    equal = answered(strategy.ask((), SETTING), [1, 1, 0, 0])
+    equal = round_of(strategy.ask((), SETTING), [1, 1, 0, 0])
     more = strategy.ask([equal], SETTING)
     assert [request.prompt for request in more] == [2, 3, 4]  # one missing, times three
-    assert strategy.ask([equal, answered(more, [1] * 6)], SETTING) == ()
+    assert strategy.ask([equal, round_of(more, [1] * 6)], SETTING) == ()
 
 
 def test_refill_takes_groups_of_enough_variance() -> None:
     # of four 0 or 1 rewards the variance is 4 k (4 - k) / 16 of the largest: 3/4 of one right, 1 of two
     four = Setting(step=0, num_prompts=3, group_size=4)
     requests = refill().ask((), four)
-    first = answered(requests, [1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1])
+    first = round_of(requests, [1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1])
     for variance, prompts in ((None, [0, 1]), (0.0, [0, 1]), (0.75, [0, 1]), (0.8, [1]), (1.0, [1])):
         (keep,) = keep_masks(refill(variance=variance), [first], four)
         assert [n for n, group in enumerate(zip(*[iter(keep)] * 4, strict=True)) if all(group)] == prompts
     # of three the largest has one or two right; a reward that does not apply is none of them
-    odd = answered(requests, [1, 0, 0, None, 1, 0.5, 0, None, 0, 0, 0, 0])
+    odd = round_of(requests, [1, 0, 0, None, 1, 0.5, 0, None, 0, 0, 0, 0])
     (keep,) = keep_masks(refill(variance=1.0), [odd], four)
     assert keep[:8] == [True] * 4 + [False] * 4
     assert [request.prompt for request in refill(variance=0.8).ask([first], four)] == [3, 4]
@@ -122,10 +106,10 @@ def test_members_have_different_contexts() -> None:
 
 def test_a_failed_group_is_resampled_with_a_hint() -> None:
     strategy = on_failure(members=1, prompt_template="hint")
-    first = answered(strategy.ask((), SETTING), [0, 0, 1, 0])
+    first = round_of(strategy.ask((), SETTING), [0, 0, 1, 0])
     (more,) = strategy.ask([first], SETTING)
     assert (more.prompt, more.members, more.prompt_template, more.train_without_template) == (0, (2,), "hint", True)
-    second = answered([more], [1])
+    second = round_of([more], [1])
     assert strategy.ask([first, second], SETTING) == ()
     assert keep_masks(strategy, [first, second]) == [[True, False, True, True], [True]]
     assert keep_masks(on_failure(members=1, prompt_template="hint", replace_failed=False), [first, second]) == [
@@ -137,12 +121,12 @@ def test_a_failed_group_is_resampled_with_a_hint() -> None:
 def test_the_right_answer_of_the_least_hint_joins() -> None:
     strategy = scaffold(prompt_templates=["a", "b", "c"], start=1)
     setting = Setting(step=1, num_prompts=3, group_size=2)
-    first = answered(strategy.ask((), setting), [0, 0, 1, 0, 0, 0])
+    first = round_of(strategy.ask((), setting), [0, 0, 1, 0, 0, 0])
     more = strategy.ask([first], setting)
     assert [
         (request.prompt, request.members, request.prompt_template, request.train_without_template) for request in more
     ] == [(prompt, (2 + tier,), "abc"[tier], False) for prompt in (0, 2) for tier in range(3)]
-    second = answered(more, [0, 1, 1, 0, None, 0])  # prompt 0 by the second hint, prompt 2 by none
+    second = round_of(more, [0, 1, 1, 0, None, 0])  # prompt 0 by the second hint, prompt 2 by none
     assert strategy.ask([first, second], setting) == ()
     assert keep_masks(strategy, [first, second], setting) == [
         [True, False, True, True, True, True],
@@ -156,11 +140,11 @@ def test_scouts_send_the_best_and_the_worst() -> None:
     strategy = two_stage_scouts(scouts=4, best=1, worst=1, settings={"strength": 0.3})
     requests = strategy.ask((), SETTING)
     assert all(not request.trained and request.members == (0, 1, 2, 3) for request in requests)
-    first = answered(requests, [0.1, 0.9, 0.5, 0.3, 0.5, 0.5, 0.5, None])
+    first = round_of(requests, [0.1, 0.9, 0.5, 0.3, 0.5, 0.5, 0.5, None])
     more = strategy.ask([first], SETTING)
     # of equal ones the first; what no reward applied to is the worst
     assert more == (Request(prompt=0, members=(0, 1)), Request(prompt=1, members=(0, 3)))
-    second = answered(more, [0, 1, 0, 1])
+    second = round_of(more, [0, 1, 0, 1])
     assert keep_masks(strategy, [first, second]) == [[False] * 8, [True] * 4]
 
 
@@ -183,19 +167,19 @@ def test_an_answer_joins_every_group_or_those_that_failed() -> None:
         (1, (2,), (Answer("solution"),)),
     ]
     strategy = with_answer(below=1.0)
-    first = answered(strategy.ask((), SETTING), [1, 0, 0, 0])
+    first = round_of(strategy.ask((), SETTING), [1, 0, 0, 0])
     assert [request.prompt for request in strategy.ask([first], SETTING)] == [1]
-    unscored = answered(strategy.ask((), SETTING), [1, 0, None, None])
+    unscored = round_of(strategy.ask((), SETTING), [1, 0, None, None])
     assert strategy.ask([unscored], SETTING) == ()  # nobody says that group 1 failed
 
 
 def test_answers_of_several_take_the_place_of_failures() -> None:
     strategy = with_answer(column="one", further=["two"], below=1.0, replace_failed=True)
     setting = Setting(step=0, num_prompts=2, group_size=3)
-    first = answered(strategy.ask((), setting), [0, 0, 0, 0, 1, 0])
+    first = round_of(strategy.ask((), setting), [0, 0, 0, 0, 1, 0])
     (read,) = strategy.ask([first], setting)
     assert (read.prompt, read.members, read.off_policy_rows) == (0, (3, 4), (Answer("one"), Answer("two")))
-    assert keep_masks(strategy, [first, answered([read], [1, 1])], setting) == [
+    assert keep_masks(strategy, [first, round_of([read], [1, 1])], setting) == [
         [True, False, False] + [True] * 3,
         [True] * 2,
     ]

@@ -7,20 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.diffusion.chunks import make_groups
-from mmgrpo.policies.diffusion.encoder_cache import EncoderCache
-from mmgrpo.policies.diffusion.instrumented_pipeline import InstrumentedPipeline
-from mmgrpo.policies.diffusion.pipeline_run import PipelineRun
 from mmgrpo.policies.diffusion.proxies import OutputShapes
-from mmgrpo.policies.diffusion.recorder import Recorder
-from mmgrpo.policies.diffusion.step_sampler import StepSampler
 from torch import Tensor
 
 from mmgrpo.types import Plan, Prompt
 from mmgrpo.values import DRIFT
 from tests.policies.contract import gradients, move, relative_difference, values
 from tests.policies.families import daily
-from tests.policies.tiny_policies import final_latent, pipeline_of, policy_of, prompts_of, settings_of
+from tests.policies.single_rows import assert_rows_equal_single_rows
+from tests.policies.tiny_policies import policy_of, prompts_of
 
 NAMES = ["sd15", pytest.param("sd3", marks=pytest.mark.nightly), "z-image", "wan"]
 SEED = 3
@@ -30,23 +25,7 @@ WINDOW = Plan(stochastic=(1, 2), same_initial_noise=True)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_shared_states_give_the_samples_of_rows_alone(name: str) -> None:
-    prompts = prompts_of(name)
-    rollout = policy_of(name).rollout(prompts, group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
-    settings = settings_of(name)
-    denoiser = "unet" if name == "sd15" else "transformer"
-    pipeline = pipeline_of(name)
-    stage = InstrumentedPipeline(pipeline, pipeline.scheduler, pipeline.scheduler, (denoiser,), EncoderCache(2**20))
-    sampling = StepSampler(
-        sampler=settings["sampler"], strength=settings["strength"], density="gaussian", reduction="mean"
-    )
-    rows = [row for group in make_groups(prompts, GROUP_SIZE, SEED, WINDOW) for row in group]
-    for index, row in enumerate(rows):
-        alone = Recorder([row], WINDOW, sampling)
-        with torch.no_grad():
-            stage.run(PipelineRun(on_step=alone), stage.form.arguments([row], settings["call"]), seed=SEED)
-        scale = float(final_latent(rollout, index).abs().max())
-        for sampled, transition in zip(alone.steps, rollout.trace.transitions[index], strict=True):
-            assert float((sampled.next_state - transition.next_state).abs().max()) < 1e-5 * scale
+    assert_rows_equal_single_rows(name, WINDOW, group_size=GROUP_SIZE, seed=SEED)
 
 
 @pytest.mark.parametrize("name", NAMES)

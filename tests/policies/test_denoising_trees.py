@@ -7,17 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.diffusion.chunks import make_groups
-from mmgrpo.policies.diffusion.encoder_cache import EncoderCache
-from mmgrpo.policies.diffusion.instrumented_pipeline import InstrumentedPipeline
-from mmgrpo.policies.diffusion.pipeline_run import PipelineRun
-from mmgrpo.policies.diffusion.recorder import Recorder
-from mmgrpo.policies.diffusion.step_sampler import StepSampler
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Plan, Split
 from tests.policies.contract import gradients, move, relative_difference, values
-from tests.policies.tiny_policies import final_latent, pipeline_of, policy_of, prompts_of, settings_of
+from tests.policies.single_rows import assert_rows_equal_single_rows
+from tests.policies.tiny_policies import final_latent, policy_of, prompts_of
 
 SEED = 3
 BINARY = Plan(splits=(Split(decision=0, factor=2), Split(decision=2, factor=2)))
@@ -30,23 +25,7 @@ def states(tree: str) -> list[int]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tree_gives_the_samples_of_its_leaves_alone(name: str) -> None:
-    prompts = prompts_of(name)
-    rollout = policy_of(name).rollout(prompts, group_size=4, seed=SEED, plan=BINARY)
-    settings = settings_of(name)
-    pipeline = pipeline_of(name)
-    denoiser = "unet" if name == "sd15" else "transformer"
-    stage = InstrumentedPipeline(pipeline, pipeline.scheduler, pipeline.scheduler, (denoiser,), EncoderCache(2**20))
-    sampling = StepSampler(
-        sampler=settings["sampler"], strength=settings["strength"], density="gaussian", reduction="mean"
-    )
-    rows = [row for group in make_groups(prompts, 4, SEED, BINARY) for row in group]
-    for index, row in enumerate(rows):
-        alone = Recorder([row], BINARY, sampling)
-        with torch.no_grad():
-            stage.run(PipelineRun(on_step=alone), stage.form.arguments([row], settings["call"]), seed=SEED)
-        scale = float(final_latent(rollout, index).abs().max())
-        for sampled, transition in zip(alone.steps, rollout.trace.transitions[index], strict=True):
-            assert float((sampled.next_state - transition.next_state).abs().max()) < 1e-5 * scale
+    assert_rows_equal_single_rows(name, BINARY, group_size=4, seed=SEED)
 
 
 def test_branches_share_states_until_they_split() -> None:

@@ -20,6 +20,7 @@ from mmgrpo.maths.controllers import SERIES
 from mmgrpo.maths.strategies import Request, Round, Setting, Strategy, trained
 from mmgrpo.memory import Memory, Outcomes, ReplayRow
 from mmgrpo.types import Prompt
+from tests.maths.round_rows import round_of
 from tests.properties.harness import assert_near, assert_unchanged, checks_as_tests
 from tests.properties.registered import Case
 
@@ -194,21 +195,16 @@ def setting_of(strategy: Strategy, case: Case, data: st.DataObject, random: Rand
     )
 
 
-def answered(requests: Sequence[Request], random: Random, strategy: Strategy) -> Round:
-    """What may come of some requests."""
-    rows = [(n, request.prompt, member) for n, request in enumerate(requests) for member in request.members]
-    request_B, prompt_B, member_B = torch.tensor(rows, dtype=torch.long).reshape(-1, 3).unbind(1)
+def random_round(requests: Sequence[Request], random: Random, strategy: Strategy) -> Round:
+    """A possible outcome of the requests."""
+    rows = [request.prompt for request in requests for _ in request.members]
     right = {request.prompt: random.choice([0.0, 0.3, 1.0]) for request in requests}
     places = strategy.places is not None
-    return Round(
-        requests=requests,
-        request_B=request_B,
-        prompt_B=prompt_B,
-        member_B=member_B,
-        reward_B=torch.tensor([float(random.random() < right[prompt]) for _, prompt, _ in rows], dtype=torch.float64),
-        valid_B=torch.tensor([random.random() < 0.9 for _ in rows]),
+    return round_of(
+        requests,
+        [float(random.random() < right[prompt]) if random.random() < 0.9 else None for prompt in rows],
+        [random.random() < 0.7 for _ in rows],
         length_B=torch.tensor([random.randint(0, 9) for _ in rows]),
-        finished_B=torch.tensor([random.random() < 0.7 for _ in rows]),
         places_B=[random.sample(range(1, 9), random.randint(0, 3)) if places else [] for _ in rows],
         heights_B=[random.random() for _ in rows],
     )
@@ -220,7 +216,7 @@ def played(case: Case, data: st.DataObject) -> tuple[Strategy, Setting, list[Rou
     setting = setting_of(strategy, case, data, random)
     rounds: list[Round] = []
     while requests := tuple(strategy.ask(rounds, setting)):
-        rounds.append(answered(requests, random, strategy))
+        rounds.append(random_round(requests, random, strategy))
         assert len(rounds) <= max(MOST_ROUNDS, setting.group_size + 1), "the strategy continues to request"
         if not strategy.looks_back:
             break

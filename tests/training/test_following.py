@@ -34,7 +34,7 @@ from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.training.evaluation import evaluate
 from mmgrpo.training.mixed import MixedTrainer
 from mmgrpo.types import Plan, Sample
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 from tests.test_trainer import BASE, lines, make_policy, weights
 
 SCORED_SAMPLES: list[Sample] = []
@@ -180,7 +180,7 @@ def test_samples_follow_those_of_the_task_before() -> None:
     assert [(r.prompt, r.members, r.after) for r in alone] == [
         (4 + n, (0, 1, 2, 3), (row,)) for n, row in enumerate(rows)
     ]
-    answers = answered(alone, [0.0] * 16)
+    answers = round_of(alone, [0.0] * 16)
     assert list(following(rows, compare="sample").ask([answers], setting)) == []  # one round
     shared = following(rows, compare="prompt").ask([], setting)
     assert [(r.prompt, r.members) for r in shared] == [(0, (0, 1)), (0, (2, 3)), (3, (0, 1)), (3, (2, 3))]

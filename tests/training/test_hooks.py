@@ -49,49 +49,41 @@ def test_hooks_without_effect_are_plain_updates() -> None:
     assert trained(5, {"name": "mask", "share": 1.0}, weight_decay=0.1) == plain
 
 
-def test_slow_fast_goes_back_along_its_way() -> None:
-    weight = nn.Parameter(torch.tensor([0.0, 8.0]))
-    hook = SlowFast([weight], inner=2, alpha=0.25)
-    weightsvalues = []
-    for _ in range(6):
+def updated(weight: nn.Parameter, hook: SlowFast, num: int, *, factor: float = 1.0) -> list[list[float]]:
+    """The values of the weight after each update, which multiplies it by ``factor`` and adds 1."""
+    values = []
+    for _ in range(num):
         hook.before()
         with torch.no_grad():
-            weight.add_(1.0)
+            weight.mul_(factor).add_(1.0)
         hook.after()
-        weightsvalues.append(weight.tolist())
+        values.append(weight.tolist())
+    return [list(column) for column in zip(*values, strict=True)]
+
+
+def test_slow_fast_goes_back_along_its_way() -> None:
+    weight = nn.Parameter(torch.tensor([0.0, 8.0]))
     # 0 -> 1 -> 2, back to 0.25 * 2 = 0.5; the slow one -> 1.5; the next round from there: 2.5 -> 3.5, back to 2; 3
-    assert [values[0] for values in weightsvalues] == [1.0, 0.5, 1.5, 2.5, 2.0, 3.0]
-    assert [values[1] for values in weightsvalues] == [9.0, 8.5, 9.5, 10.5, 10.0, 11.0]
+    assert updated(weight, SlowFast([weight], inner=2, alpha=0.25), 6) == [
+        [1.0, 0.5, 1.5, 2.5, 2.0, 3.0],
+        [9.0, 8.5, 9.5, 10.5, 10.0, 11.0],
+    ]
 
 
 def test_slow_fast_of_two_slow_updates() -> None:
     weight = nn.Parameter(torch.zeros(1))
-    hook = SlowFast([weight], inner=2, alpha=0.5, slow=2)
-    weightsvalues = []
-    for _ in range(6):
-        hook.before()
-        with torch.no_grad():
-            weight.add_(1.0)
-        hook.after()
-        weightsvalues.append(weight.item())
     # 0 -> 1 -> 2, back to 1; two slow ones -> 3; from there 4 -> 5, back to 4
-    assert weightsvalues == [1.0, 1.0, 2.0, 3.0, 4.0, 4.0]
+    assert updated(weight, SlowFast([weight], inner=2, alpha=0.5, slow=2), 6) == [[1.0, 1.0, 2.0, 3.0, 4.0, 4.0]]
 
 
 def test_slow_fast_beyond_its_way_and_without_slow_updates() -> None:
     weight = nn.Parameter(torch.tensor([0.0, 8.0]))
-    hook = SlowFast([weight], inner=2, alpha=2.0, slow=0)
-    weightsvalues = []
-    for _ in range(5):
-        hook.before()
-        with torch.no_grad():
-            weight.mul_(0.5).add_(1.0)
-        hook.after()
-        weightsvalues.append(weight.tolist())
     # 0 -> 1 -> 1.5, on to 0 + 2 * 1.5 = 3; the next round from there: 2.5 -> 2.25, on to 3 - 2 * 0.75 = 1.5; 1.75
-    assert [values[0] for values in weightsvalues] == [1.0, 3.0, 2.5, 1.5, 1.75]
     # 8 -> 5 -> 3.5, on to 8 - 2 * 4.5 = -1; 0.5 -> 1.25, on to -1 + 2 * 2.25 = 3.5; 2.75
-    assert [values[1] for values in weightsvalues] == [5.0, -1.0, 0.5, 3.5, 2.75]
+    assert updated(weight, SlowFast([weight], inner=2, alpha=2.0, slow=0), 5, factor=0.5) == [
+        [1.0, 3.0, 2.5, 1.5, 1.75],
+        [5.0, -1.0, 0.5, 3.5, 2.75],
+    ]
 
 
 def test_slow_fast_resumes_within_a_round() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import value
-from mmgrpo.maths.feedback import Feedback, job_feedback
+from mmgrpo.maths.feedback import Feedback
 from mmgrpo.memory import Memory, Outcomes
 from mmgrpo.methods.memory.spo import remembered_baseline
 from mmgrpo.training.prompt_stats import read_prompt_stats
+from tests.maths.feedback_rows import feedback_of
 from tests.test_trainer import BASE, lines, run, weights
 
 SINGLE: dict[str, Any] = {
@@ -25,22 +27,8 @@ SINGLE: dict[str, Any] = {
 
 
 def feedback(remembered_N: list[float], valid: list[bool]) -> Feedback:
-    B = len(remembered_N)
-    mask_BT = torch.ones(B, 2, dtype=torch.bool)
-    zero_BT, group_B = torch.zeros(B, 2), torch.arange(B)
-    reward_B, valid_B = torch.tensor([1.0, 0.0, 1.0, 7.0], dtype=torch.float64), torch.tensor(valid)
-    return Feedback(
-        reward_B=reward_B,
-        valid_B=valid_B,
-        group_B=group_B,
-        mask_BT=mask_BT,
-        segment_BT=zero_BT.long(),
-        state_BT=zero_BT.long(),
-        old_logprob_BT=zero_BT,
-        finished_B=valid_B,
-        job=job_feedback(reward_B, valid_B, group_B, mask_BT, zero_BT),
-        remembered={"value": torch.tensor(remembered_N, dtype=torch.float64)},
-    )
+    rows = feedback_of([1.0, 0.0, 1.0, 7.0], [0, 1, 2, 3], mask=[[1, 1]] * 4, valid=valid)
+    return replace(rows, remembered={"value": torch.tensor(remembered_N, dtype=torch.float64)})
 
 
 def test_numbers() -> None:

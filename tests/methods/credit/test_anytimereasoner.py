@@ -14,7 +14,7 @@ from mmgrpo.maths.strategies.branch_points import Row
 from mmgrpo.methods.credit.anytimereasoner import budget_advantages, over_budgets
 from tests.configs.method_steps import config_of
 from tests.maths.feedback_rows import feedback_of
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 
 
 def test_advantages_over_the_budgets() -> None:
@@ -48,7 +48,7 @@ def test_thoughts_are_cut_at_the_budgets_and_answered_at_their_end() -> None:
     places = strategy.places(row)
     assert places == [2000, 4000, 5001]
     setting = Setting(step=0, num_prompts=1, group_size=1)
-    first = replace(answered(strategy.ask((), setting), [1]), places_B=[places])
+    first = replace(round_of(strategy.ask((), setting), [1]), places_B=[places])
     requests = strategy.ask([first], setting)
     branches = [(request.continues, len(request.members)) for request in requests if request.continues]
     assert [(num, branch.after, bool(branch.then)) for branch, num in branches] == [

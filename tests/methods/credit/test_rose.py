@@ -13,7 +13,7 @@ from mmgrpo.maths.strategies import Branch, Setting
 from mmgrpo.maths.strategies.branch_points import Row, height, meanings_part
 from mmgrpo.methods.credit.rose import branch_sequentially, shorter_branches
 from tests.configs.method_steps import Step, assert_credit
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 
 # rows of 1, 0 and 1, row 1 from row 0 after a token: values 2/3 of the prompt, 1/2 there. Row 2 is right after two
 # tokens, row 0 after three: it loses a third of what it has
@@ -50,7 +50,7 @@ def test_next_branch_starts_at_the_highest_entropy_of_all_rows() -> None:
     for result, high in (((2, 1), -0.5), ((3,), -0.5)):
         (request,) = strategy.ask(rounds, three)
         assert request.members == (len(rounds),)
-        rounds.append(replace(answered([request], [0]), places_B=[result], heights_B=[high]))
+        rounds.append(replace(round_of([request], [0]), places_B=[result], heights_B=[high]))
     (last,) = strategy.ask(rounds, three)  # of equal ones the first row's
     assert (rounds[1].requests[0].continues, last.continues) == (Branch(0, 2), Branch(0, 2))
     higher = replace(rounds[1], heights_B=[-0.4])

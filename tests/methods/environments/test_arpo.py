@@ -9,7 +9,7 @@ import torch
 from mmgrpo.maths.strategies import Branch, Request, Setting
 from mmgrpo.maths.strategies.branch_points import Row
 from tests.configs.method_rounds import strategy_of
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 
 SETTING = Setting(step=0, num_prompts=1, group_size=6)
 
@@ -34,22 +34,22 @@ def test_group_grows_by_branches_and_then_from_the_prompt() -> None:
     strategy = strategy_of("arpo")
     begins = strategy.ask((), SETTING)
     assert begins == (Request(prompt=0, members=(0, 1, 2)),)
-    first = replace(answered(begins, [1, 0, 0]), places_B=[(4,), (), (7,)])
+    first = replace(round_of(begins, [1, 0, 0]), places_B=[(4,), (), (7,)])
     branches = strategy.ask([first], SETTING)
     assert branches == [
         Request(prompt=0, members=(3,), continues=Branch(0, 4)),
         Request(prompt=0, members=(4,), continues=Branch(2, 7)),
     ]
-    without = replace(answered(branches, [1, 1]), places_B=[(), ()])
+    without = replace(round_of(branches, [1, 1]), places_B=[(), ()])
     assert strategy.ask([first, without], SETTING) == (Request(prompt=0, members=(5,)),)
-    further = replace(answered(branches, [1, 1]), places_B=[(9, 12), (11,)])
+    further = replace(round_of(branches, [1, 1]), places_B=[(9, 12), (11,)])
     assert strategy.ask([first, further], SETTING) == [Request(prompt=0, members=(5,), continues=Branch(3, 9))]
 
 
 def test_group_without_uncertain_turns_is_sampled_from_the_prompt() -> None:
     strategy = strategy_of("arpo")
-    first = replace(answered(strategy.ask((), SETTING), [1, 0, 0]), places_B=[(), (), ()])
+    first = replace(round_of(strategy.ask((), SETTING), [1, 0, 0]), places_B=[(), (), ()])
     others = strategy.ask([first], SETTING)
     assert others == (Request(prompt=0, members=(3, 4, 5)),)
-    second = replace(answered(others, [1, 0, 0]), places_B=[(), (), ()])
+    second = replace(round_of(others, [1, 0, 0]), places_B=[(), (), ()])
     assert strategy.ask([first, second], SETTING) == ()

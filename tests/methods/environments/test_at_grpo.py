@@ -7,7 +7,7 @@ from dataclasses import replace
 from mmgrpo.maths.strategies import Branch, Request, Setting
 from tests.configs.method_rounds import strategy_of
 from tests.configs.method_steps import Step, advantages_of, assert_credit, config_of
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 
 A_TWO = 0.707106
 
@@ -43,18 +43,18 @@ def test_shared_turns_train_once() -> None:
 def test_best_candidate_of_each_turn_is_continued() -> None:
     """The best is member 1, then member 3, which has one turn more, then that again, which has none left."""
     strategy, setting = strategy_of("at-grpo"), Setting(step=0, num_prompts=1, group_size=3)
-    first = replace(answered(strategy.ask((), setting), [0.0, 0.5, 0.2]), places_B=[(4,), (5, 9), ()])
+    first = replace(round_of(strategy.ask((), setting), [0.0, 0.5, 0.2]), places_B=[(4,), (5, 9), ()])
     second = [Request(prompt=0, members=(3, 4), continues=Branch(1, 5))]
     assert strategy.ask([first], setting) == second
-    rounds = [first, replace(answered(second, [1.0, 0.0]), places_B=[(8,), ()])]
+    rounds = [first, replace(round_of(second, [1.0, 0.0]), places_B=[(8,), ()])]
     third = [Request(prompt=0, members=(5, 6), continues=Branch(3, 8))]
     assert strategy.ask(rounds, setting) == third
-    assert strategy.ask([*rounds, replace(answered(third, [0.0, 0.0]), places_B=[(), ()])], setting) == []
+    assert strategy.ask([*rounds, replace(round_of(third, [0.0, 0.0]), places_B=[(), ()])], setting) == []
 
 
 def test_best_candidate_may_stay_the_best() -> None:
     """Member 1 is better than its continuations, and is continued before its third turn."""
     strategy, setting = strategy_of("at-grpo"), Setting(step=0, num_prompts=1, group_size=3)
-    first = replace(answered(strategy.ask((), setting), [0.0, 0.5, 0.2]), places_B=[(4,), (5, 9), ()])
-    second = replace(answered(strategy.ask([first], setting), [0.1, 0.2]), places_B=[(8,), ()])
+    first = replace(round_of(strategy.ask((), setting), [0.0, 0.5, 0.2]), places_B=[(4,), (5, 9), ()])
+    second = replace(round_of(strategy.ask([first], setting), [0.1, 0.2]), places_B=[(8,), ()])
     assert strategy.ask([first, second], setting) == [Request(prompt=0, members=(5, 6), continues=Branch(1, 9))]

@@ -9,7 +9,7 @@ from mmgrpo.maths.strategies.branch_points import Row
 from mmgrpo.methods.environments.fission_grpo import after_errors
 from tests.configs.method_rounds import strategy_of
 from tests.configs.method_steps import Step, advantages_of, assert_credit, config_of
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 
 A_TWO, A_THREE = 0.707106, 0.577349
 SAMPLED_BY = [[0] * 3, [1] * 3, [1, 2, 2], [1, 3, 3], [1, 4, 4]]
@@ -29,13 +29,13 @@ def test_failed_prefix_trains_in_the_failed_sample_alone() -> None:
 
 def test_failed_rows_are_continued_from_their_first_error() -> None:
     strategy, setting = strategy_of("fission-grpo"), Setting(step=0, num_prompts=1, group_size=4)
-    first = replace(answered(strategy.ask((), setting), [0, 1, 0, 0]), places_B=[(5, 9), (4,), (), (7,)])
+    first = replace(round_of(strategy.ask((), setting), [0, 1, 0, 0]), places_B=[(5, 9), (4,), (), (7,)])
     recoveries = [
         Request(prompt=0, members=(4, 5, 6, 7), continues=Branch(0, 5)),
         Request(prompt=0, members=(8, 9, 10, 11), continues=Branch(3, 7)),
     ]
     assert strategy.ask([first], setting) == recoveries
-    assert strategy.ask([first, answered(recoveries, [1] * 8)], setting) == ()
+    assert strategy.ask([first, round_of(recoveries, [1] * 8)], setting) == ()
 
 
 def test_turns_after_errors_are_branch_points() -> None:

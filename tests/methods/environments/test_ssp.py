@@ -9,7 +9,7 @@ from mmgrpo.samples import Turn
 from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Prompt, Sample
 from tests.configs.method_steps import config_of
-from tests.maths.test_chains import round_of
+from tests.maths.round_rows import round_of
 
 COLUMNS = {"answer": "7"}
 RIGHT, WRONG = "<answer>7</answer>", "<answer>8</answer>"

@@ -10,7 +10,7 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.maths.strategies import Setting
 from mmgrpo.maths.strategies.branch_points import Row
 from tests.configs.method_steps import config_of
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 
 
 def test_answers_are_cut_at_one_of_the_20_most_uncertain_tokens() -> None:
@@ -21,7 +21,7 @@ def test_answers_are_cut_at_one_of_the_20_most_uncertain_tokens() -> None:
     chosen = set()
     for seed in range(200):
         setting = Setting(step=0, num_prompts=1, group_size=1, seed=seed)
-        first = replace(answered(strategy.ask((), setting), [1]), places_B=[places])
+        first = replace(round_of(strategy.ask((), setting), [1]), places_B=[places])
         (further,) = strategy.ask([first], setting)
         assert further.continues is not None
         assert (further.members, further.continues.member) == ((1, 2, 3), 0)

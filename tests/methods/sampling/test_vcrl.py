@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmgrpo.maths.strategies import Request, Setting
 from tests.configs.method_rounds import strategy_of
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 
 
 def test_the_least_variance_rises() -> None:
@@ -12,4 +12,4 @@ def test_the_least_variance_rises() -> None:
     for step, requests in ((19, ()), (20, (Request(prompt=1, members=(0, 1, 2, 3)),))):
         setting = Setting(step=step, num_prompts=1, group_size=4)
         strategy = strategy_of("vcrl", step)
-        assert strategy.ask([answered(strategy.ask((), setting), [1, 0, 0, 0])], setting) == requests
+        assert strategy.ask([round_of(strategy.ask((), setting), [1, 0, 0, 0])], setting) == requests

@@ -14,7 +14,7 @@ from mmgrpo.memory import Memory
 from mmgrpo.methods.strategies.aepo import with_tempered
 from tests.configs.method_rows import A_TWO_6
 from tests.configs.method_steps import Step, assert_credit, config_of
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 
 # a positive drawn hotter is worth 1 and moves nobody's mean
 CREDIT = (Step(reward=(1, 0, 1), lengths=[1] * 3, sources=(0, 0, 2)), [[A_TWO_6], [-A_TWO_6], [1.0]])
@@ -40,11 +40,11 @@ def test_positives_replace_the_first_rows(
 ) -> None:
     """_select_by_advantage and the entropy_batch of AEPO's ray_trainer.py: positives first, then batch[sample_num:]."""
     strategy = with_tempered(temperature=temperature, most=most)
-    first = answered(strategy.ask((), FOUR), [0] * 8)
+    first = round_of(strategy.ask((), FOUR), [0] * 8)
     (again,) = strategy.ask([first], FOUR)  # the first quarter of four prompts
     assert (again.prompt, again.members, again.settings) == (0, (2, 3), {"temperature": temperature})
     assert (again.train_without_template, again.as_on_policy) == (True, True)
-    rounds = [first, answered([again], rewards)]
+    rounds = [first, round_of([again], rewards)]
     assert strategy.ask(rounds, FOUR) == ()
     masks = [keep_B.int().tolist() for keep_B in strategy.keep(rounds, FOUR)]
     assert masks == [[0] * room + [1] * (8 - room), placed]
@@ -52,14 +52,14 @@ def test_positives_replace_the_first_rows(
 
 def test_few_positives_and_all_prompts() -> None:
     strategy = with_tempered(share=1.0, most=2, temperature=1.2)
-    first = answered(strategy.ask((), FOUR), [0] * 8)
-    second = answered(strategy.ask([first], FOUR), [0, 1] * 4)
+    first = round_of(strategy.ask((), FOUR), [0] * 8)
+    second = round_of(strategy.ask([first], FOUR), [0, 1] * 4)
     assert [keep_B.int().tolist() for keep_B in strategy.keep([first, second], FOUR)] == [
         [0, 0, 1, 1, 1, 1, 1, 1],
         [0, 1, 0, 1, 0, 0, 0, 0],
     ]
     # a prompt's rows are compared with its own rows: the right ones of a group that is all right beat nobody
-    third = answered(strategy.ask([first], FOUR), [1, 1, 0, 1, 0, None, 0, 0])
+    third = round_of(strategy.ask([first], FOUR), [1, 1, 0, 1, 0, None, 0, 0])
     assert strategy.keep([first, third], FOUR)[1].int().tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
     cold = with_tempered(share=1.0, most=4, temperature=0.8)
     assert [int(keep_B.sum()) for keep_B in cold.keep([first, second], FOUR)] == [6, 2]
@@ -76,10 +76,10 @@ def test_the_temperature_follows_the_entropy() -> None:
         values.append(course.at(1, memory).values["rollout.strategy.temperature"])
     assert values == [0.8, 1.2, 1.2]
     strategy = strategy_of(course.at(0, Memory()).config.rollout)
-    requests = strategy.ask([answered(strategy.ask((), FOUR), [0] * 8)], FOUR)
+    requests = strategy.ask([round_of(strategy.ask((), FOUR), [0] * 8)], FOUR)
     assert requests[0].settings == {"temperature": 1.2}
     three = replace(FOUR, num_prompts=3)  # of which a quarter is less than one
-    assert [request.prompt for request in strategy.ask([answered(strategy.ask((), three), [0] * 6)], three)] == [0]
+    assert [request.prompt for request in strategy.ask([round_of(strategy.ask((), three), [0] * 6)], three)] == [0]
 
 
 @pytest.mark.parametrize("numbers", [{"temperature": 0.0}, {"share": 0.0}, {"share": 1.5}, {"most": 0}])

@@ -7,7 +7,7 @@ from mmgrpo.maths.strategies import Round, Setting
 from mmgrpo.memory import Memory, ReplayRow
 from tests.configs.method_rounds import ExpectedRounds, assert_rounds
 from tests.configs.method_steps import config_of
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 
 # stages of two until one is right
 ROUNDS = ExpectedRounds(
@@ -29,7 +29,7 @@ def test_right_answer_of_an_earlier_step_joins_an_unsolved_group() -> None:
     setting = Setting(step=1, num_prompts=1, group_size=2, memory=Memory().with_replay(rows, per_prompt=9, total=9))
     rounds: list[Round] = []
     for _ in range(4):
-        rounds.append(answered(strategy.ask(rounds, setting), [0, 0]))
+        rounds.append(round_of(strategy.ask(rounds, setting), [0, 0]))
     (request,) = strategy.ask(rounds, setting)
     assert (request.members, request.off_policy_rows) == ((8,), [rows[0]])
-    assert strategy.ask([*rounds, answered([request], [1])], setting) == ()
+    assert strategy.ask([*rounds, round_of([request], [1])], setting) == ()

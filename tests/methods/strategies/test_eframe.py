@@ -7,7 +7,7 @@ import pytest
 from mmgrpo.algorithm import Algorithm
 from tests.configs.method_rounds import TWO_OF_TWO, ExpectedRounds, assert_rounds
 from tests.configs.method_steps import Step, advantages_of, config_of
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 
 # of the first prompt the 20 further members, and none of the first
 ROUNDS = ExpectedRounds(
@@ -32,5 +32,5 @@ def test_of_further_members_the_rarer_kind_trains() -> None:
         [1.6882, -0.5627, 1.7888, -0.4472], abs=1e-4
     )
     strategy = Algorithm.of(config_of("eframe")).strategy
-    (more,) = strategy.ask([answered(strategy.ask((), TWO_OF_TWO), [0, 0, 1, 0])], TWO_OF_TWO)
+    (more,) = strategy.ask([round_of(strategy.ask((), TWO_OF_TWO), [0, 0, 1, 0])], TWO_OF_TWO)
     assert (more.settings, more.train_without_template) == ({"temperature": 1.2}, False)

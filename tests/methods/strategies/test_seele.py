@@ -19,7 +19,7 @@ from mmgrpo.methods.strategies.seele import Curve, adaptive_hints, fitted
 from mmgrpo.training.prompt_stats import PromptStats, update_prompt_stats
 from mmgrpo.types import Prompt
 from tests.configs.method_steps import config_of
-from tests.maths.test_strategies import answered
+from tests.maths.round_rows import round_of
 
 TWO_OF_EIGHT = Setting(step=0, num_prompts=2, group_size=8)
 
@@ -53,7 +53,7 @@ def test_each_round_has_the_share_that_makes_half_of_it_right() -> None:
         assert [request.members for request in requests] == [(2 * len(rounds), 2 * len(rounds) + 1)] * 2
         assert {request.prompt_template for request in requests} == {"begun"}
         shares.append([request.share for request in requests])
-        rounds.append(answered(requests, rewards))
+        rounds.append(round_of(requests, rewards))
     assert strategy.ask(rounds, setting) == ()
     assert shares[0] == [0.99, 0.25]  # never seen, and where it ended
     assert shares[1] == [fitted([(0.99, 1.0)]).share_for(0.5), fitted([(0.25, 0.5)]).share_for(0.5)]
