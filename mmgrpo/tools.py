@@ -363,6 +363,15 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
         """The object."""
         return self._object
 
+    @property
+    def tools(self) -> ToolEnvironment:
+        """The tools. Raises ConfigError for a factory of each value of a column, which makes them at ``reset``."""
+        if self._factories is not None:
+            raise ConfigError(
+                "the tools of a mapping of factories are those of a row: name one factory to combine them"
+            )
+        return self._tools
+
     def reset(self, prompt: Prompt) -> Turn:
         """The text and images of the object's ``reset``, and the functions."""
         columns = {"prompt": prompt.messages or prompt.text, **prompt.columns}

@@ -66,6 +66,8 @@ REWARDS: Mapping[str, str] = {
     "field_match": "mmgrpo.rewards.text.records:FieldMatch",
     "record_similarity": "mmgrpo.rewards.text.records:RecordSimilarity",
     "tool_calls": "mmgrpo.rewards.text.tool_calls:ToolCalls",
+    "call_success": "mmgrpo.rewards.text.executed_calls:CallSuccess",
+    "required_calls": "mmgrpo.rewards.text.executed_calls:RequiredCalls",
     "value_match": "mmgrpo.rewards.text.value_match:ValueMatch",
     "code_tests": "mmgrpo.rewards.code.programs:CodeTests",
     "run_time": "mmgrpo.rewards.code.programs:RunTime",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,18 @@ from typing import Any
 import pytest
 
 from mmgrpo.config.loading import load_config
+from mmgrpo.samples import ToolResult, Turn
+from mmgrpo.scoring import score
+from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.trainer import Trainer
+from mmgrpo.types import Prompt, Sample
+from tests.environments.chat_server import ChatServer
 from tests.environments.test_search import CITIES, written
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import prompts_of
 from tests.rewards.sandboxed import needs_sandbox
+from tests.running import running
 
 pytestmark = needs_sandbox
 
@@ -32,38 +38,152 @@ SMALL: Mapping[str, Any] = {
 }
 
 
-def local_search(name: str, folder: Path) -> dict[str, Any]:
-    """The environment of a run with a corpus in the folder."""
+TABLE = "create table t (a integer, b integer); insert into t values (1, 2), (3, 4);"
+
+
+def environment_of(name: str) -> tuple[str, dict[str, Any]]:
+    """The name and the settings of a run's environment."""
     environment = load_config(f"papers/{name}").rollout.environment
     assert environment is not None
+    return environment.name, dict(environment.numbers)
+
+
+def as_shipped(name: str, folder: Path, url: str) -> dict[str, Any]:
+    return {}
+
+
+def local_search(name: str, folder: Path, url: str) -> dict[str, Any]:
+    """A run with a corpus in the folder."""
+    kind, numbers = environment_of(name)
     corpus = str(written(folder / "cities.jsonl", CITIES))
-    numbers = dict(environment.numbers)
-    if environment.name == "combined":
+    if kind == "combined":
         search, *others = numbers["parts"]
         numbers["parts"] = [{**search, "corpus": corpus}, *others]
     else:
         numbers = {key: value for key, value in numbers.items() if key != "url"} | {"corpus": corpus}
-    return {"name": environment.name, **numbers}
+    return {"rollout.environment": {"name": kind, **numbers}}
+
+
+def in_memory(name: str, folder: Path, url: str) -> dict[str, Any]:
+    """A run with a database that the row creates."""
+    config = load_config(f"papers/{name}")
+    kind, numbers = environment_of(name)
+    rewards = [reward.model_dump(exclude_unset=True) for reward in config.rewards]
+    return {
+        "rollout.environment": {"name": kind, **{key: value for key, value in numbers.items() if key != "database"}},
+        "rewards": [{key: value for key, value in reward.items() if key != "database"} for reward in rewards],
+    }
+
+
+def simulated(name: str, folder: Path, url: str) -> dict[str, Any]:
+    """A run with a model at a server."""
+    kind, numbers = environment_of(name)
+    if kind == "combined":
+        factory = "python:tests.environments.test_combined:Orders"
+        parts = [{"name": "tool_object", "factory": factory}]
+        numbers |= {"parts": parts, "partner": {**numbers["partner"], "url": url}}
+    else:
+        numbers["url"] = url
+    return {"rollout.environment": {"name": kind, **numbers}}
+
+
+def without_models(name: str, folder: Path, url: str) -> dict[str, Any]:
+    """A run without rewards by models."""
+    rewards = [reward.model_dump(exclude_unset=True) for reward in load_config(f"papers/{name}").rewards]
+    return {"rewards": [reward for reward in rewards if "model" not in reward]}
 
 
 Columns = Mapping[str, Any]
+CALLS = [{"name": "cancel", "arguments": {"order": "7"}}]
 
-RUNS: Mapping[str, tuple[Callable[[str, Path], dict[str, Any]], Columns, Columns]] = {
+RUNS: Mapping[str, tuple[Callable[[str, Path, str], dict[str, Any]], Columns, Columns]] = {
     "tapo": (local_search, {"answer": "7", "fact": "Oslo"}, {"value": 0.5, "estimate": 200}),
     "veri-r1": (local_search, {"answer": "SUPPORT", "evidence": ["Oslo"]}, {"answer": "REFUTE", "evidence": []}),
+    "reex-sql": (in_memory, *[{"query": "select a from t", "db_id": "t", "schema": TABLE}] * 2),
+    "cove": (simulated, *[{"task": "Cancel order 7.", "calls": CALLS}] * 2),
+    "dreamgym": (simulated, *[{"task": "Open the door.", "experiences": "A key opens it."}] * 2),
+    "cosineverifier": (as_shipped, {"answer": "correct"}, {"answer": "incorrect"}),
+    "datarus-r1": (without_models, {}, {}),
 }
-"""The environment of each run and the columns of its two rows."""
+"""The changes of each run and the columns of its two rows."""
+
+REPLY = "I see. <reward>1</reward>"
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_run_trains_on_conversations(name: str, tmp_path: Path) -> None:
-    environment, *columns = RUNS[name]
-    settings = {**SMALL, "rollout.environment": environment(name, tmp_path), "output": str(tmp_path / "run")}
-    config = load_config(f"papers/{name}", settings)
+    changes, *columns = RUNS[name]
     prompts = [replace(prompt, columns=row) for prompt, row in zip(prompts_of("llama"), columns, strict=True)]
-    policy = terse("llama", max_new_tokens=80)
-    folder = Trainer(policy, build_rewards(config.rewards), prompts, config).train()
+    with running(ChatServer([REPLY] * 100)) as server:
+        settings = {**SMALL, **changes(name, tmp_path, server.url), "output": str(tmp_path / "run")}
+        config = load_config(f"papers/{name}", settings)
+        policy = terse("llama", max_new_tokens=80)
+        folder = Trainer(policy, build_rewards(config.rewards), prompts, config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert {line["step"] for line in lines} == {1, 2}
     assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)
     assert all(line["optimizer/grad_norm"] < float("inf") for line in lines)
+
+
+def conversation(columns: Columns, turns: Sequence[str], results: Sequence[Sequence[ToolResult]] = ()) -> Sample:
+    """A sample with turns, and the results of the calls of each."""
+    replies = [Turn(text="result", results=answers) for answers in results]
+    spans = list(range(len(turns)))
+    return Sample(
+        Prompt("q", columns=columns),
+        0,
+        0,
+        text="".join(turns),
+        turn_texts=list(turns),
+        turn_starts=spans,
+        turn_ends=[end + 1 for end in spans],
+        turn_rewards=[None] * len(turns),
+        turn_keys=[None] * len(turns),
+        turn_replies=[*replies, *([Turn(done=True)] * (len(turns) - len(replies)))],
+    )
+
+
+def total(name: str, changes: Mapping[str, Any], sample: Sample) -> float:
+    """The weighted sum of a run's rewards for a sample at the first step."""
+    rewards = build_rewards(load_config(f"papers/{name}", dict(changes)).rewards)
+    scores = shape_scores(score([sample], rewards), rewards, 0)[0]
+    return float((scores.value_BR * scores.weight_R).where(scores.valid_BR, 0.0).sum())
+
+
+def test_a_right_query_after_one_that_explores_earns_all_weights_of_reex_sql(tmp_path: Path) -> None:
+    """The form 2, the rows 3, the words 1, the columns 1 and the exploration 2; a failed query explores nothing."""
+    row = {"query": "select a from t", "db_id": "t", "schema": TABLE}
+    changes = in_memory("reex-sql", tmp_path, "")
+    look = "<think>so</think><intermediate_sql>select * from t</intermediate_sql>"
+    rows = [ToolResult("query", "<result>\na | b\n1 | 2\n</result>")]
+    failed = [ToolResult("query", "<result>\nError: no such column\n</result>")]
+
+    def earned(query: str, results: Sequence[ToolResult], form: str = "<think>so</think>") -> float:
+        turns = [look, f"{form}<answer>{query}</answer>"]
+        return total("reex-sql", changes, conversation(row, turns, [results]))
+
+    assert earned("select a from t", rows) == pytest.approx(9)
+    assert earned("select a from t", failed) == pytest.approx(7)
+    assert earned("select a from t where b > 0", rows) == pytest.approx(2 + 3 + 0.5 + 2)  # the same rows, a and b
+    assert earned("select b from t", rows, "so ") == pytest.approx(2)
+
+
+def test_required_calls_without_redundant_ones_score_1_in_cove() -> None:
+    def earned(*calls: ToolResult) -> float:
+        return total("cove", {}, conversation({"calls": CALLS}, ["a", "b"], [calls]))
+
+    right = ToolResult("cancel", "done", arguments={"order": "7"})
+    assert earned(right, ToolResult("look_up", "7", arguments={"user": "a"})) == 1
+    assert earned(right, right) == 0
+    assert earned(ToolResult("cancel", "done", arguments={"order": "8"})) == 0
+    assert earned(replace(right, failed=True)) == 0
+
+
+def test_weight_moves_from_structure_to_reward_models_in_datarus_r1() -> None:
+    """Half a cosine from 1 to 0.2: 0.6 at half the steps; the reward models' is the reverse."""
+    rewards = build_rewards(load_config("papers/datarus-r1").rewards)
+    sample = conversation({}, ["<thought>a</thought>```python\n1\n```", "<thought>b</thought><answer>c</answer>"])
+    structure = rewards[0]
+    assert [structure.schedule and structure.schedule(step) for step in (0, 500, 1000)] == pytest.approx([1, 0.6, 0.2])
+    assert [rewards[2].schedule and rewards[2].schedule(step) for step in (0, 500)] == pytest.approx([0.2, 0.6])
+    assert score([sample, conversation({}, ["<answer>c</answer>"])], rewards[:1]).value_BR[:, 0].tolist() == [1, 0]

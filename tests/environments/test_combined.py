@@ -12,11 +12,15 @@ from mmgrpo.environments.combined import CombinedEnvironment
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.json_requests import NoReplyError
 from mmgrpo.types import Prompt
+from tests.environments.chat_server import ChatServer
 from tests.environments.test_search import CITIES, RetrievalServer, written
 from tests.rewards.sandboxed import needs_sandbox
+from tests.running import running
 
 pytestmark = needs_sandbox
 pytest.importorskip("bm25s")
+
+USER = {"url": "http://127.0.0.1:8000/v1", "model": "m", "system": "You are a customer."}
 
 
 def combined(corpus: Path, call: str, **settings: Any) -> CombinedEnvironment:
@@ -78,7 +82,7 @@ def test_a_server_without_a_reply_ends_the_conversation(cities: Path) -> None:
     ("parts", "message"),
     [
         ([{"name": "python"}], "two or more parts"),
-        ([{"name": "python"}, {"name": "miniwob"}], "cannot combine the environment miniwob: parts are .*python"),
+        ([{"name": "python"}, {**USER, "name": "simulated"}], "cannot combine the environment simulated: parts are"),
         ([{"name": "python", "answer_tag": "answer"}, {"name": "python"}], "set it for combined"),
         ([{"name": "python"}, {"name": "python"}], "begin with '```python"),
         ([{"name": "python"}, {"name": "python", "call": "tool_call"}], "set call: tool_call for all parts"),
@@ -88,3 +92,45 @@ def test_a_server_without_a_reply_ends_the_conversation(cities: Path) -> None:
 def test_parts_that_cannot_be_combined_are_errors(parts: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CombinedEnvironment(parts)
+
+
+class Orders:
+    """The orders of a customer, as an object with tools."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    def reset(self) -> None:
+        self.cancelled = []
+
+    def cancel(self, order: str) -> str:
+        """Cancels an order.
+
+        Args:
+            order: its number.
+
+        Returns:
+            What happened.
+        """
+        self.cancelled.append(order)
+        return f"{order} is cancelled"
+
+
+def test_turns_without_calls_go_to_the_partner() -> None:
+    with running(ChatServer(["Order 7, please.", "Thanks. [DONE]"])) as server:
+        environment = CombinedEnvironment(
+            [{"name": "tool_object", "factory": f"python:{__name__}:Orders"}],
+            partner={**USER, "name": "simulated", "url": server.url},
+        )
+        opening = environment.reset(Prompt("?"))
+        question = environment.step("Which order?")
+        result = environment.step('<tool_call>{"name": "cancel", "arguments": {"order": "7"}}</tool_call>')
+        end = environment.step("It is cancelled.")
+        environment.close()
+    assert [tool["function"]["name"] for tool in opening.tools] == ["cancel"]
+    assert (question.text, result.text, end.done) == ("Order 7, please.", "7 is cancelled", True)
+    assert [(each.name, each.arguments) for each in result.results] == [("cancel", {"order": "7"})]
+    asked = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "user"]
+    assert asked == ["Which order?", "It is cancelled."]
+    with pytest.raises(ConfigError, match="leave out answer_tag"):
+        CombinedEnvironment([{"name": "python"}], answer_tag="answer", partner={"name": "simulated"})

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from mmgrpo.rewards.text.citations import Citations
+from mmgrpo.rewards.text.executed_calls import CallSuccess, RequiredCalls
 from mmgrpo.rewards.text.turn_format import TurnFormat
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.samples import ToolResult, Turn
 from tests.rewards.written import explained, score_of, scores_of, wrote
 
 TURNS = TurnFormat(every="<think>.*", earlier=".*</search>", last=".*</answer>", later="<think>so.*")
@@ -74,6 +76,38 @@ def test_half_of_the_sources_is_rounded_up_and_an_empty_reference_is_covered() -
         None,
     ]
     assert Citations().reference_error("a") is not None
+
+
+def called(*results: ToolResult, calls: Any = None) -> Any:
+    """A conversation of one turn, whose answer has these results of calls."""
+    sample = wrote("a", **({} if calls is None else {"answer": calls}))
+    return replace(sample, turn_starts=[0], turn_ends=[1], turn_replies=[Turn(text="r", results=results)])
+
+
+def test_share_of_calls_that_succeeded() -> None:
+    good, bad, error = ToolResult("a", "1"), ToolResult("b", "x", failed=True), ToolResult("a", "Error: no")
+    rows = [called(good, bad), called(good, error), called(error), called(), wrote("a")]
+    assert scores_of(CallSuccess(), rows) == [0.5, 1, 1, 0, None]
+    assert scores_of(CallSuccess(failure="^Error", measure="any"), rows) == [1, 1, 0, 0, None]
+    assert scores_of(CallSuccess(tools=["b"]), rows[:2]) == [0, 0]
+    assert explained(CallSuccess(), rows[0])["reason"] == "1 of 2 calls succeeded"
+    for settings in ({"failure": "("}, {"measure": "most"}, {"tools": "a"}):
+        with pytest.raises(ConfigError, match=r"CallSuccess\."):
+            CallSuccess(**settings)
+
+
+def test_required_calls_and_redundant_ones() -> None:
+    calls = [{"name": "a", "arguments": {"x": 1}}, {"name": "b", "parameters": {}}]
+    a, b = ToolResult("a", "1", arguments={"x": 1}), ToolResult("b", "2")
+    other = ToolResult("c", "3")
+    rows = [called(a, b, other, calls=calls), called(a, calls=calls), called(a, a, b, calls=calls)]
+    assert scores_of(RequiredCalls(), rows) == [1, 0, 0]
+    assert scores_of(RequiredCalls(partial=True), rows) == [1, 0.5, 0]
+    assert scores_of(RequiredCalls(tools=["a", "b", "c"]), rows[:1]) == [0]
+    assert scores_of(RequiredCalls(), [wrote("a", calls), called(a)]) == [None, None]
+    assert RequiredCalls().reference_error(7) is not None
+    with pytest.raises(ConfigError, match="must be a list of names"):
+        RequiredCalls(tools="a")
 
 
 def test_other_marks_and_composed_characters() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.configs.paper_answers import Answer
 
+ELSEWHERE = {"reex-sql", "cove", "dreamgym", "datarus-r1"}
+"""Whose rewards read turns: tests/configs/test_agent_papers.py."""
+
 ROUTED = {"tapo"}
 
 CLAIM = {"answer": "SUPPORT", "evidence": ["Oslo_0", "Oslo_3", "Rome_1"]}
@@ -35,6 +38,12 @@ ANSWERS: dict[str, list[Answer]] = {
         ({"value": 0.5}, solved("0.502"), 9, 1.0),
         ({"estimate": 200}, solved("209"), 9, 2.0),
         ({"estimate": 200}, solved("211"), 9, 1.0),
+    ],
+    "cosineverifier": [  # 1 for the verdict and 0.1 for the form
+        ({"answer": "correct"}, "Both are 7. <answer>correct</answer>", 9, 1.1),
+        ({"answer": "correct"}, "<answer>incorrect</answer>", 9, 0.1),
+        ({"answer": "incorrect"}, "<answer>It is incorrect.</answer>", 9, 1.0),
+        ({"answer": "incorrect"}, "incorrect", 9, 0.0),
     ],
     "veri-r1": [  # 2 for a right label, times 1 or 0.5 by the evidence; the evidence's Jaccard index; 1 for the form
         (CLAIM, decided("SUPPORT", "Oslo_0", "Oslo_3", "Rome_1"), 9, 2 + 1 + 1),
