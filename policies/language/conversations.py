@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mmgrpo.environment import Turn
-from mmgrpo.errors import DataError
+from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.tool_calls import AssistantMessage, description
 from mmgrpo.types import Continuation, Prompt
 
@@ -199,8 +199,8 @@ class _Conversations:
         starts: number of tokens before the last turn of each row.
         keys: key of the state before the last turn of each row.
         turns: turns of each row.
-        num_media_turns: number of turns with media that the model takes.
-        media_errors: why the model cannot take the others.
+        num_taken: number of turns that the model takes, with media and without.
+        rejections: why the model or its template takes no such turn, by whether it has media.
     """
 
     pool: EnvironmentPool
@@ -210,8 +210,8 @@ class _Conversations:
     starts: list[int]
     keys: list[str | None]
     turns: list[tuple[CompletionTurn, ...]]
-    num_media_turns: int = 0
-    media_errors: list[DataError] = field(default_factory=list)
+    num_taken: Counter[bool] = field(default_factory=Counter)
+    rejections: dict[bool, DataError | PolicyError] = field(default_factory=dict)
 
     def submit(self, row: int, written: ConversationRow) -> None:
         """Sends a finished turn of the policy to the row's environment."""
@@ -260,20 +260,19 @@ class _Conversations:
     def _with_reply(self, row: int, written: ConversationRow, reply: Turn) -> ConversationRow | None:
         try:
             extended = _with_reply(written, reply, self.encoder, self.params)
-        except DataError as error:
-            if not reply.num_media:
-                raise
+        except (DataError, PolicyError) as error:
             self.pool.environments[row].fail("step", error)
-            self.media_errors.append(error)
+            if isinstance(error, PolicyError) or not self.encoder.takes_kinds(reply):
+                self.rejections.setdefault(reply.num_media > 0, error)
             return None
-        if reply.num_media:
-            self.num_media_turns += 1
+        self.num_taken[reply.num_media > 0] += 1
         return extended
 
-    def require_media(self) -> None:
-        """Raises DataError if the model could take the media of none of the environment's turns."""
-        if self.media_errors and not self.num_media_turns:
-            raise self.media_errors[0]
+    def require_taken(self) -> None:
+        """Raises an error if the model took none of the turns with media, or none of those without."""
+        for has_media, error in self.rejections.items():
+            if not self.num_taken[has_media]:
+                raise error
 
 
 def generate_conversations(
@@ -311,7 +310,7 @@ def generate_conversations(
         dict[int, ConversationRow]: finished rows.
 
     Raises:
-        DataError: the model can take the media of none of the environment's turns.
+        DataError, PolicyError: the model takes none of the environment's turns with media, or none of the others.
     """
     conversations = _Conversations(
         pool=pool,
@@ -360,7 +359,7 @@ def generate_conversations(
         answering.append(_Chunk(list(written), written))
         yield from answered(wait=False)
     yield from answered(wait=True)
-    conversations.require_media()
+    conversations.require_taken()
 
 
 def _with_reply(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.environment import Turn
-from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.tool_calls import FunctionCall, ToolResult
 from mmgrpo.types import Prompt
 
@@ -208,11 +208,15 @@ class PromptEncoder:
         Its tokens follow the chat template, except for the end token, which the answer has already; without a
         template, the text is tokenized as it is. The processor replaces the placeholders of its media.
 
-        Raises: DataError if the template or the processor does not support such a turn.
+        Raises: PolicyError if the template takes no such turn, DataError if the processor cannot process this one.
         """
+        if self._uses_template:
+            self._require_no_placeholder(reply)
         text = self._reply_text(reply) if self._uses_template else reply.text
         if not reply.num_media:
             reply_T, per_token = self.encode_text(text), {}
+            if bool(torch.isin(reply_T, self._media_ids).any()):
+                raise DataError(f"the turn {text!r:.60} has a placeholder of a medium, and no medium: remove it")
         else:
             tensors = self._processor_tensors(media_prompt(reply), text, add_special_tokens=False)
             reply_T, per_token = tensors["input_ids"][0], _per_token(tensors)
@@ -220,15 +224,25 @@ class PromptEncoder:
             reply_T, per_token = reply_T[1:], {name: tensor[:, 1:] for name, tensor in per_token.items()}
         return EncodedReply(reply_T, per_token)
 
+    def _require_no_placeholder(self, reply: Turn) -> None:
+        """Raises DataError for a text of a turn with a placeholder of media, which only the template writes."""
+        texts = [reply.text, *(result.text for result in reply.results)]
+        for token in self.tokenizer.convert_ids_to_tokens(self._media_ids.tolist()):
+            if any(token in text for text in texts):
+                raise DataError(
+                    f"the turn {reply.text!r:.60} contains {token!r}, the placeholder of a medium, which only the chat "
+                    "template writes: remove it from the text, and give the medium itself"
+                )
+
     def _reply_text(self, reply: Turn) -> str:
         turns = [{"role": "user", "content": "x"}, *reply_messages(reply, takes_results=self.takes_results)]
         try:
             rendered = self._rendered_turns([self._turn(turn) for turn in turns], add_generation_prompt=True)
         except Exception as error:  # of the template's own, jinja2's among them
-            raise DataError(f"the chat template takes no turn of {reply.role!r} after an answer: {error}") from error
+            raise PolicyError(f"the chat template takes no turn of {reply.role!r} after an answer: {error}") from error
         tail = after_answer(rendered, self._ends if "tool_calls" in turns[1] else ())
         if tail is None:
-            raise DataError("the chat template does not write answers as they are, so nothing can follow one")
+            raise PolicyError("the chat template does not write answers as they are, so nothing can follow one")
         return tail
 
     def _rendered_turns(self, turns: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
@@ -294,7 +308,8 @@ class PromptEncoder:
             The prompt, for this row alone.
 
         Raises:
-            DataError: the processor drops a medium, or its placeholders differ from those of the row.
+            DataError: the processor cannot take a medium, or drops it.
+            PolicyError: it makes other placeholders of the conversation than of its turns.
         """
         prompt = self._with_turn(encoded.prompt, turn)
         tensors = self._tensors(prompt)
@@ -304,7 +319,7 @@ class PromptEncoder:
         row_L = torch.cat([encoded.ids_P, token_T])
         if aligned or not torch.equal(self._placeholders(row_L), self._placeholders(ids_1L[0])):
             reason = f"it makes {', '.join(aligned)} of all tokens" if aligned else "their placeholders differ"
-            raise DataError(
+            raise PolicyError(
                 f"{type(self.processor).__name__} cannot take the media of a later turn after "
                 f"{encoded.prompt.text!r:.60}: {reason}; show them in the prompt or in Environment.reset"
             )
@@ -417,7 +432,7 @@ class PromptEncoder:
             arguments |= audio_arguments(self.processor, prompt.audios)
         try:
             processed = self._processed(text, arguments)
-        except (ValueError, IndexError, StopIteration, TypeError) as error:
+        except Exception as error:  # of the processor's own, without a common base
             hint = "its messages must hold as many image, video and audio parts"
             if not self._uses_template:
                 hint = "without a chat template the text itself must contain the placeholders of images and audio"
@@ -480,6 +495,10 @@ class PromptEncoder:
                     self._tensors(probe)
                     self._takes[kind] = True
         return self._takes[kind]
+
+    def takes_kinds(self, turn: Turn) -> bool:
+        """Whether the model sees media of all kinds that a turn has."""
+        return all(self.takes(kind) for kind, name in KINDS.items() if len(getattr(turn, name)))
 
     def _processed(self, text: str, arguments: dict[str, Any]) -> Mapping[str, Any]:
         """The processor's output for one prompt; some processors take images only as a flat list."""

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, final
 
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 MAX_CLOSE_S = 10.0
 """Seconds that all ``close`` calls of a rollout may take together."""
+
+MAX_INTERRUPT_S = 1.0
+"""Seconds that ``Environment.interrupted`` may take."""
 
 
 @final
@@ -253,7 +256,7 @@ class EnvironmentPool:
             if call.started_s is not None and now_s - call.started_s > self._timeout_s:
                 del self._running[row]
                 limit = TimeoutError(f"it took longer than rollout.environment_timeout_s={self._timeout_s:g}")
-                reply = self.environments[row].interrupt(self._timeout_s) if call.method == "step" else None
+                reply = self._interrupt(row, self._timeout_s) if call.method == "step" else None
                 if reply is not None:
                     call.result = reply
                     self._queues[row] = self._thread(row)
@@ -262,3 +265,13 @@ class EnvironmentPool:
                     self.environments[row].fail(call.method, limit)
                 call.is_done = True
         self._start_waiting()
+
+    def _interrupt(self, row: int, limit_s: float) -> Turn | None:
+        """The answer in place of one that took too long; None if the environment has none, or none in time."""
+        replies: SimpleQueue[Turn | None] = SimpleQueue()
+        interrupt = self.environments[row].interrupt
+        threading.Thread(target=lambda: replies.put(interrupt(limit_s)), name=f"interrupt {row}", daemon=True).start()
+        try:
+            return replies.get(timeout=MAX_INTERRUPT_S)
+        except Empty:
+            return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from asyncio import CancelledError
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import final
 
@@ -39,7 +39,7 @@ _names_with_traceback: set[str] = set()  # names of environments; one traceback 
 class GuardedEnvironment:
     """One conversation with an environment that may fail.
 
-    An exception in ``reset`` or ``step``, or a result that is no ``Turn``, ends this conversation: the sample is
+    Any exception in ``reset`` or ``step``, or a result that is no ``Turn``, ends this conversation: the sample is
     not scored (``Sample.environment_error``) and counted in ``environment/failed_frac``. A text in place of a turn
     is accepted. Characters that are not Unicode are replaced, and texts are cut at ``MAX_CHARACTERS``. Process
     settings that the environment changes are restored, as for rewards, and its changes to the row's columns reach
@@ -78,7 +78,8 @@ class GuardedEnvironment:
         try:
             with restored_settings(f"environment '{self._name}'", self._reported):
                 environment.close()
-        except (Exception, SystemExit, CancelledError) as error:
+        except BaseException as error:
+            _raise_interrupt(error)
             logger.warning("%s.close raised %s: %s", self._name, type(error).__name__, error)
 
     def reset(self, prompt: Prompt) -> Turn:
@@ -117,7 +118,7 @@ class GuardedEnvironment:
         environment = self._environment
         written = AssistantMessage(message) if isinstance(message, str) else message
         answer = environment.respond if isinstance(environment, SupportsCalls) else None
-        reply = self._guarded("step", lambda: answer(written) if answer else environment.step(written.text))
+        reply = self._guarded("step", lambda: _reply(answer(written) if answer else environment.step(written.text)))
         return Turn(done=True) if reply is None else reply
 
     def interrupt(self, limit_s: float) -> Turn | None:
@@ -128,7 +129,8 @@ class GuardedEnvironment:
         try:
             reply = environment.interrupted(TimeoutError(f"it took longer than {limit_s:g} s"))
             return None if reply is None else self._checked(reply)
-        except Exception as error:
+        except BaseException as error:
+            _raise_interrupt(error)
             logger.warning("%s.interrupted raised %s: %s", self._name, type(error).__name__, error)
             return None
 
@@ -172,7 +174,8 @@ class GuardedEnvironment:
                 return self._checked(call())
         except (ConfigError, PolicyError):
             raise
-        except (Exception, SystemExit, CancelledError) as error:  # foreign code: any exception ends one conversation
+        except BaseException as error:  # foreign code: any exception ends one conversation
+            _raise_interrupt(error)
             self._record(method, error)
             return None
 
@@ -204,9 +207,14 @@ class GuardedEnvironment:
                 raise TypeError(f"Turn.{name} must be a list, got {type(media).__name__}")
             if len(media) > MAX_MEDIA:
                 raise ValueError(f"Turn.{name} must be at most {MAX_MEDIA}, got {len(media)}")
-        if turn.results and sum(result.num_images for result in turn.results) != len(turn.images):
+        if not all(isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in turn.tools):
+            raise TypeError('Turn.tools must be functions, each {"type": "function", "function": SCHEMA}')
+        counts = [result.num_images for result in turn.results]
+        if counts and (min(counts) < 0 or sum(counts) != len(turn.images)):
             raise ValueError("Turn.results must have as many images as Turn.images")
         images = tuple(load_image(image) for image in turn.images)
+        if empty := [image.size for image in images if not image.width * image.height]:
+            raise ValueError(f"an image of Turn.images has no pixels: {empty[0][0]} x {empty[0][1]}")
         if too_large := [image.size for image in images if image.width * image.height > MAX_PIXELS]:
             raise ValueError(f"an image of Turn.images has {too_large[0]} pixels; at most {MAX_PIXELS} are allowed")
         return Turn(
@@ -221,6 +229,18 @@ class GuardedEnvironment:
             tools=tuple(turn.tools),
             results=tuple(_bounded_result(result) for result in turn.results),
         )
+
+
+def _raise_interrupt(error: BaseException) -> None:
+    """Raises the interrupt of a user, which reaches the main thread alone; environments run on others."""
+    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        raise error
+
+
+def _reply(returned: object) -> object:
+    if isinstance(returned, Turn) and returned.tools:
+        raise ValueError("Turn.tools belongs to the turn of reset: a later turn cannot describe functions")
+    return returned
 
 
 def _bounded_result(result: ToolResult) -> ToolResult:

@@ -11,8 +11,9 @@ from typing import ClassVar, final
 import pytest
 from mmgrpo.policies.language.environment_pool import EnvironmentPool
 
-from mmgrpo.environment import Environment, Turn
+from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.errors import ConfigError
+from mmgrpo.tool_calls import AssistantMessage
 from mmgrpo.types import Plan, Prompt, Rollout
 from tests.policies.test_language_exchanges import SEED, terse
 from tests.policies.tiny_language import prompts_of
@@ -105,6 +106,33 @@ def test_a_call_that_hangs_ends_its_conversation_alone() -> None:
         None,
     ]
     release.set()
+
+
+def test_an_answer_in_place_of_a_late_one_that_hangs_too_ends_the_conversation() -> None:
+    release = threading.Event()
+
+    @final
+    class Hanging(Environment, SupportsCalls):
+        def reset(self, prompt: Prompt) -> Turn:
+            return Turn()
+
+        def step(self, text: str) -> Turn:
+            return Turn()
+
+        def respond(self, message: AssistantMessage) -> Turn:
+            release.wait(30.0)
+            return Turn(text="late")
+
+        def interrupted(self, error: TimeoutError) -> Turn | None:
+            release.wait(30.0)
+            return Turn(text="late too")
+
+    with EnvironmentPool(Hanging, 1, workers=1, timeout_s=0.2) as pool:
+        pool.reset([Prompt("a")])
+        pool.submit(0, "x")
+        assert pool.reply(0) == Turn(done=True)
+        assert "Hanging.step raised TimeoutError" in (pool.environments[0].error or "")
+        release.set()
 
 
 def test_an_error_of_the_run_while_environments_are_made_closes_those_before() -> None:

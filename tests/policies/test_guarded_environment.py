@@ -12,11 +12,13 @@ from typing import Any, final
 import pytest
 import torch
 from mmgrpo.policies.language import guarded_environment
+from mmgrpo.policies.language.environment_pool import EnvironmentPool
 from mmgrpo.policies.language.guarded_environment import MAX_CHARACTERS, GuardedEnvironment
 from PIL import Image
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.samples import ToolResult
 from mmgrpo.tools import ToolEnvironment
 from mmgrpo.types import Prompt
 from tests.test_trainer_exchanges import Asks, trainer_of
@@ -48,6 +50,18 @@ def cancels() -> Any:
     raise asyncio.CancelledError
 
 
+class OddError(BaseException):
+    """An error that is no ``Exception``, as the panics of libraries in Rust."""
+
+
+def panics() -> Any:
+    raise OddError("lost")
+
+
+def interrupts() -> Any:
+    raise KeyboardInterrupt
+
+
 class UnwritableError(Exception):
     """An error without a text."""
 
@@ -67,6 +81,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "raises": (raises, "raised ValueError: no answer"),
     "exits": (ends, "raised SystemExit: 3"),
     "is cancelled": (cancels, "raised CancelledError"),
+    "panics": (panics, "raised OddError: lost"),
     "raises without a text": (raises_unwritable, "raised UnwritableError: its text cannot be made"),
     "raises a surrogate": (raises_surrogate, "raised ValueError: a?"),
     "reward beyond float32": (lambda: Turn(text="x", reward=1e300), "Turn.reward must be finite (in float32)"),
@@ -78,6 +93,15 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Turn(text="x", reward=float("nan")),
         "Turn.reward must be finite (in float32) or None, got nan",
     ),
+    "an image without pixels": (
+        lambda: Turn(text="x", images=[Image.new("RGB", (0, 5))]),
+        "an image of Turn.images has no pixels: 0 x 5",
+    ),
+    "negative images of a result": (
+        lambda: Turn(results=[ToolResult("a", "x", num_images=-1), ToolResult("b", "x", num_images=1)]),
+        "Turn.results must have as many images as Turn.images",
+    ),
+    "tools of numbers": (lambda: Turn(tools=[1]), "Turn.tools "),  # type: ignore[list-item]
     "reward of text": (lambda: Turn(text="x", reward="x"), "raised ValueError: could not convert"),  # type: ignore[arg-type]
 }
 
@@ -90,6 +114,24 @@ def test_a_fault_ends_the_exchange(fault: Callable[[], Any], error: str) -> None
         assert environment.step("x") == Turn(done=True)
         assert error in (environment.error or "")
         assert f"Faulty.{method} raised" in (environment.error or "")
+
+
+def test_tools_of_a_later_turn_are_a_fault() -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    environment = GuardedEnvironment(lambda: Faulty("step", lambda: Turn(text="x", tools=tools)))
+    assert environment.reset(Prompt("a")) == Turn()
+    assert environment.step("x") == Turn(done=True)
+    assert "Turn.tools belongs to the turn of reset" in (environment.error or "")
+
+
+def test_an_interrupt_of_the_user_is_raised_and_one_of_an_environment_is_a_fault() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        GuardedEnvironment(lambda: Faulty("step", interrupts)).step("x")
+    with EnvironmentPool(lambda: Faulty("step", interrupts), 1, workers=1, timeout_s=None) as pool:
+        pool.reset([Prompt("a")])
+        pool.submit(0, "x")
+        assert pool.reply(0) == Turn(done=True)
+    assert pool.environments[0].error == "Faulty.step raised KeyboardInterrupt: "
 
 
 def test_an_environment_that_cannot_be_made_is_a_fault() -> None:

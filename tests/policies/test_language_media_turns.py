@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, final
 
 import pytest
@@ -13,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from mmgrpo.environment import Environment, Turn
-from mmgrpo.errors import DataError
+from mmgrpo.errors import PolicyError
+from mmgrpo.samples import ToolResult
 from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.test_language_exchanges import SEED, terse
@@ -160,6 +162,42 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 def test_media_that_change_earlier_placeholders_are_an_error() -> None:
     policy = terse("llava-onevision", max_new_tokens=LENGTH)  # one image is tiled, several are not
     with pytest.raises(
-        DataError, match=r"cannot take the media of a later turn .* their placeholders differ; show them"
+        PolicyError, match=r"cannot take the media of a later turn .* their placeholders differ; show them"
     ):
         conversation(policy, "llava-onevision")
+
+
+PLACEHOLDER = "<|image_pad|>"
+ODD_TURNS = {
+    "a placeholder without an image": (Turn(text=f"two {PLACEHOLDER}"), "the placeholder of a medium, which only the"),
+    "a placeholder and an image": (Turn(text=PLACEHOLDER, images=[picture(16, 24)]), "the placeholder of a medium"),
+    "a placeholder in a result": (
+        Turn(role="tool", results=[ToolResult("look", f"two {PLACEHOLDER}")]),
+        "the placeholder of a medium",
+    ),
+    "a line": (Turn(text="two", images=[Image.new("RGB", (1, 1000))]), "absolute aspect ratio must be smaller"),
+    "a video of numbers": (Turn(text="two", videos=[1]), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("turn", "error"), ODD_TURNS.values(), ids=ODD_TURNS)
+def test_a_turn_that_the_processor_cannot_take_costs_its_row(turn: Turn, error: str) -> None:
+    numbers = count()
+
+    @final
+    class Odd(Environment):
+        def __init__(self) -> None:
+            self.is_odd = next(numbers) == 1
+
+        def reset(self, prompt: Prompt) -> Turn:
+            return Turn()
+
+        def step(self, text: str) -> Turn:
+            return turn if self.is_odd else Turn(text="two red")
+
+    policy = terse("qwen2.5-vl", max_new_tokens=120)
+    plan = Plan(environment=Odd, max_turns=2)
+    samples = policy.rollout(prompts_of("qwen2.5-vl")[:1], group_size=3, seed=SEED, plan=plan).samples
+    assert error in (samples[1].environment_error or "")
+    assert [sample.environment_error for sample in (samples[0], samples[2])] == [None, None]
+    assert [len(sample.turn_ends) for sample in samples] == [2, 1, 2]
