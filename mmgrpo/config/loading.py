@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import yaml
 
@@ -364,19 +364,16 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """``above`` over ``below``: mappings merge key by key; two mappings of different ``name`` are different things, and
     the upper one replaces the lower; a bare name is a mapping of its name alone. ``about`` is always merged: its name
     is that of the run."""
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, str) and old.get("name") == value:
-            continue
-        merged[key] = merge(old, value) if _mergeable(key, old, value) else value
-    return merged
+    return {**below, **{key: _merged_value(key, below.get(key), value) for key, value in above.items()}}
 
 
-def _mergeable(key: str, old: Any, value: Any) -> TypeGuard[dict[str, Any]]:
-    if not (isinstance(old, dict) and isinstance(value, dict)):
-        return False
-    return key == "about" or "name" not in old or "name" not in value or old["name"] == value["name"]
+def _merged_value(key: str, old: Any, value: Any) -> Any:
+    if not isinstance(old, dict):
+        return value
+    if isinstance(value, dict):
+        is_same = key == "about" or "name" not in old or "name" not in value or old["name"] == value["name"]
+        return merge(old, value) if is_same else value
+    return old if isinstance(value, str) and old.get("name") == value else value
 
 
 def _parsed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Limit:
         return is_above and (value < high or (value == high and self.interval[-1] == "]"))
 
 
-LIMITS: Mapping[AlertKind, Limit] = MappingProxyType(
+LIMITS: Mapping[str, Limit] = MappingProxyType(
     {
         "hacking": Limit(
             0.1, "(0, inf)", "rise of the training reward and fall of a held-out reward, in standard deviations"

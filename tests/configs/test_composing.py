@@ -13,7 +13,7 @@ import yaml
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import load_config
+from mmgrpo.config.loading import load_config, merge
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.advantage_inputs import require_advantages
 from mmgrpo.explain.method_settings import method_rows
@@ -232,3 +232,16 @@ def test_a_pair_trains(lower: str, upper: str, tmp_path: Path) -> None:
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     assert line["policy/on_policy_gap"] < 1e-5
     assert line["optimizer/grad_norm"] > 0
+
+
+def test_bare_name_keeps_the_settings_of_the_same_function() -> None:
+    below = {"advantage": {"scale": {"name": "group", "eps": 1e-6}, "clamp": 5.0}}
+    assert merge(below, {"advantage": {"scale": "group"}}) == below
+    assert merge(below, {"advantage": {"scale": "raw"}})["advantage"] == {"scale": "raw", "clamp": 5.0}
+
+
+def test_metadata_of_runs_of_two_names_is_merged() -> None:
+    below = {"about": {"name": "first", "method": {"name": "dapo", "title": "DAPO"}}}
+    assert merge(below, {"about": {"name": "second"}})["about"] == {**below["about"], "name": "second"}
+    gspo = {"name": "gspo", "title": "GSPO"}
+    assert merge(below, {"about": {"method": gspo}})["about"] == {"name": "first", "method": gspo}
