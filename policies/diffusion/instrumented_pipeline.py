@@ -19,7 +19,7 @@ from mmgrpo.errors import PolicyError
 
 from .caches import caches_off
 from .call_form import form_of
-from .components import components_replaced, nested_pipelines, without_no_grad
+from .components import components_replaced, nested_pipelines, run_class
 from .encoder_cache import EncoderCache
 from .latent_decoding import (
     decoders_of,
@@ -125,8 +125,7 @@ class InstrumentedPipeline:
             with ExitStack() as stack:
                 for pipeline in (self.pipeline, *nested_pipelines(self.pipeline)):
                     stack.enter_context(components_replaced(pipeline, substitutes))
-                for nested in nested_pipelines(self.pipeline):
-                    stack.enter_context(without_no_grad(nested))
+                    stack.enter_context(run_class(pipeline))
                 if not is_greedy:
                     stack.enter_context(caches_off(denoisers))
                 stack.enter_context(sliced(self._decoders, self._decode))
