@@ -89,7 +89,7 @@ def wrongs(
     if not (place.run / "config.yaml").is_file():  # before there was a run
         shutil.rmtree(place.run, ignore_errors=True)
     last = goes_on(case, place)
-    if last.code == CLEAR and any(text in last.text for text in SAYS_WHAT_TO_DO):
+    if last.code == CLEAR and any(text in last.output for text in SAYS_WHAT_TO_DO):
         shutil.rmtree(place.run)
         last = goes_on(case, place)
     if last.code != DONE:

@@ -126,6 +126,8 @@ def test_the_command_ends_where_loading_swallows_an_interrupt(tmp_path: Path) ->
         "rollout.prompts_per_step=2",
         "rollout.group_size=2",
     ]
-    function = {"module": "tests.test_interrupts", "function": "interrupted_command"}
-    assert on_processes(tmp_path, [*command, *small], **function, processes=1) == 130
+    result = on_processes(
+        tmp_path, [*command, *small], module="tests.test_interrupts", function="interrupted_command", processes=1
+    )
+    assert result == 130
     assert not list((folder / "runs").glob("*/metrics.jsonl"))

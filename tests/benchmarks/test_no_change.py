@@ -36,7 +36,7 @@ def test_overrides_of_a_mixed_run_reach_the_tasks_that_may_set_them() -> None:
         "tasks.painter.seeds.order=1",
     ]
     config = load_config("quickstart/digits-rewritten", overrides[:5])
-    assert config.tasks["rewriter"]["rollout"]["prompts_per_step"] == 4
+    assert config.mixed["rewriter"]["rollout"]["prompts_per_step"] == 4
 
 
 def test_overrides_of_a_single_run_are_unchanged() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import open_clip
 from PIL import Image
 
-from mmgrpo.config import RewardConfig, RunConfig
+from mmgrpo.config import RunConfig
+from mmgrpo.config.rewards import EvaluationRewardConfig
 from tests.rewards.test_image_reward import save_image_reward
 from tests.tiny import judges, language_models
+
+Reward = TypeVar("Reward", bound=EvaluationRewardConfig)
 
 
 def read(image: Image.Image) -> str:
@@ -57,9 +60,9 @@ class TinyScorers:
         evaluation = config.evaluation.model_copy(update={"rewards": self._all(config.evaluation.rewards)})
         return config.model_copy(update={"rewards": self._all(config.rewards), "evaluation": evaluation})
 
-    def _all(self, rewards: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:
+    def _all(self, rewards: Sequence[Reward]) -> tuple[Reward, ...]:
         return tuple(
-            RewardConfig.model_validate(self._tiny(reward.model_dump(exclude_unset=True))) for reward in rewards
+            type(reward).model_validate(self._tiny(reward.model_dump(exclude_unset=True))) for reward in rewards
         )
 
     def _tiny(self, values: str | dict[str, Any]) -> dict[str, Any]:

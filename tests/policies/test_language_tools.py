@@ -79,7 +79,8 @@ def test_a_template_without_tools_has_them_in_the_text(name: str) -> None:
     assert (encoder.takes_tools, encoder.takes_results) == (False, name != "mistral")
     opening = ToolEnvironment([multiply]).reset(Prompt("hi"))
     prompt = with_opening_turn(Prompt("hi", messages=ASK), opening, takes_tools=encoder.takes_tools)
-    (message,) = prompt.messages or ()
+    assert prompt.messages is not None
+    (message,) = prompt.messages
     assert message["content"].startswith("3 x 4 and 5 x 6?\nYou may call these functions:\n<tools>\n{")
     text = policy.processor.decode(encoder.encode_reply(REPLY, end_ids=policy._end_ids.tolist()).token_T)
     assert "12" in text

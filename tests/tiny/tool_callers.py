@@ -18,15 +18,16 @@ from tests.tiny.chat_tokenizers import CHATML, CHATML_ENDS, build
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 
-def tokenizer_of(template: str = "qwen3", specials: Sequence[str] = (), **ends: str) -> PreTrainedTokenizerBase:
+def tokenizer_of(template: str = "qwen3", specials: Sequence[str] = (), **ends: Any) -> PreTrainedTokenizerBase:
     """A tokenizer with the chat template of a published model, and its response template where TRL has one."""
     text = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
-    return add_response_schema(build([*CHATML, *specials], text, **(ends or CHATML_ENDS)))
+    tokens: dict[str, Any] = {**(ends or CHATML_ENDS)}
+    return add_response_schema(build([*CHATML, *specials], text, **tokens))
 
 
 def caller(template: str, examples: Sequence[Example], **settings: Any) -> LanguagePolicy:
     """A policy that writes the texts of the examples after their prompts; its tokens are long pieces of them."""
-    written = tokenizer_of(template)
+    written: Any = tokenizer_of(template)
     texts = [
         written.apply_chat_template(
             list(example.prompt.messages or ()), tokenize=False, **example.prompt.chat_template_kwargs
@@ -40,6 +41,7 @@ def caller(template: str, examples: Sequence[Example], **settings: Any) -> Langu
 
 def policy_of(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example] = (), **settings: Any) -> LanguagePolicy:
     """A policy of random weights, or one that writes the texts of the examples after their prompts."""
+    untyped: Any = tokenizer
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen3ForCausalLM(
@@ -54,8 +56,8 @@ def policy_of(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example] = 
                 max_position_embeddings=4096,
                 tie_word_embeddings=False,
                 bos_token_id=None,
-                eos_token_id=tokenizer.eos_token_id,
-                pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=untyped.eos_token_id,
+                pad_token_id=untyped.pad_token_id,
             )
         )
     policy = LanguagePolicy(model.float().eval(), tokenizer, {"max_new_tokens": 512, "temperature": 0.1, **settings})

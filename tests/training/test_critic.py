@@ -170,12 +170,12 @@ def test_a_model_that_gives_logits_alone_is_no_critic() -> None:
 
 def test_ppo_without_a_critic_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="methods/ppo needs a critic, and the run has none"):
-        trainer_of(config_of(tmp_path, **{"advantage.critic": None}))
+        trainer_of(config_of(tmp_path, "ppo", **{"advantage.critic": None}))
 
 
 def test_value_estimator_without_a_critic_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokens have no value value"):
-        trainer_of(config_of(tmp_path, **{"about.method": None, "advantage.critic": None})).train()
+        trainer_of(config_of(tmp_path, "ppo", **{"about.method": None, "advantage.critic": None})).train()
 
 
 @pytest.mark.parametrize(

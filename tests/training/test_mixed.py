@@ -196,7 +196,7 @@ def test_the_folder_holds_the_lines_of_all_under_their_names(trained: MixedTrain
     assert "drawing/brightness" in page
     assert [f'<a href="{name}/report.html">{name}</a>' in page for name in trained.tasks] == [True, True]
     assert parse_tasks('tasks: {"../a": {}, b: {}, "<i>": {}}') == ["b"]
-    assert load_config(folder / "config.yaml").tasks.keys() == trained.tasks.keys()
+    assert load_config(folder / "config.yaml").mixed.keys() == trained.tasks.keys()
 
 
 def test_a_task_takes_part_each_so_many_th_step(tmp_path: Path) -> None:

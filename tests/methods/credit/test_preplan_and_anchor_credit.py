@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -46,7 +48,7 @@ def test_a_decision_at_the_quantile_is_an_anchor_in_float32_too() -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"share": 0.0}, {"share": 1.0}, {"reach": 0}])
-def test_shares_and_reaches_without_anchors_raise(numbers: dict[str, float]) -> None:
+def test_shares_and_reaches_without_anchors_raise(numbers: dict[str, Any]) -> None:
     anchors(share=0.5, reach=1)
     with pytest.raises(ConfigError, match="a share between 0 and 1 and a reach of 1 or more"):
         anchors(**numbers)

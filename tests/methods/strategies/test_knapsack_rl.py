@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def test_group_sizes_follow_the_last_visit() -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"least": 0}, {"least": 3, "most": 2}, {"confidence": 0.0}, {"confidence": 1.0}])
-def test_sizes_and_confidences_out_of_range_raise(numbers: dict[str, float]) -> None:
+def test_sizes_and_confidences_out_of_range_raise(numbers: dict[str, Any]) -> None:
     by_learning_value(least=1, most=1)
     with pytest.raises(ConfigError, match="by_learning_value needs 1 <= least <= most"):
         by_learning_value(**numbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import log
+from typing import Any
 
 import pytest
 
@@ -29,14 +30,14 @@ def test_advantages_of_the_method() -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"bound": 0.0}, {"entropy_bound": 0.0}, {"weight": -1.0}, {"entropy": -1.0}])
-def test_bounds_and_weights_out_of_range_raise(numbers: dict[str, float]) -> None:
+def test_bounds_and_weights_out_of_range_raise(numbers: dict[str, Any]) -> None:
     bounded_uncertainty(view="raw", bound=1.0, entropy_bound=1.0, weight=0.0, entropy=0.0)
     with pytest.raises(ConfigError, match="bounds above 0"):
         bounded_uncertainty(view="raw", **numbers)
 
 
 @pytest.mark.parametrize("numbers", [{"share": -0.1}, {"share": 1.1}, {"chance": -0.1}, {"chance": 1.1}])
-def test_shares_of_noise_out_of_range_raise(numbers: dict[str, float]) -> None:
+def test_shares_of_noise_out_of_range_raise(numbers: dict[str, Any]) -> None:
     for share, chance in ((0.0, 0.0), (1.0, 1.0)):
         noised_image(share=share, chance=chance)
     with pytest.raises(ConfigError, match="must be from 0 to 1"):
