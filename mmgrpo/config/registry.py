@@ -181,6 +181,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "text_game": "mmgrpo.environments.text_games:TextGameEnvironment",
     "gymnasium": "mmgrpo.environments.gymnasium_games:GymnasiumEnvironment",
     "openenv": "mmgrpo.environments.openenv_client:OpenEnvEnvironment",
+    "verifiers": "mmgrpo.environments.verifiers_tasks:VerifiersEnvironment",
     "miniwob": "mmgrpo.environments.miniwob_pages:MiniwobEnvironment",
     "simulated": "mmgrpo.environments.simulated:SimulatedEnvironment",
     "combined": "mmgrpo.environments.combined:CombinedEnvironment",

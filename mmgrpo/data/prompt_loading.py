@@ -70,7 +70,7 @@ def load_prompts(
     a folder with ``{split}.txt`` or other    that file, flow_grpo's ``{split}_metadata.jsonl`` included
     a folder of ``Dataset.save_to_disk``      that dataset
     another folder, or ``owner/name``         ``datasets.load_dataset``; ``owner/name:subset`` names a configuration
-    ``python:module:attribute``               a function without arguments that returns prompts, or a list of them
+    ``python:module:attribute``               a function without arguments that returns prompts or a dataset, or a list
     a live ``datasets.Dataset``               itself, in any format; an ``IterableDataset`` needs ``limit``
     ========================================  =========================================================================
 
@@ -224,9 +224,7 @@ class _ReadingRules:
 
 def _read(source: str, split: str | None, rules: _ReadingRules) -> Iterable[Prompt]:
     if is_python_target(source):
-        _require_no_split(source, split)
-        _require_no_rules(source, rules)
-        return _from_python(source)
+        return _from_python(source, split, rules)
     if is_procedural(source):
         _require_no_split(source, split)
         _require_no_rules(source, rules)
@@ -247,9 +245,13 @@ def _from_live_dataset(dataset: Dataset | DatasetDict, split: str | None, rules:
     return _from_dataset(_select_split(dataset, "the dataset", split), rules, "the dataset", None)
 
 
-def _from_python(source: str) -> list[Prompt]:
+def _from_python(source: str, split: str | None, rules: _ReadingRules) -> Iterable[Prompt]:
     target = import_python_target(source)
     prompts = target() if callable(target) else target
+    if hasattr(prompts, "column_names"):
+        return _from_live_dataset(prompts, split, rules)
+    _require_no_split(source, split)
+    _require_no_rules(source, rules)
     if not isinstance(prompts, Iterable):
         raise DataError(f"'{source}' must give a list of Prompt, got {type(prompts).__name__}")
     prompts = list(prompts)

@@ -36,6 +36,7 @@ EXTRA_OF: Mapping[str, str] = {
     "textarena": "games",
     "gymnasium": "gymnasium",
     "openenv": "openenv",
+    "verifiers": "verifiers",
     "reasoning_gym": "reasoning-gym",
     "miniwob": "screens",
     "selenium": "screens",
