@@ -10,6 +10,9 @@ import tempfile
 
 gc.disable()  # until all is imported
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process compiles torch and the rest anew
+sys.dont_write_bytecode = False  # what the workers of pytest-xdist take over
+os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio's searches all objects for references to its random generator
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process a core is there; on more threads sums are rounded otherwise
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mmgrpo-state-")  # runs of tests are no runs of a person
 
