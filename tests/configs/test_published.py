@@ -213,7 +213,8 @@ def test_a_live_configuration_has_no_paper_hparams(write: Write) -> None:
 def test_every_method_is_explained() -> None:
     data, environment = DataFiles(), "python:tests.training.test_credit_of_turns:Corridor"
     for name in data.names("methods"):
-        needs_turns = "environment_reward" in data.merged(name)["about"]["method"].get("needs", ())
+        needs = data.merged(name)["about"]["method"].get("needs", ())
+        needs_turns = "turns" in needs or "environment_reward" in needs
         config = with_paper_hparams(data, name, **({"rollout": {"environment": environment}} if needs_turns else {}))
         assert config.about.method is not None
         assert f" method {config.about.method.title} " in rows(config), name
