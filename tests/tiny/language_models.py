@@ -130,6 +130,14 @@ TINY: dict[str, Tiny] = {
         several=True,
         videos=True,
     ),
+    "qwen3.5-vl": Tiny(
+        processor=processors.qwen3_vl,
+        model=vision_language_models.qwen3_5_vl,
+        ends=QWEN_ENDS,
+        images=True,
+        several=True,
+        videos=True,
+    ),
     "idefics3": Tiny(
         processor=processors.idefics3,
         model=vision_language_models.idefics3,

@@ -23,11 +23,13 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
 
-from tests.tiny.causal_models import HEAD_WIDTH, WIDTH, WINDOW, text
+from tests.tiny.causal_models import HEAD_WIDTH, WIDTH, WINDOW, qwen3_5, text
 from tests.tiny.processors import MERGE, PATCH, PINPOINTS, SIDE, TILE_PATCHES, TILE_TOKENS
 
 VISION_WIDTH = 32
@@ -86,6 +88,22 @@ def qwen3_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen3VLForConditionalGenerat
     reading = text(tokenizer) | {"head_dim": HEAD_WIDTH, "rope_parameters": {**ROPE, "mrope_interleaved": True}}
     return Qwen3VLForConditionalGeneration(
         Qwen3VLConfig(text_config=reading, vision_config=vision, **_qwen_ids(tokenizer))
+    )
+
+
+def qwen3_5_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen3_5ForConditionalGeneration:
+    """The tower of Qwen3-VL without features between its layers; a layer of linear attention, then a full one."""
+    vision = QWEN_VISION | {
+        "hidden_size": VISION_WIDTH,
+        "intermediate_size": 64,
+        "out_hidden_size": WIDTH,
+        "num_position_embeddings": 16,
+    }
+    reading = qwen3_5(tokenizer).config.to_dict() | {
+        "rope_parameters": {**ROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0}
+    }
+    return Qwen3_5ForConditionalGeneration(
+        Qwen3_5Config(text_config=reading, vision_config=vision, **_qwen_ids(tokenizer))
     )
 
 

@@ -1,0 +1,131 @@
+"""Runs of a Trainer with each environment by its name: calls, answers, log-probabilities, updates and the report."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmgrpo import Trainer
+from mmgrpo.types import Prompt, Sample
+from tests.environments.chat_server import ChatServer
+from tests.environments.test_mcp_tools import SERVER
+from tests.environments.test_search import CITIES, written
+from tests.environments.test_sql import SCHEMA
+from tests.environments.test_video_tools import frame
+from tests.policies.test_language_exchanges import terse
+from tests.policies.tiny_language import picture
+from tests.rewards.sandboxed import needs_sandbox
+from tests.test_tools import call
+
+VLM = "qwen2.5-vl"
+
+
+def length(samples: Sequence[Sample]) -> list[float]:
+    return [float(len(sample.text or "")) for sample in samples]
+
+
+def trained(
+    folder: Path, environment: dict[str, Any], prefix: str, family: str = "llama", **fields: Any
+) -> tuple[list[dict[str, Any]], str]:
+    """Two steps of two prompts, the first turn of which begins with a call; the lines of the log, and the report."""
+    policy = terse(family, max_new_tokens=250, rollout_batch=3)
+    prompts = [Prompt("what number is this", prefix=prefix, **fields), Prompt("and this", prefix=prefix, **fields)]
+    values = {
+        "steps": 2,
+        "rollout": {"prompts_per_step": 2, "group_size": 3, "environment": environment, "max_turns": 2},
+        "update": {"optimizer": {"lr": 1e-3}},
+        "output": str(folder),
+    }
+    trainer = Trainer(policy, {"length": length}, prompts, values)
+    run = trainer.train()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return lines, (run / "report.html").read_text(encoding="utf-8")
+
+
+def check(lines: Sequence[dict[str, Any]], tool: str | None) -> None:
+    assert len(lines) == 2
+    for line in lines:
+        assert line["policy/on_policy_gap"] < 3e-6
+        assert line.get("environment/failed_frac", 0.0) == 0.0
+        assert 0 < line["optimizer/grad_norm"] < math.inf
+        if tool is not None:
+            assert (line[f"tools/{tool}/calls"], line[f"tools/{tool}/failures"]) == (6.0, 0.0)
+            assert line[f"time/tools/{tool}_s"] >= 0
+
+
+def test_image_tools(tmp_path: Path) -> None:
+    prefix = call("zoom", bbox_2d=[0, 0, 16, 16])
+    environment = {"name": "image_tools", "tools": ["zoom"], "min_side": 8, "describe": False}
+    lines, report = trained(tmp_path, environment, prefix, VLM, images=[picture(32, 32)])
+    check(lines, "zoom")
+    assert "zoom" in report
+
+
+def test_video_tools(tmp_path: Path) -> None:
+    prefix = call("select_frames", target_frames=[1, 2])
+    lines, _ = trained(
+        tmp_path, {"name": "video_tools", "describe": False}, prefix, VLM, videos=[[frame(n) for n in range(4)]]
+    )
+    check(lines, "select_frames")
+
+
+@needs_sandbox
+def test_python(tmp_path: Path) -> None:
+    lines, report = trained(tmp_path, {"name": "python", "call": "tag"}, "<code>print(123456 * 7)</code>")
+    check(lines, "python")
+    assert "864192" in report
+
+
+@pytest.mark.skipif(find_spec("bm25s") is None, reason="the extra search is not installed")
+def test_search(tmp_path: Path) -> None:
+    corpus = written(tmp_path / "cities.jsonl", CITIES)
+    lines, report = trained(tmp_path / "run", {"name": "search", "corpus": str(corpus)}, "<search>fjord</search>")
+    check(lines, "search")
+    assert "at the end of a fjord" in report
+
+
+@needs_sandbox
+def test_sql(tmp_path: Path) -> None:
+    prefix = "<sql>SELECT max(size) * 1001 FROM city</sql>"
+    lines, report = trained(tmp_path, {"name": "sql"}, prefix, columns={"schema": SCHEMA})
+    check(lines, "query")
+    assert "28028" in report
+
+
+@pytest.mark.skipif(find_spec("textarena") is None, reason="the extra games is not installed")
+def test_text_game(tmp_path: Path) -> None:
+    environment = {"name": "text_game", "game": "GuessTheNumber-v0"}
+    lines, report = trained(tmp_path, environment, "I guess [7]", columns={"seed": 3})
+    check(lines, None)
+    assert "target number is" in report
+
+
+def test_simulated(tmp_path: Path) -> None:
+    server = ChatServer(["It costs 3141."] * 24)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = {"name": "simulated", "url": server.url, "model": "shopkeeper", "system": "You sell tea."}
+    try:
+        lines, report = trained(tmp_path, environment, "How much?")
+    finally:
+        server.shutdown()
+        server.server_close()
+    check(lines, None)
+    assert "It costs 3141." in report
+
+
+@pytest.mark.skipif(find_spec("mcp") is None, reason="the extra mcp is not installed")
+def test_mcp(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    environment = {"name": "mcp", "command": [sys.executable, str(script)], "tools": ["add"]}
+    lines, report = trained(tmp_path / "run", environment, call("add", a=70000, b=7))
+    check(lines, "add")
+    assert "70007" in report
