@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import random
 import socket
 import subprocess
 import sys
@@ -12,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
+from transformers.utils import get_json_schema
 
 from mmgrpo.environments.openenv_client import OpenEnvEnvironment
 from mmgrpo.errors import ConfigError
 from mmgrpo.tool_calls import AssistantMessage, FunctionCall
 from mmgrpo.types import Prompt
+from tests.tiny.tool_callers import caller, example, hermes
 
 openenv = pytest.importorskip("openenv.core")
 
@@ -111,3 +116,58 @@ def test_wrong_settings_are_errors(url: str) -> None:
         OpenEnvEnvironment("http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="url of the environment openenv must be such as"):
         OpenEnvEnvironment("localhost")
+
+
+@pytest.mark.parametrize("library", ["trl", "mmgrpo.trl"])
+def test_the_class_of_trls_documentation_wraps_a_client(
+    library: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in openenv.md of TRL, with the client of a number to guess."""
+
+    class GuessToolEnv:
+        def __init__(self) -> None:
+            self.env = openenv.GenericEnvClient(base_url=url).sync()
+            self.reward = 0.0
+
+        def reset(self, **kwargs: Any) -> str | None:
+            self.reward = 0.0
+            self.env.reset(seed=3)
+            return None
+
+        def guess(self, number: int) -> str:
+            """
+            Guess the number.
+
+            Args:
+                number: The guess.
+
+            Returns:
+                The hint of the environment.
+            """
+            result = self.env.step({"guess": str(number)})
+            self.reward = result.reward
+            return result.observation["message"]
+
+    def reward_func(environments: list[Any], **kwargs: Any) -> list[float]:
+        return [environment.reward for environment in environments]
+
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    tools, ask = [get_json_schema(GuessToolEnv.guess)], [{"role": "user", "content": "Guess the number."}]
+    policy = caller("qwen3", [example(ask, tools, hermes("guess", '{"number": 3}'))])
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.processor.save_pretrained(tmp_path / "model")
+    module = importlib.import_module(library)
+    trainer = module.GRPOTrainer(
+        model=str(tmp_path / "model"),
+        train_dataset=Dataset.from_dict({"prompt": [ask] * 4}),
+        reward_funcs=reward_func,
+        args=module.GRPOConfig(
+            output_dir=str(tmp_path / "out"), max_steps=1, max_tool_calling_iterations=1, temperature=0.1,
+            num_generations=2, per_device_train_batch_size=4, max_completion_length=100, use_cpu=True, bf16=False,
+            learning_rate=1e-9, logging_steps=1, save_strategy="no", gradient_checkpointing=False,
+        ),
+        environment_factory=GuessToolEnv,
+    )  # fmt: skip
+    trainer.train()
+    (entry,) = [line for line in trainer.state.log_history if "rewards/reward_func/mean" in line]
+    assert entry["rewards/reward_func/mean"] == (0.875 if random.Random(3).randint(1, 8) == 3 else -0.125)
