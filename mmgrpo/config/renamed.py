@@ -96,6 +96,8 @@ RENAMED: Mapping[str, str] = {
 }
 """Earlier key -> its new name, dotted, without the numbers of list items; ``*`` is any one part."""
 
+_RENAMED_PATTERNS = [(old.split("."), new) for old, new in RENAMED.items() if "*" in old]
+
 AS_SCHEDULES = (
     "write each key as a schedule of its values, schedules: {KEY: {name: step, values: [FIRST, SECOND], at: [STEP]}}"
 )
@@ -178,8 +180,9 @@ def renamed_key(key: str) -> str | None:
 
 def _renamed(parts: Sequence[str]) -> str | None:
     """The new name of the parts of a key of ``RENAMED``."""
-    for old, new in RENAMED.items():
-        names = old.split(".")
+    if (new := RENAMED.get(".".join(parts))) is not None:
+        return new
+    for names, new in _RENAMED_PATTERNS:
         if len(names) == len(parts) and all(name in ("*", part) for name, part in zip(names, parts, strict=True)):
             user_names = (part for name, part in zip(names, parts, strict=True) if name == "*")
             return ".".join(next(user_names) if name == "*" else name for name in new.split("."))
