@@ -61,7 +61,7 @@ BROKEN = (
     Broken("method-with-models", METHOD, "by: length", "by: lenght", "", "lenght"),
     Broken("method-in-runs", METHOD, r"\nadvantage:", "\nsteps: '5'\nadvantage:", "steps", "the method states '5'"),
     Broken("method-rewards", "methods/arm", "of: verifiers",
-           "of: verifiers\n        gate: {reward: other, at_least: 1}", "", "other"),
+           "of: verifiers\n          gate: {reward: other, at_least: 1}", "", "other"),
     Broken("paper-hparams", METHOD, "paper_hparams:", "paper_hparams:\n      update: {epoch: 2}", "", "update.epoch"),
     Broken("recipe-values", RECIPE, "steps: 600", "steps: 600\nadvantage: {clamp: 2.0}", "advantage.clamp",
            "differs from methods/flow-grpo and has no source"),
