@@ -327,10 +327,10 @@ class Rollout:
             unchanged_B |= self.recomputed_B.cpu()
         return unchanged_B if self.age_B is None else unchanged_B & (self.age_B.cpu() == 0)
 
-    def aged(self) -> Rollout:
-        """The same rollout after one more update of the weights."""
+    def aged(self, rows_B: Tensor | None = None) -> Rollout:
+        """The same rollout after one more update of the weights, or as if these rows (bool) were from before one."""
         age_B = torch.zeros(len(self.samples), dtype=torch.long) if self.age_B is None else self.age_B
-        return replace(self, age_B=age_B + 1)
+        return replace(self, age_B=age_B + (1 if rows_B is None else rows_B.long()))
 
     def keep(self, mask_BT: Tensor) -> Rollout:
         """The same rollout with ``mask_BT`` restricted to this mask."""

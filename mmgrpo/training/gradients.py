@@ -53,7 +53,8 @@ class Gradient:
 
     Attributes:
         diagnostics: sums over those of this rank's decisions that the loss depends on.
-        max_gap: largest |log-probability now - at rollout|: the on-policy gap, where the weights have not moved.
+        max_gap: largest |log-probability now - at rollout| of decisions recorded under the weights of the step: the
+            on-policy gap, before these move.
         num_forwards: model forwards spent, in rows of one sample.
     """
 
@@ -349,7 +350,8 @@ def _with_values(batch: Decisions, evaluation: Evaluation) -> Decisions:
 
 def _gap(decisions: Decisions) -> float:
     gap_BT = (decisions.logprob_BT.detach() - decisions.old_logprob_BT).abs()
-    return float(gap_BT.where(decisions.mask_BT, 0.0).nan_to_num(nan=float("inf")).max())
+    unchanged_BT = decisions.mask_BT if decisions.unchanged_BT is None else decisions.mask_BT & decisions.unchanged_BT
+    return float(gap_BT.where(unchanged_BT, 0.0).nan_to_num(nan=float("inf")).max())
 
 
 def shared(decisions: Decisions, rollout: Rollout) -> Decisions:

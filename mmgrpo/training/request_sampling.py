@@ -129,7 +129,10 @@ def sample_requests(
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A prompt of some members of a group, and the branch that they continue."""
+    """A prompt of some members of a group, and the branch that they continue.
+
+    ``of_other_weights``: whether other weights than the current ones sampled a part of that branch.
+    """
 
     request: int
     group: int
@@ -138,6 +141,7 @@ class _Entry:
     continues: Continuation | None = None
     prompt_template: str | None = None
     after: tuple[tuple[int, int], ...] = ()
+    of_other_weights: bool = False
 
 
 def rows_by_identity(rollouts: Sequence[Rollout]) -> dict[tuple[int, int], tuple[Rollout, int]]:
@@ -220,6 +224,14 @@ def _continued(request: Request, row_of: Mapping[tuple[int, int], tuple[Rollout,
     )
 
 
+def _continues_aged(request: Request, row_of: Mapping[tuple[int, int], tuple[Rollout, int]]) -> bool:
+    """Whether the row that a request continues was sampled, in part, by other weights than the current ones."""
+    if request.continues is None:
+        return False
+    rollout, row = row_of[request.prompt, request.continues.member]
+    return rollout.age_B is not None and bool(rollout.age_B[row] > 0)
+
+
 def _entries(
     number: int,
     request: Request,
@@ -230,7 +242,8 @@ def _entries(
 ) -> list[_Entry]:
     prompt = prompt_of(request.prompt)
     if request.prompt_template is None:
-        return [_Entry(number, request.prompt, prompt, request.members, _continued(request, row_of))]
+        continuation, aged = _continued(request, row_of), _continues_aged(request, row_of)
+        return [_Entry(number, request.prompt, prompt, request.members, continuation, of_other_weights=aged)]
     if request.prompt_template not in prompt_templates:
         raise ConfigError(
             f"the strategy shows prompts in the prompt template {request.prompt_template!r}, which "
@@ -352,6 +365,8 @@ def _sample_entries(
         )
     elif request.weights is not None:
         rollout = rollout.aged()
+    elif any(entry.of_other_weights for entry in entries):
+        rollout = rollout.aged(torch.tensor([entry.of_other_weights for entry in entries for _ in entry.members]))
     return [(rollout, [entry.request for entry in entries for _ in entry.members])]
 
 

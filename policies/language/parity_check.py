@@ -240,10 +240,16 @@ def first_exact_path(
 def require_plain_agreement(
     plain: PlainPath, trace: TextTrace, row: int, tolerance: Tolerance, *, head_bytes: int
 ) -> None:
-    """Raises PolicyError if the model's plain call does not give the log-probabilities that a row has from sampling."""
+    """Raises PolicyError if the model's plain call does not give the log-probabilities that a row has from sampling.
+
+    Decisions that the row took over from another are left out: other weights may have sampled them.
+    """
     completion = trace.completions[row]
+    is_sampled_T = completion.is_decision_T & (torch.arange(len(completion.token_T)) >= completion.num_inherited)
+    if not bool(is_sampled_T.any()):
+        return
     true_T, _ = score_rows(plain, trace, [row], head_bytes=head_bytes)
-    gap = float((true_T.cpu() - completion.logprob_T)[completion.is_decision_T].abs().mean())
+    gap = float((true_T.cpu() - completion.logprob_T)[is_sampled_T].abs().mean())
     if not gap <= max(tolerance.value, tolerance.most_value):
         length = trace.prompts[trace.prompt_of_B[row]].length + len(completion.token_T)
         raise PolicyError(

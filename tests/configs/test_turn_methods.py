@@ -106,7 +106,8 @@ def test_method_trains_on_conversations(name: str, tmp_path: Path) -> None:
         f"methods/{name}", {**SMALL, **OTHERWISE.get(name, {}), "rewards": [], "output": str(tmp_path)}
     )
     model = VISION if name == "timesearch-r" else "llama"
-    prompts = [replace(prompt, columns={"answer": "7", "guidance": "Look again."}) for prompt in prompts_of(model)]
+    columns = {"answer": "7", "guidance": "Look again."}
+    prompts = [replace(prompt, columns={**columns, "task": task}) for task, prompt in enumerate(prompts_of(model))]
     policy = terse(model, max_new_tokens=60)
     before = [parameter.detach().clone() for parameter in policy.trainable]
     folder = Trainer(policy, rewards_of(config), prompts, config).train()

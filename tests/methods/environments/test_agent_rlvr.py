@@ -8,7 +8,7 @@ from mmgrpo.types import Prompt
 from mmgrpo.values import Value
 from tests.configs.method_rows import ONE_OF_FOUR, SCORED
 from tests.configs.method_steps import Step, assert_loss, config_of
-from tests.maths.test_chains import round_of
+from tests.maths.round_rows import round_of
 
 
 def test_failed_tasks_are_attempted_again_with_guidance() -> None:
