@@ -93,27 +93,27 @@ def standardized_by_task(
     """Advantages standardized over all decisions of the step whose rows are of one task.
 
     A <- (A - mean A) / (std A + eps) over the kept decisions, on all processes, of samples of the same task that a
-    reward applied to; sample std, 0 for a task of fewer than two decisions. ``column`` has the number of the task, from
-    0 to ``tasks`` - 1.
+    reward applied to; sample std, 0 for a task of fewer than two decisions. The task of a row is the whole part of the
+    number in ``column``, from 0 to ``tasks`` - 1.
 
     Units: any -> standard deviations; eps in the advantage's units.
     Raises: ConfigError for a row with another number.
     Source: AgentRL, arXiv:2510.04206, eq. 1, according to a published note.
     """
-    task_B = feedback.column(column)
-    if bool(((task_B != task_B.round()) | (task_B < 0) | (task_B >= tasks)).any()):
+    task_B = feedback.column(column).floor().long()
+    if bool(((task_B < 0) | (task_B >= tasks)).any()):
         raise ConfigError(
             f"the column {column} must have numbers of tasks from 0 to {tasks - 1}, got {task_B.unique().tolist()}: "
             "set tasks of standardized_by_task"
         )
     keep_BT = feedback.mask_BT & feedback.valid_B[:, None]
-    is_task_KB = torch.arange(tasks)[:, None] == task_B.long()
+    is_task_KB = torch.arange(tasks)[:, None] == task_B
     masked_BT = advantage_BT.double().where(keep_BT, 0.0)
     sums_B2 = torch.stack([keep_BT.sum(1).double(), masked_BT.sum(1)], dim=1)
     count_K, total_K = feedback.summed(is_task_KB.double() @ sums_B2).unbind(1)
     mean_K = total_K / count_K.clamp(min=1)
-    centered_BT = (masked_BT - mean_K[task_B.long()][:, None]).where(keep_BT, 0.0)
+    centered_BT = (masked_BT - mean_K[task_B][:, None]).where(keep_BT, 0.0)
     squares_K = feedback.summed(is_task_KB.double() @ centered_BT.square().sum(1))
     std_K = (squares_K / (count_K - 1).clamp(min=1)).sqrt()
     scale_K = torch.where(count_K > 1, 1 / (std_K + eps), 0.0)
-    return (centered_BT * scale_K[task_B.long()][:, None]).to(advantage_BT)
+    return (centered_BT * scale_K[task_B][:, None]).to(advantage_BT)
