@@ -13,6 +13,7 @@ from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation, formula_of
 from mmgrpo.explain.forward_counts import SampleForwards, forwards_per_sample
+from mmgrpo.explain.lines import LABEL
 from mmgrpo.maths.advantages import ADVANTAGES
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.ratios import BOUNDS
@@ -50,9 +51,9 @@ def rows(config: RunConfig) -> dict[str, str]:
     result: dict[str, str] = {}
     label = ""
     for line in explanation(config).splitlines():
-        label = line[:14].strip() or label
+        label = line[:LABEL].strip() or label
         if line:
-            result[label] = f"{result.get(label, '')} {line[14:].strip()}".strip()
+            result[label] = f"{result.get(label, '')} {line[LABEL:].strip()}".strip()
     return result
 
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable
 
 WIDTH = 118
-LABEL = 14
+LABEL = 16
 
 
 def labeled_lines(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
