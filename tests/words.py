@@ -215,9 +215,10 @@ def phrase_places(folders: Iterable[str] = PROSE) -> dict[str, list[str]]:
     """Each of ``PHRASES`` that occurs in prose -> ``file:line: text`` of its places."""
     places: dict[str, list[str]] = defaultdict(list)
     patterns = {phrase: re.compile(rf"(?<![-\w]){phrase}(?![-\w])") for phrase in PHRASES}
+    any_phrase = re.compile(rf"(?<![-\w])(?:{'|'.join(PHRASES)})(?![-\w])")
     for path in python_files(folders):
         for line, text in prose(path):
-            for phrase, pattern in patterns.items():
+            for phrase, pattern in patterns.items() if any_phrase.search(text) else ():
                 if pattern.search(text):
                     places[phrase].append(f"{path.relative_to(ROOT)}:{line}: {text.strip()}")
     return dict(places)
