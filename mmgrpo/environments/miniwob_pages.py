@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import atexit
 import base64
+import re
 import shutil
+import tempfile
 import threading
+import time
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import IO, Any, Protocol, final
 
 from PIL import Image
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.environments.seeds import seed_of
-from mmgrpo.errors import ConfigError, MissingPackageError
+from mmgrpo.errors import ConfigError, MissingPackageError, ProcessLostError
 from mmgrpo.system.extras import missing, required
+from mmgrpo.system.process_guard import GuardedProcess
 from mmgrpo.system.targets import import_attribute
 from mmgrpo.types import Prompt
 
@@ -28,19 +32,27 @@ WIDTH, HEIGHT = 160, 210
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DRIVER = "chromedriver"
+PORT = re.compile(r"started successfully on port (\d+)")
+START_S = 60.0
+"""Seconds that the driver gets to start."""
 
 OPTIONS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-    "--force-device-scale-factor=1", "--window-size=320,320", "--disable-background-timer-throttling",
+    "--force-device-scale-factor=1", "--disable-smooth-scrolling", "--window-size=320,320",
+    "--disable-background-timer-throttling",
 )  # fmt: skip
 
 BEGIN = """
 Math.seedrandom(arguments[0]); core.EPISODE_MAX_TIME = 1e9; core.startEpisodeReal();
 const query = document.getElementById('query'); return query ? query.innerText : '';
 """
+TWO_FRAMES = "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))"
 OUTCOME = "return [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL];"
 
 CLICKS = {"click": ("left", 1), "double_click": ("left", 2), "right_click": ("right", 1)}
+SCROLLS = {"up": (0, -100), "down": (0, 100), "left": (-100, 0), "right": (100, 0)}
+"""Pixels of a scroll, to the right and down."""
+KINDS = (*CLICKS, "drag", "scroll", "type", "key")
 
 
 class PageAction(Protocol):
@@ -52,6 +64,11 @@ class PageAction(Protocol):
     @property
     def position(self) -> tuple[float, float] | None:
         """The point, or the center of the box."""
+        ...
+
+    @property
+    def end(self) -> tuple[float, float] | None:
+        """The end of a drag."""
         ...
 
 
@@ -67,15 +84,18 @@ class _Browser:
                 "the environment miniwob needs Chromium and its driver: apt-get install chromium chromium-driver"
             )
         webdriver = required("selenium.webdriver", "the environment miniwob")
+        remote = required("selenium.webdriver.chrome.remote_connection", "the environment miniwob")
         options = webdriver.ChromeOptions()
         options.binary_location = browser
         for option in OPTIONS:
             options.add_argument(option)
-        service = required("selenium.webdriver.chrome.service", "the environment miniwob").Service(driver)
-        self._driver = webdriver.Chrome(options=options, service=service)
+        with tempfile.TemporaryFile() as output:
+            self._process = GuardedProcess([driver, "--port=0"], output=output)
+            atexit.register(self._process.end)
+            url = f"http://127.0.0.1:{_port(output)}"
+        self._driver = webdriver.Remote(remote.ChromeRemoteConnection(url, ignore_proxy=True), options=options)
         self._first_tab = self._driver.current_window_handle
         self._lock = threading.Lock()
-        atexit.register(self.quit)
 
     def open(self, url: str) -> str:
         """Opens a tab and returns its handle."""
@@ -95,7 +115,13 @@ class _Browser:
         """The result of a command of the DevTools protocol in a tab."""
         with self._lock:
             self._driver.switch_to.window(tab)
-            return self._driver.execute_cdp_cmd(name, arguments)
+            return self._driver.execute("executeCdpCommand", {"cmd": name, "params": arguments})["value"]
+
+    def wait_for_frames(self, tab: str) -> None:
+        """Waits until the page of a tab shows the effect of an event: two frames."""
+        with self._lock:
+            self._driver.switch_to.window(tab)
+            self._driver.execute_async_script(TWO_FRAMES)
 
     def close(self, tab: str) -> None:
         """Closes a tab."""
@@ -103,9 +129,17 @@ class _Browser:
             self._driver.switch_to.window(tab)
             self._driver.close()
 
-    def quit(self) -> None:
-        """Ends the browser."""
-        self._driver.quit()
+
+def _port(output: IO[bytes]) -> int:
+    """The port in the output of a driver that starts."""
+    deadline, text = time.monotonic() + START_S, ""
+    while time.monotonic() < deadline:
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+        if port := PORT.search(text):
+            return int(port[1])
+        time.sleep(0.02)
+    raise ProcessLostError(f"{DRIVER} does not start within {START_S:g} s; its output: {text[-500:]!r}")
 
 
 _browsers: list[_Browser] = []  # of this process, one at most
@@ -126,9 +160,11 @@ class MiniwobEnvironment(Environment):
     The integer in the column ``seed`` of a row determines the page, so the members of a group have the same one. The
     opening turn is the instruction with a screenshot of 160 x 210 pixels; after each action the reply is another
     screenshot. Actions have the forms of the reward ``gui_action``: ``click(x=80, y=120)``, ``type(content='..')``,
-    JSON; positions are pixels of the screenshot. Actions are click, double_click, right_click, type and key. The reward
-    of the last turn is that of the task, -1 to 1, without its deduction for time; those of earlier turns are 0. Each
-    conversation has a tab of the one browser of the process.
+    JSON; positions are pixels of the screenshot. Actions are click, double_click, right_click, drag (with an end, as in
+    ``drag(start_point=[10, 60], end_point=[80, 60])``), scroll (by 100 pixels, ``scroll(x=80, y=120,
+    direction='down')``), type and key. The reward of the last turn is that of the task, -1 to 1, without its deduction
+    for time; those of earlier turns are 0. Each conversation has a tab of the one browser of the process, which ends
+    with the process, also if that is killed.
 
     Source: MiniWoB++ (Liu et al. 2018, arXiv:1802.08802).
     """
@@ -198,16 +234,49 @@ class MiniwobEnvironment(Environment):
                 for event in ("keyDown", "keyUp"):
                     self._command("Input.dispatchKeyEvent", type=event, key=action.text)
             return None
-        if action.kind not in CLICKS:
-            return f"there is no action {action.kind!r:.40}; actions are {', '.join((*CLICKS, 'type', 'key'))}"
-        x, y = action.position or (-1.0, -1.0)
-        if not (0 <= x < WIDTH and 0 <= y < HEIGHT):
-            return f"{action.kind} needs a position from (0, 0) to ({WIDTH - 1}, {HEIGHT - 1})"
+        if action.kind not in KINDS:
+            return f"there is no action {action.kind!r:.40}; actions are {', '.join(KINDS)}"
+        for name, point in (("a position", action.position), ("an end", action.end or action.position)):
+            if not _is_on_page(point):
+                return f"{action.kind} needs {name} from (0, 0) to ({WIDTH - 1}, {HEIGHT - 1})"
+        assert action.position is not None
+        if action.kind == "scroll":
+            return self._scrolled(action.position, action.text)
+        if action.kind == "drag":
+            return self._dragged(action.position, action.end)
         button, count = CLICKS[action.kind]
-        for event in ("mouseMoved", "mousePressed", "mouseReleased"):
-            pressed = {} if event == "mouseMoved" else {"button": button, "clickCount": count}
-            self._command("Input.dispatchMouseEvent", type=event, x=x, y=y, **pressed)
+        self._mouse("mouseMoved", action.position)
+        for event in ("mousePressed", "mouseReleased"):
+            self._mouse(event, action.position, button=button, clickCount=count)
         return None
+
+    def _scrolled(self, point: tuple[float, float], direction: str | None) -> str | None:
+        delta = SCROLLS.get((direction or "").strip().lower())
+        if delta is None:
+            return f"scroll needs a direction of {', '.join(SCROLLS)}"
+        self._mouse("mouseWheel", point, deltaX=delta[0], deltaY=delta[1])
+        self._browser.wait_for_frames(str(self._tab))
+        return None
+
+    def _dragged(self, start: tuple[float, float], end: tuple[float, float] | None) -> str | None:
+        if end is None:
+            return "drag needs an end, as in drag(start_point=[10, 60], end_point=[80, 60])"
+        middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
+        self._mouse("mouseMoved", start)
+        self._mouse("mousePressed", start, button="left", clickCount=1)
+        for point in (middle, end):  # pages begin a drag with the first movement
+            self._mouse("mouseMoved", point, button="left", buttons=1)
+        self._mouse("mouseReleased", end, button="left", clickCount=1)
+        return None
+
+    def _mouse(self, event: str, point: tuple[float, float], **details: Any) -> None:
+        x, y = point
+        self._command("Input.dispatchMouseEvent", type=event, x=x, y=y, **details)
 
     def _command(self, name: str, **arguments: Any) -> Any:
         return self._browser.command(str(self._tab), name, **arguments)
+
+
+def _is_on_page(point: tuple[float, float] | None) -> bool:
+    x, y = point or (-1.0, -1.0)
+    return 0 <= x < WIDTH and 0 <= y < HEIGHT

@@ -15,6 +15,7 @@ MAX_DEPTH = 8
 
 _KIND_KEYS = ("action", "action_type", "name", "type")
 _POSITION_KEYS = ("coordinate", "coordinates", "point", "point_2d", "position", "start_box", "start_point")
+_END_KEYS = ("end_point", "end_box", "end_coordinate", "coordinate2", "end")
 _BOX_KEYS = ("bbox", "gt_bbox", "bbox_2d", "box")
 _TEXT_KEYS = ("text", "input_text", "content", "value", "direction", "app_name", "app", "key", "keys", "status")
 _ARGUMENT_KEYS = ("arguments", "args", "parameters", "action_input", "action_args")
@@ -31,6 +32,7 @@ ALIASES: Mapping[str, str] = {
     "rightclick": "right_click",
     "right_single": "right_click",
     "longpress": "long_press",
+    "left_click_drag": "drag",
     "input": "type",
     "input_text": "type",
     "type_text": "type",
@@ -71,12 +73,14 @@ class Action:
         point: position, without a coordinate frame.
         box: position as a box; its center is used.
         text: typed text, direction, key, or name of the application.
+        end: position where a drag ends, without a coordinate frame.
     """
 
     kind: str
     point: tuple[float, float] | None = None
     box: tuple[float, float, float, float] | None = None
     text: str | None = None
+    end: tuple[float, float] | None = None
 
     @property
     def position(self) -> tuple[float, float] | None:
@@ -181,18 +185,22 @@ def _action(kind: str, fields: Mapping[str, Any]) -> Action:
     plain = re.sub(r"[\s-]+", "_", kind.strip().lower())[:40]
     written = next((fields[key] for key in _TEXT_KEYS if isinstance(fields.get(key), str | int | float)), None)
     text = None if written is None or isinstance(written, bool) else str(written)
-    point, box = _point_and_box(fields)
+    point, box = _point_and_box(_position_value(fields))
+    end = Action("", *_point_and_box(next((fields[key] for key in _END_KEYS if fields.get(key) is not None), None)))
     named = None if text is None or not text.strip() or text.strip().lower() in _NO_TEXT else text
-    return Action(ALIASES.get(plain, plain), point, box, named)
+    return Action(ALIASES.get(plain, plain), point, box, named, end.position)
 
 
-def _point_and_box(
-    fields: Mapping[str, Any],
-) -> tuple[tuple[float, float] | None, tuple[float, float, float, float] | None]:
-    """The position: a point, or a box."""
+def _position_value(fields: Mapping[str, Any]) -> Any:
+    """The value of the first key of a position, or x and y."""
     value = next((fields[key] for key in (*_POSITION_KEYS, *_BOX_KEYS) if fields.get(key) is not None), None)
     if value is None and fields.get("x") is not None and fields.get("y") is not None:
-        value = [fields["x"], fields["y"]]
+        return [fields["x"], fields["y"]]
+    return value
+
+
+def _point_and_box(value: Any) -> tuple[tuple[float, float] | None, tuple[float, float, float, float] | None]:
+    """A point, or a box."""
     written = value if isinstance(value, str) else str(list(value)) if isinstance(value, list | tuple) else ""
     points = parse_points(written) if len(written) <= 200 else []
     boxes = parse_boxes(written) if len(written) <= 200 and len(points) != 1 else []

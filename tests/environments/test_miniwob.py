@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +16,7 @@ from mmgrpo.environment import Environment
 from mmgrpo.environments.miniwob_pages import HEIGHT, WIDTH, MiniwobEnvironment
 from mmgrpo.errors import ConfigError, DataError, MissingPackageError
 from mmgrpo.types import Prompt
+from tests.test_process_guard import wait_until_ended
 
 pytest.importorskip("miniwob")
 pytest.importorskip("selenium")
@@ -85,6 +90,85 @@ def test_texts_are_typed_and_invalid_actions_are_answered(opened: list[Environme
     form.step(f"click({x}, {y})")
     form.step(f"type(content='{name}')")
     assert form.step("click({}, {})".format(*center(form, "Submit"))).reward == 1.0
+
+
+@needs_browser
+@pytest.mark.slow
+def test_boxes_are_dragged_and_lists_are_scrolled(opened: list[Environment]) -> None:
+    page, _ = started(opened, 6, "drag-box")
+    corner = "const r = document.querySelector(arguments[0]).getBoundingClientRect(); return [r.x, r.y]"
+    (x, y), (left, top) = (
+        page._browser.script(str(page._tab), corner, f"#draggable{size}") for size in ("Small", "Large")
+    )
+    turn = page.step(f"drag(start_point=[{x + 5}, {y + 5}], end_point=[{left + 20}, {top + 20}])")
+    assert (turn.text, turn.done) == ("", False)
+    moved = page._browser.script(str(page._tab), corner, "#draggableSmall")
+    assert moved == pytest.approx([left + 15, top + 15], abs=1)
+    assert page.step("click({}, {})".format(*center(page, "Submit"))).reward == 1.0
+    names, _ = started(opened, 1, "click-scroll-list")
+    room, x, y = names._browser.script(
+        str(names._tab),
+        "const s = document.getElementById('options'), r = s.getBoundingClientRect();"
+        "return [s.scrollHeight - s.clientHeight, r.x + 20, r.y + 20]",
+    )
+    position = "return document.getElementById('options').scrollTop"
+    assert names.step(f"scroll(x={x}, y={y}, direction='DOWN')").text == ""
+    assert names._browser.script(str(names._tab), position) == pytest.approx(min(100, room), abs=1)
+    names.step(f"scroll(x={x}, y={y}, direction='up')")
+    assert names._browser.script(str(names._tab), position) == 0
+
+
+@needs_browser
+@pytest.mark.slow
+def test_incomplete_drags_and_scrolls_are_answered(opened: list[Environment]) -> None:
+    page, _ = started(opened, 6, "drag-box")
+    assert page.step("drag(x=1, y=1)").text.startswith("Error: drag needs an end")
+    assert page.step("drag(start_point=[1, 1], end_point=[1, 900])").text.startswith("Error: drag needs an end from")
+    assert page.step("scroll(x=1, y=1)").text == "Error: scroll needs a direction of up, down, left, right"
+
+
+HOLDER = """
+import sys, time
+from concurrent.futures import ThreadPoolExecutor
+from mmgrpo.environments.miniwob_pages import MiniwobEnvironment
+from mmgrpo.types import Prompt
+
+with ThreadPoolExecutor(1) as pool:  # environments run on threads that end
+    environment = pool.submit(MiniwobEnvironment, "click-button").result()
+    pool.submit(environment.reset, Prompt("?", columns={"seed": 1})).result()
+print(environment._browser._process.pid, flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all below it."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    family = [pid]
+    for parent in family:
+        family += [child for child, its_parent in parents.items() if its_parent == parent]
+    return family
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_browser_is_left_by_an_ended_process(number: signal.Signals | None) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, "2" if number is None else "1000"], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    pids = descendants(int(holder.stdout.readline()))
+    assert len(pids) > 4  # the guard, the driver, the browser and its renderers
+    if number is not None:
+        holder.send_signal(number)
+    holder.wait(60)
+    assert wait_until_ended(pids) == []
 
 
 def test_a_missing_browser_and_unknown_tasks_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:

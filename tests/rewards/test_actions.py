@@ -63,6 +63,9 @@ def test_texts_are_read_as_models_write_them(text: str):
 
 
 def test_other_actions():
+    assert parse_actions("drag(start_box='(1,2)', end_box='(3,4,5,6)')") == [Action("drag", (1, 2), end=(4, 5))]
+    dragged = {"action": "left_click_drag", "start_point": [1, 2], "end_coordinate": [3, 4]}
+    assert parse_actions([dragged]) == [Action("drag", (1, 2), end=(3, 4))]
     assert parse_actions("scroll(direction='down', point='<point>5 6</point>')") == [
         Action("scroll", (5, 6), text="down")
     ]

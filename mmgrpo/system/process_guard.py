@@ -1,0 +1,106 @@
+"""Commands that end with this process, however it ends; also the script that guards them.
+
+``python process_guard.py COMMAND ..`` runs a command until its standard input is closed or its parent has ended, even
+by SIGKILL. Then it kills the command with all its descendants, also those that left its process group, and removes
+their temporary files. The script needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, final
+
+PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 1.0
+"""Seconds between two looks at the parent: a process that it forked may keep the standard input open."""
+END_S = 10.0
+"""Seconds that the guard gets to kill its processes."""
+
+
+@final
+class GuardedProcess:
+    """A command in a new session (Ctrl-C does not reach it) that ends with this process; ends completely on Linux."""
+
+    def __init__(self, command: Sequence[str], *, output: IO[bytes]) -> None:
+        """Starts the command.
+
+        Args:
+            command: the program and its arguments.
+            output: file for its output and errors.
+        """
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, *command],
+            stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        """Process id of the guard, the parent of the command."""
+        return self._process.pid
+
+    def end(self) -> None:
+        """Kills the command with its descendants; returns when they have ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _main(command: Sequence[str]) -> None:
+    parent = os.getppid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":  # orphans of the command become children of this process
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        environment = {**os.environ, "TMPDIR": folder}
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, env=environment, preexec_fn=_default_signals
+        )  # signals that are ignored here would be ignored by the command
+        while os.getppid() == parent and not select.select([0], [], [], POLL_S)[0]:
+            pass
+        child.kill()
+        _kill_children()
+
+
+def _default_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _kill_children() -> None:
+    """Kills all children until there is none: those of a killed process become children of this one."""
+    while True:
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    children = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = entry.read_text(errors="replace").rpartition(")")[2].split()  # the name may contain anything
+            if int(fields[1]) == os.getpid():
+                children.append(int(entry.parent.name))
+    return children
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

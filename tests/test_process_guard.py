@@ -1,0 +1,93 @@
+"""Guarded commands end with the process that started them, with all their descendants and temporary files."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans are found on Linux alone")
+
+LIMIT_S = 60.0
+
+# The command ends itself; of its two children one leaves its session, as the helpers of browsers do.
+COMMAND = "echo $TMPDIR; touch $TMPDIR/file; setsid sleep 1000 & echo $!; sleep 1001 & echo $!; echo ready"
+
+PARENT = """
+import sys, tempfile, time
+from concurrent.futures import ThreadPoolExecutor
+from mmgrpo.system.process_guard import GuardedProcess
+
+output = open(sys.argv[1], "wb")
+# the thread that starts it ends before the process
+with ThreadPoolExecutor(1) as pool:
+    guarded = pool.submit(GuardedProcess, ["sh", "-c", sys.argv[2]], output=output).result()
+if sys.argv[3] == "end":
+    while b"ready" not in open(sys.argv[1], "rb").read():
+        time.sleep(0.01)
+    guarded.end()
+    print("ended", flush=True)
+time.sleep(1000)
+"""
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_ended(pids: list[int]) -> list[int]:
+    """The processes that still run after the limit."""
+    deadline = time.monotonic() + LIMIT_S
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def started(output: Path, how: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(output), COMMAND, how], stdout=subprocess.PIPE, start_new_session=True
+    )
+
+
+def lines_of(output: Path) -> tuple[Path, list[int]]:
+    """The temporary folder of a command, and its two children."""
+    deadline = time.monotonic() + LIMIT_S
+    while not output.exists() or "ready" not in output.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    folder, *pids, _ = output.read_text().split()
+    return Path(folder), [int(pid) for pid in pids]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_commands_end_with_a_killed_parent(number: signal.Signals, tmp_path: Path) -> None:
+    parent = started(tmp_path / "output", "wait")
+    folder, pids = lines_of(tmp_path / "output")
+    assert [alive(pid) for pid in pids] == [True, True]
+    assert (folder / "file").is_file()
+    parent.send_signal(number)
+    parent.wait(LIMIT_S)
+    assert wait_until_ended(pids) == []
+    deadline = time.monotonic() + LIMIT_S
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not folder.exists()
+
+
+def test_end_returns_when_every_process_has_ended(tmp_path: Path) -> None:
+    parent = started(tmp_path / "output", "end")
+    folder, pids = lines_of(tmp_path / "output")
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"ended\n"
+    assert [alive(pid) for pid in pids] == [False, False]
+    assert not folder.exists()
+    parent.kill()
+    parent.wait()
