@@ -64,9 +64,13 @@ def examples(called: float = 0.25, seed: int = 0) -> list[Example]:
     return demonstrations
 
 
-def right(samples: Sequence[Sample]) -> list[float]:
-    """Reward: whether the last turn is exactly the product."""
-    return [float(bool(s.turn_texts) and s.turn_texts[-1] == s.prompt.columns["answer"]) for s in samples]
+def right(samples: Sequence[Sample]) -> list[float | None]:
+    """Reward: whether the last turn is exactly the product; None for a row without the answer."""
+    answers = [sample.prompt.columns.get("answer") for sample in samples]
+    return [
+        None if answer is None else float(list(sample.turn_texts[-1:]) == [answer])
+        for sample, answer in zip(samples, answers, strict=True)
+    ]
 
 
 def called(samples: Sequence[Sample]) -> list[float]:

@@ -62,6 +62,7 @@ def test_lines_are_as_wide_as_they_may_be() -> None:
     narrow, wide = explanation(config, 80), explanation(config)
     assert [max(map(len, text.splitlines())) for text in (narrow, wide)] == [80, 118]
     assert narrow.split() == wide.split()
+    assert "\ncoupled values " in wide  # a space after the longest label too
 
 
 def test_a_window_costs_one_forward_per_step_and_policy() -> None:

@@ -107,6 +107,7 @@ def test_calls_and_answers_are_distinguished() -> None:
         Sample(prompt, 0, 3, turn_texts=[call]),
     ]
     assert calculator.right(samples) == [1.0, 1.0, 0.0, 0.0]
+    assert calculator.right([Sample(Prompt("12*34="), 0, 0, turn_texts=["408"])]) == [None]
     assert calculator.called(samples) == [1.0, 0.0, 1.0, 1.0]
     assert sum("tool_call" in (example.text or "") for example in calculator.examples(0.25)) == round(0.25 * 6480)
 

@@ -18,7 +18,7 @@ def _row(label: str, text: str, width: int) -> str:
     return textwrap.fill(
         text,
         width,
-        initial_indent=f"{label:<{LABEL}}",
+        initial_indent=f"{label:<{LABEL - 1}} ",
         subsequent_indent=" " * LABEL,
         break_long_words=False,
         break_on_hyphens=False,

@@ -100,6 +100,7 @@ def test_sql(tmp_path: Path) -> None:
     assert "28028" in report
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("textarena") is None, reason="the extra games is not installed")
 def test_text_game(tmp_path: Path) -> None:
     environment = {"name": "text_game", "game": "GuessTheNumber-v0"}
@@ -121,6 +122,7 @@ def test_simulated(tmp_path: Path) -> None:
     assert "It costs 3141." in report
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("mcp") is None, reason="the extra mcp is not installed")
 def test_mcp(tmp_path: Path) -> None:
     script = tmp_path / "server.py"
