@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 from mmgrpo.policies.diffusion import DenoisingPolicy
+from mmgrpo.policies.diffusion.components import find_denoisers
 from torch import nn
 
 from mmgrpo.policy import Policy
@@ -18,6 +19,8 @@ from tests.tiny.pipelines import PIPELINES
 
 NATIVE = ("sd15-euler-a", "sd15-lcm")
 VARIANCE_PRESERVING = ("sd15", "sd15-v", "sd15-dpm", "sd15-inpaint", "sdxl", "pixart-sigma", "cogvideox")
+CONVERTING = {"dtype", "components", "denoisers"}
+"""Settings that change encoders or decoders."""
 TEXTS = ("a red fox", "two blue squares on a table")
 
 
@@ -60,10 +63,23 @@ def build_sd3() -> Any:
 
 
 def policy_of(name: str, pipeline: Any = None, **settings: Any) -> DenoisingPolicy:
-    """A policy of one's own; the adapters' first factors are the same each time."""
+    """A separate policy; policies without a pipeline share encoders and decoders, which none of them changes.
+
+    The adapters' first factors are the same each time.
+    """
+    if pipeline is None:
+        pipeline = pipeline_of(name) if CONVERTING & settings.keys() else _with_shared_parts(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return DenoisingPolicy(pipeline or pipeline_of(name), settings_of(name, **settings))
+        return DenoisingPolicy(pipeline, settings_of(name, **settings))
+
+
+def _with_shared_parts(name: str) -> Any:
+    """The built pipeline with copies of its denoisers and scheduler."""
+    built = _built(name)
+    copies = {"scheduler", *find_denoisers(built)}
+    shared = [part for key, part in built.components.items() if part is not None and key not in copies]
+    return copy.deepcopy(built, {id(part): part for part in shared})
 
 
 def prompts_of(name: str, texts: Sequence[str] = TEXTS) -> list[Prompt]:
