@@ -12,7 +12,13 @@ import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification, MixtralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    HfArgumentParser,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    MixtralConfig,
+)
 
 from mmgrpo.config.validating import set_value
 from mmgrpo.errors import ConfigError
@@ -46,12 +52,21 @@ def values_of(data: TrainingData = DATA, **arguments: Any) -> dict[str, Any]:
 
 def test_arguments_and_defaults_are_those_of_trl() -> None:
     theirs = {argument.name: default_of(argument) for argument in fields(trl.GRPOConfig)}
-    assert {name: default_of(argument) for name, argument in ARGUMENTS.items() if name != "overrides"} == theirs
+    ours = {argument.name: default_of(argument) for argument in fields(GRPOConfig) if argument.name != "overrides"}
+    assert ours == theirs
 
 
 def test_every_argument_has_a_key_or_a_replacement() -> None:
-    without = [name for name, argument in ARGUMENTS.items() if not argument.metadata.keys() & {"key", "instead"}]
-    assert without == ["overrides"]
+    assert {argument.name for argument in fields(GRPOConfig)} - ARGUMENTS.keys() == {"overrides"}
+
+
+def test_arguments_of_a_command_line() -> None:
+    line = "--output_dir out --learning_rate 1e-5 --bf16 false --reward_weights 1 0.5 --report_to wandb"
+    kwargs = ["--chat_template_kwargs", '{"enable_thinking": false}']
+    (args,) = HfArgumentParser(GRPOConfig).parse_args_into_dataclasses([*line.split(), *kwargs])
+    expected = {"output_dir": "out", "learning_rate": 1e-5, "bf16": False, "reward_weights": [1.0, 0.5]}
+    assert {name: getattr(args, name) for name in expected} == expected
+    assert (args.report_to, args.chat_template_kwargs) == ("wandb", {"enable_thinking": False})
 
 
 def test_a_value_without_a_key_is_an_error_with_its_replacement() -> None:
@@ -263,6 +278,8 @@ def test_models_are_saved_and_evaluated(tmp_path: Path) -> None:
     assert all(torch.equal(value, trainer.model.state_dict()[name]) for name, value in saved.state_dict().items())
     result = trainer.evaluate()
     assert result["eval_reward"] == result["eval_rewards/length/mean"] > 0
+    other = trainer.evaluate(ROWS.select([1]), metric_key_prefix="test")
+    assert other.keys() == {"test_reward", "test_rewards/length/mean", "test_rewards/length/std"}
     evaluations = [line for line in trainer.state.log_history if "eval_rewards/length/mean" in line]
     assert [line["step"] for line in evaluations] == [0, 1, 2]
     assert evaluations[-1]["eval_rewards/length/mean"] == pytest.approx(result["eval_reward"])

@@ -18,7 +18,7 @@ from mmgrpo.config.sections import at, has
 from mmgrpo.docgen.composition import composition, formulas
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.explain.method_settings import formatted_value
-from mmgrpo.trl.arguments import ARGUMENTS
+from mmgrpo.trl.arguments import ARGUMENTS, Key
 
 PREAMBLE = """# Methods
 
@@ -232,10 +232,10 @@ def _from_trl(rows: Iterable[MethodRow]) -> str:
             lines += [f"| `{options}` | [`{row.include}`]({row.page}#{row.method.name}) |"]
     lines += ["", "## GRPOConfig", "", TRL_CONFIG, "", "| TRL | mmgrpo |", "| --- | --- |"]
     lines += [f"| {theirs} | {ours} |" for theirs, ours in OTHER_TRAINERS]
-    for name, argument in ARGUMENTS.items():
-        if argument.metadata:
-            key, instead = argument.metadata.get("key"), argument.metadata.get("instead", "")
-            lines.append(f"| `{name}` | {f'`{key}`' if key else _cell(instead)} |")
+    lines += [
+        f"| `{name}` | {f'`{note.keys}`' if isinstance(note, Key) else _cell(note.instead)} |"
+        for name, note in ARGUMENTS.items()
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.trl.arguments import ARGUMENTS, GRPOConfig
+from mmgrpo.trl.arguments import ARGUMENTS, GRPOConfig, Key
 
 TOKEN_MEANS = ("bnpo", "cispo", "dapo", "vespo")
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -47,9 +47,7 @@ def run_values(args: GRPOConfig, data: TrainingData) -> dict[str, Any]:
         ConfigError: mmgrpo does not have a value, or a combination of values.
     """
     copied = {
-        argument.metadata["key"]: getattr(args, name)
-        for name, argument in ARGUMENTS.items()
-        if argument.metadata.get("copied")
+        note.keys: getattr(args, name) for name, note in ARGUMENTS.items() if isinstance(note, Key) and note.copied
     }
     steps = _Steps.of(args, data)
     return {
@@ -199,8 +197,6 @@ def _sampling(args: GRPOConfig, data: TrainingData) -> dict[str, Any]:
 
 def _loading(args: GRPOConfig) -> dict[str, Any]:
     loading = dict(args.model_init_kwargs) if isinstance(args.model_init_kwargs, Mapping) else {}
-    if isinstance(args.model_init_kwargs, str):
-        raise ConfigError("model_init_kwargs must be a dict")
     dtype = str(loading.pop("dtype", loading.pop("torch_dtype", "float32"))).removeprefix("torch.")
     if dtype not in DTYPES:
         raise ConfigError(f"model_init_kwargs: dtype {dtype!r} is not supported; use float32 or bfloat16")

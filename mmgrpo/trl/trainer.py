@@ -101,7 +101,6 @@ class GRPOTrainer:
         _require_unset(refused, optimizers)
         self.args = args or GRPOConfig()
         _require_dataset("train_dataset", train_dataset)
-        _require_dataset("eval_dataset", eval_dataset)
         data = TrainingData(
             num_prompts=None if train_dataset is None else len(train_dataset),
             is_conversational=train_dataset is None or not isinstance(train_dataset[0].get("prompt"), str),
@@ -110,12 +109,10 @@ class GRPOTrainer:
         _require_no_balancing_loss(model_config(model), self.args)
         values = {**run_values(self.args, data), **_policy_values(model, peft_config)}
         self._config, self._settings = _config_of(values, model)
-        self._evaluation = None
-        if eval_dataset is not None:
-            source = _stored(eval_dataset, Path(self._config.output))
-            self._evaluation = evaluation_values(self.args, data, source)
-            if str(self.args.eval_strategy) != "no":
-                self._config = _with_evaluation(self._config, self._evaluation)
+        self._data = data
+        self._evaluation = None if eval_dataset is None else self._evaluation_of(eval_dataset)
+        if self._evaluation is not None and str(self.args.eval_strategy) != "no":
+            self._config = _with_evaluation(self._config, self._evaluation)
         for note in differences(self.args, data):
             logger.warning("unlike TRL: %s", note)
         self._accelerator = make_accelerator(self._config)
@@ -180,10 +177,11 @@ class GRPOTrainer:
         mean = sum(losses) / len(losses) if losses else 0.0
         return TrainOutput(self.state.global_step, mean, {**(lines[-1] if lines else {}), "train_loss": mean})
 
-    def evaluate(self, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Samples answers to the prompts of ``eval_dataset`` and scores them.
+    def evaluate(self, eval_dataset: Dataset | None = None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Samples answers to held-out prompts and scores them.
 
         Args:
+            eval_dataset: the prompts; None: those of the trainer.
             metric_key_prefix: begins the names of the metrics.
 
         Returns:
@@ -192,9 +190,10 @@ class GRPOTrainer:
         Raises:
             ConfigError: there is no ``eval_dataset``.
         """
-        if self._evaluation is None:
+        evaluation = self._evaluation if eval_dataset is None else self._evaluation_of(eval_dataset)
+        if evaluation is None:
             raise ConfigError("evaluate() needs eval_dataset")
-        config, trainer = _with_evaluation(self.trainer.config, self._evaluation), self.trainer
+        config, trainer = _with_evaluation(self.trainer.config, evaluation), self.trainer
         held_out = HeldOut.of(config, trainer.rewards, trainer.policy)
         assert config.held_out is not None
         with trainer.job.gathered_for_rollout(config.runtime):
@@ -235,6 +234,10 @@ class GRPOTrainer:
     @property
     def _policy(self) -> Any:
         return self.trainer.policy
+
+    def _evaluation_of(self, dataset: Dataset) -> dict[str, Any]:
+        _require_dataset("eval_dataset", dataset)
+        return evaluation_values(self.args, self._data, _stored(dataset, Path(self._config.output)))
 
     def _new_policy(self) -> Any:
         if isinstance(self._model, str) and self._processing_class is None:
