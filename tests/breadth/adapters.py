@@ -35,7 +35,7 @@ BFLOAT16_ALONE = ("ZImageOmniPipeline",)
 
 def names(*, called: bool = False) -> list[str]:
     """The classes that the tables can build and that step by a scheduler; those alone whose stock calls work."""
-    left_out = ("not built", "refused", *(("stock fails", "needs a GPU") if called else ()))
+    left_out = ("not built", "not supported", *(("stock fails", "needs a GPU") if called else ()))
     fails = BFLOAT16_ALONE if called else ()
     return sorted(name for name, row in read_page().items() if row.verdict not in left_out and name not in fails)
 

@@ -27,7 +27,7 @@ VERDICTS = {
     "exact": "the same weights reproduce each stored log-probability to 1e-5 in float32, in the batch of the rollout "
     "and alone, and gradients reach the adapters",
     "inexact": "they do not, and no error was raised",
-    "refused": "an error before training, with a fix if there is one",
+    "not supported": "an error before training, with a fix if there is one",
     "crashed": "another error",
     "needs a GPU": "its kernels have no backward on a CPU, where all of these ran",
     "stock fails": "the pipeline without mmgrpo fails on the same parts",

@@ -55,6 +55,8 @@ def _check(name: str) -> None:
 
 
 def test_a_row_is_read_as_it_was_written() -> None:
-    outcome = Outcome("refused", ("sampler: native", "lora.targets: all-linear"), "a reason with a | bar")
+    outcome = Outcome("not supported", ("sampler: native", "lora.targets: all-linear"), "a reason with a | bar")
     (line,) = [line for line in page({"FluxPipeline": outcome}).splitlines() if line.startswith("| `")]
-    assert line == "| `FluxPipeline` | refused | sampler: native; lora.targets: all-linear | a reason with a / bar |"
+    assert (
+        line == "| `FluxPipeline` | not supported | sampler: native; lora.targets: all-linear | a reason with a / bar |"
+    )

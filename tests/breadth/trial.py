@@ -29,7 +29,7 @@ GROUP_SIZE = 1
 SEED = 11
 EXACT = 1e-5
 EVERYWHERE = {"use_resolution_binning": False}  # arguments that keep a call as small as it asks to be
-FAILED_CALL = " fails with "  # in the refusal of a pipeline whose call raised an error
+FAILED_CALL = " fails with "  # in the error of a pipeline whose call failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A setting that a refusal asks for.
+    """A setting that an error names.
 
     Attributes:
-        pattern: of the refusal's message.
+        pattern: of the error message.
         take: (attempt, message) -> the attempt with it.
     """
 
@@ -72,22 +72,22 @@ class Option:
 
 
 def try_class(name: str) -> Outcome:
-    """Builds the class, then rolls out and replays it, with the options that its refusals ask for."""
+    """Builds the class, then rolls out and replays it, with the options that its errors name."""
     if name not in assembly.recipes():
         return Outcome("not built", reason=unbuilt_reason(name))
     if "unbuilt" in assembly.recipes()[name]:
         return Outcome("not built", reason=assembly.recipes()[name]["unbuilt"])
-    attempt, refusals = Attempt(), list[str]()
+    attempt, messages = Attempt(), list[str]()
     while True:
         try:
             gap, alone = _gap(name, attempt)
         except MmgrpoError as error:
-            refusals.append(str(error))
+            messages.append(str(error))
             following = _following(attempt, str(error))
             if following is None:
                 stock = _stock_error(name) if FAILED_CALL in str(error) else ""
-                refused = Outcome("refused", reason=refusals[0])
-                return Outcome("stock fails", reason=_why_stock_fails(name, stock)) if stock else refused
+                unsupported = Outcome("not supported", reason=messages[0])
+                return Outcome("stock fails", reason=_why_stock_fails(name, stock)) if stock else unsupported
             attempt = following
             continue
         except NotImplementedError as error:

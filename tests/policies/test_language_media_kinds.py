@@ -55,7 +55,7 @@ def test_each_kind_of_media_is_used_or_raises(name: str) -> None:
     needed = ["image"] if name == "paligemma" else []
     for kind, outcome in zip(KINDS, documented()[name], strict=True):
         prompt = prompt_with(*dict.fromkeys([*needed, kind]))
-        if outcome == "seen":
+        if outcome == "used":
             assert encoder.takes(kind)
             other = Prompt(
                 prompt.text,

@@ -25,11 +25,11 @@ SEED, TOKENS, TEMPERATURE = 3, 5, 4.0
 VALUE, GRADIENT = 5e-5, 5e-4
 """How far an exact family may lie off: log-probabilities in units of themselves above 1, gradients in their norm."""
 
-SHARED, SINGLE, PLAIN, REFUSED, WRONG = (
+SHARED, SINGLE, PLAIN, NOT_SUPPORTED, WRONG = (
     "exact, prompts once per group",
     "exact, prompts once per row in updates",
     "exact, the plain path",
-    "refused",
+    "not supported",
     "wrong",
 )
 VARIANTS: dict[str, Any] = {"full": None, "LoRA": {"rank": 2, "alpha": 2.0}}
@@ -41,7 +41,7 @@ class Outcome:
 
     Attributes:
         verdict: one of the constants above.
-        message: why it was refused, or what is wrong.
+        message: why it is not supported, or what is wrong.
     """
 
     verdict: str
@@ -60,10 +60,10 @@ def outcome(model: Any, processor: Any, prompts: Sequence[Prompt]) -> Outcome:
         try:
             result.append(_variant(copy.deepcopy(model), processor, prompts, lora))
         except MmgrpoError as error:
-            result.append(Outcome(verdict=REFUSED, message=f"{error}"))
+            result.append(Outcome(verdict=NOT_SUPPORTED, message=f"{error}"))
         except Exception as error:
             result.append(Outcome(verdict=WRONG, message=f"{variant}: {type(error).__name__}: {error}"))
-    order = (SHARED, SINGLE, PLAIN, REFUSED, WRONG)
+    order = (SHARED, SINGLE, PLAIN, NOT_SUPPORTED, WRONG)
     return max(result, key=lambda outcome: order.index(outcome.verdict))
 
 

@@ -14,12 +14,22 @@ from pathlib import Path
 import transformers
 
 from tests.breadth.language.families import HEARING, MAPPINGS, SEEING, TRANSLATING, WRITING, Family, families, untried
-from tests.breadth.language.outcome import GRADIENT, PLAIN, REFUSED, SHARED, SINGLE, VALUE, WRONG, Outcome, outcome
+from tests.breadth.language.outcome import (
+    GRADIENT,
+    NOT_SUPPORTED,
+    PLAIN,
+    SHARED,
+    SINGLE,
+    VALUE,
+    WRONG,
+    Outcome,
+    outcome,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "design/breadth-language.md"
 COMMAND = "python -m tests.breadth.language.table"
 MAX_LENGTH = 240
-VERDICTS = (SHARED, SINGLE, PLAIN, REFUSED, WRONG)
+VERDICTS = (SHARED, SINGLE, PLAIN, NOT_SUPPORTED, WRONG)
 KINDS = (SEEING, HEARING, WRITING, TRANSLATING)
 CELLS = r"\| (?P<name>[^|]+) \| (?P<architecture>\w+) \| (?P<verdict>[^|]+) \| (?P<message>.*) \|"
 ROW = re.compile(f"^{CELLS}$", re.MULTILINE)
@@ -36,7 +46,7 @@ those of a plain call of the model, one row at a time (to {VALUE:g}); so must th
 and the gradient of all trained weights (to {GRADIENT:g} of its norm); and the greedy completion must equal that of the
 model's `generate`.
 A family is exact if it passes all of this, in every variant. The policy's check chooses the forward path, see
-[language.md](../how-to/language.md). A refused family raises an error before sampling, with the reason.
+[language.md](../how-to/language.md). A family that is not supported raises an error before sampling, with the reason.
 
 """
 

@@ -6,14 +6,14 @@ import pytest
 import transformers
 
 from tests.breadth.language.families import families, untried
-from tests.breadth.language.outcome import PLAIN, REFUSED, SHARED, SINGLE, WRONG
+from tests.breadth.language.outcome import NOT_SUPPORTED, PLAIN, SHARED, SINGLE, WRONG
 from tests.breadth.language.table import NOT_TRIED, PAGE, page, tried, version, written
 
 HANDFUL = {
     "paligemma": SHARED,  # reads its prompt both ways
     "qwen3.5-vl": SINGLE,
     "t5": PLAIN,
-    "roberta": REFUSED,  # its generate and its plain call count positions otherwise
+    "roberta": NOT_SUPPORTED,  # its generate and its plain call count positions otherwise
 }
 
 
