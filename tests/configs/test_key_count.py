@@ -14,14 +14,14 @@ METADATA = (AboutConfig, MethodConfig, MethodRewardsConfig)
 """Sections that describe a file: name, note, paper, sources of the values, and the method."""
 
 
-def sections(model: type[BaseModel], found: list[type[BaseModel]]) -> list[type[BaseModel]]:
+def sections(model: type[BaseModel], result: list[type[BaseModel]]) -> list[type[BaseModel]]:
     """The sections of a configuration, each once; ``policy`` and other named functions have only ``name``."""
-    found.append(model)
+    result.append(model)
     for field in model.model_fields.values():
         for kind in leaves(field.annotation):
-            if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in found:
-                sections(kind, found)
-    return found
+            if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in result:
+                sections(kind, result)
+    return result
 
 
 def leaves(annotation: Any) -> list[Any]:

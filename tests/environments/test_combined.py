@@ -130,7 +130,7 @@ def test_turns_without_calls_go_to_the_partner() -> None:
     assert [tool["function"]["name"] for tool in opening.tools] == ["cancel"]
     assert (question.text, result.text, end.done) == ("Order 7, please.", "7 is cancelled", True)
     assert [(each.name, each.arguments) for each in result.results] == [("cancel", {"order": "7"})]
-    asked = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "user"]
-    assert asked == ["Which order?", "It is cancelled."]
+    texts = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "user"]
+    assert texts == ["Which order?", "It is cancelled."]
     with pytest.raises(ConfigError, match="leave out answer_tag"):
         CombinedEnvironment([{"name": "python"}], answer_tag="answer", partner={"name": "simulated"})

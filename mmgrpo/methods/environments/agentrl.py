@@ -93,8 +93,8 @@ def standardized_by_task(
     """Advantages standardized over all decisions of the step whose rows are of one task.
 
     A <- (A - mean A) / (std A + eps) over the kept decisions, on all processes, of samples of the same task that a
-    reward applied to; sample std, 0 for a task of fewer than two decisions. The task of a row is the whole part of the
-    number in ``column``, from 0 to ``tasks`` - 1.
+    reward applied to; sample std, 0 for a task of fewer than two decisions. The task of a row is the number, rounded
+    down, in ``column``, from 0 to ``tasks`` - 1.
 
     Units: any -> standard deviations; eps in the advantage's units.
     Raises: ConfigError for a row with another number.

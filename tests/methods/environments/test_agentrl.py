@@ -37,12 +37,12 @@ def test_numbers_of_tasks_are_checked() -> None:
 def test_half_of_a_group_has_turns_of_both_policies() -> None:
     """Rows 0 and 1 are the current policy's, 4 the older one's. Row 2 continues 4, and row 3 continues row 0."""
     strategy, setting = strategy_of("agentrl"), Setting(step=0, num_prompts=1, group_size=4)
-    asked = strategy.ask((), setting)
-    assert [(request.members, request.weights, request.trained) for request in asked] == [
+    requests = strategy.ask((), setting)
+    assert [(request.members, request.weights, request.trained) for request in requests] == [
         ((0, 1), None, True),
         ((4,), "reference", False),
     ]
-    first = replace(round_of(asked, [1, 0, 0]), places_B=[(5,), (), (3, 7)])
+    first = replace(round_of(requests, [1, 0, 0]), places_B=[(5,), (), (3, 7)])
     older, newer = strategy.ask([first], setting)
     assert (older.members, older.weights) == ((2,), None)
     assert older.continues in (Branch(4, 3), Branch(4, 7))
