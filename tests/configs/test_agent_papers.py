@@ -17,10 +17,11 @@ from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
+from tests.configs.ablation_runs import CRITIC
 from tests.environments.chat_server import ChatServer
 from tests.environments.test_search import CITIES, written
 from tests.policies.test_language_exchanges import terse
-from tests.policies.tiny_language import prompts_of
+from tests.policies.tiny_language import picture, prompts_of
 from tests.rewards.sandboxed import needs_sandbox
 from tests.running import running
 
@@ -93,6 +94,24 @@ def without_models(name: str, folder: Path, url: str) -> dict[str, Any]:
     return {"rewards": [reward for reward in rewards if "model" not in reward]}
 
 
+def served(name: str, folder: Path, url: str) -> dict[str, Any]:
+    """A run with a judge at a server, and the tools of a shop in place of a module of the user."""
+    rewards = [reward.model_dump(exclude_unset=True) for reward in load_config(f"papers/{name}").rewards]
+    changes: dict[str, Any] = {
+        "rewards": [{**reward, "endpoint": {"url": url}} if "endpoint" in reward else reward for reward in rewards]
+    }
+    if load_config(f"papers/{name}").rollout.environment is not None:
+        shop = {"name": "tool_object", "factory": "python:tests.environments.test_combined:Orders"}
+        changes["rollout.environment"] = shop
+    return changes
+
+
+def frozen_lake(name: str, folder: Path, url: str) -> dict[str, Any]:
+    """A run with a game of gymnasium in place of the user's, and a critic of the tiny model."""
+    game = {"name": "gymnasium", "game": "FrozenLake-v1", "settings": {"render_mode": "ansi"}}
+    return {"rollout.environment": game, "advantage.critic.policy": CRITIC}
+
+
 Columns = Mapping[str, Any]
 CALLS = [{"name": "cancel", "arguments": {"order": "7"}}]
 
@@ -104,6 +123,9 @@ RUNS: Mapping[str, tuple[Callable[[str, Path, str], dict[str, Any]], Columns, Co
     "dreamgym": (simulated, *[{"task": "Open the door.", "experiences": "A key opens it."}] * 2),
     "cosineverifier": (as_shipped, {"answer": "correct"}, {"answer": "incorrect"}),
     "datarus-r1": (without_models, {}, {}),
+    "meow-tea-taro": (frozen_lake, {"seed": 1}, {"seed": 2}),
+    "smartsnap": (served, *[{"task": "Cancel order 7."}] * 2),
+    "meta-bandit-llm-training": (as_shipped, {"seed": 1}, {"seed": 2}),
 }
 """The changes of each run and the columns of its two rows."""
 
@@ -113,11 +135,39 @@ REPLY = "I see. <reward>1</reward>"
 @pytest.mark.parametrize("name", RUNS)
 def test_run_trains_on_conversations(name: str, tmp_path: Path) -> None:
     changes, *columns = RUNS[name]
-    prompts = [replace(prompt, columns=row) for prompt, row in zip(prompts_of("llama"), columns, strict=True)]
+    train(name, "llama", prompts_of("llama"), changes, columns, tmp_path)
+
+
+CHART = {"question": "How many?", "answer": "7", "tools": ["7 bars", None]}
+FRAMES = {"answer": "A", "frames": {"scores": [1, 4], "fps": 1, "start": 0, "visible": [0, 1]}}
+VISION = "qwen2.5-vl"
+
+
+def test_vista_trains_on_choices_of_tools(tmp_path: Path) -> None:
+    train("vista", VISION, prompts_of(VISION), served, [CHART] * 2, tmp_path)
+
+
+def test_conan_trains_on_conversations_about_videos(tmp_path: Path) -> None:
+    prompts = [
+        Prompt("what is shown", videos=[[picture(56, 56, seed=seed) for seed in seeds]]) for seeds in ((0, 1), (2, 3))
+    ]
+    train("conan", VISION, prompts, as_shipped, [FRAMES] * 2, tmp_path)
+
+
+def train(
+    name: str,
+    model: str,
+    prompts: Sequence[Prompt],
+    changes: Callable[[str, Path, str], dict[str, Any]],
+    columns: Sequence[Columns],
+    tmp_path: Path,
+) -> None:
+    """Trains a tiny model on a run of a paper for two steps."""
+    prompts = [replace(prompt, columns=row) for prompt, row in zip(prompts, columns, strict=True)]
     with running(ChatServer([REPLY] * 100)) as server:
         settings = {**SMALL, **changes(name, tmp_path, server.url), "output": str(tmp_path / "run")}
         config = load_config(f"papers/{name}", settings)
-        policy = terse("llama", max_new_tokens=80)
+        policy = terse(model, max_new_tokens=80)
         folder = Trainer(policy, build_rewards(config.rewards), prompts, config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert {line["step"] for line in lines} == {1, 2}

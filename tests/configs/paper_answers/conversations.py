@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from tests.configs.paper_answers import Answer
 
-ELSEWHERE = {"reex-sql", "cove", "dreamgym", "datarus-r1"}
+ELSEWHERE = {
+    "reex-sql",
+    "cove",
+    "dreamgym",
+    "datarus-r1",
+    "meta-bandit-llm-training",
+    "smartsnap",
+    "vista",
+    "conan",
+    "meow-tea-taro",
+}
 """Whose rewards read turns: tests/configs/test_agent_papers.py."""
 
 ROUTED = {"tapo"}
