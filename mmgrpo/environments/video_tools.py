@@ -1,7 +1,8 @@
-"""Tools that look at the videos of a prompt: frames by number, by time, and by a query."""
+"""Tools that look at the videos of a prompt: frames by number, by time, and by a query, and regions of frames."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -169,6 +170,24 @@ class VideoTools:
         best = sorted(range(len(candidates)), key=lambda n: -scores[n])[: self._count(num_frames)]
         return self._answer(clip, [candidates[n] for n in sorted(best)])
 
+    def zoom_frame(self, time: float, bbox_2d: list[float], target_video: int = 1) -> list[dict[str, Any]]:
+        """Zooms in on a region of a frame of a video.
+
+        Args:
+            time: time of the frame in seconds.
+            bbox_2d: left, top, right and bottom of the region, in thousandths of the frame's width and height.
+            target_video: number of the video, from 1.
+
+        Returns:
+            The region as an image.
+        """
+        clip = self._clip(target_video)
+        if not _is_number(time) or not 0 <= time < clip.duration_s:
+            raise ValueError(f"time must be a number of seconds from 0 to {clip.duration_s:.1f}, got {time!r:.40}")
+        index = max(n for n, begin in enumerate(clip.times_F) if begin <= time + 1e-6)
+        (frame,) = clip.decode([index])
+        return self._content([frame.crop(_box(bbox_2d, frame))], f"Region of the frame at {clip.times_F[index]:.1f}s.")
+
     def _clip(self, number: Any) -> _Clip:
         """An opened video. Raises ValueError for an unknown one, and if no call is left."""
         if self._calls_left <= 0:
@@ -191,20 +210,22 @@ class VideoTools:
     def _answer(self, clip: _Clip, indices: Sequence[int]) -> list[dict[str, Any]]:
         distinct = sorted(set(indices))
         frames = dict(zip(distinct, clip.decode(distinct), strict=True))
+        times = ", ".join(f"{clip.times_F[index]:.1f}s" for index in indices)
+        return self._content([frames[index] for index in indices], f"Frames at {times}.")
+
+    def _content(self, images: Sequence[Image.Image], text: str) -> list[dict[str, Any]]:
+        """The answer to a call with images, within the bounds of their pixels."""
         self._calls_left -= 1
         resample = FILTERS[self._settings.resample]
-        sized = [within_pixels(frames[index], self._settings.pixels, resample) for index in indices]
-        times = ", ".join(f"{clip.times_F[index]:.1f}s" for index in indices)
-        return [
-            *({"type": "image", "image": image} for image in sized),
-            {"type": "text", "text": f"Frames at {times}."},
-        ]
+        sized = [within_pixels(image, self._settings.pixels, resample) for image in images]
+        return [*({"type": "image", "image": image} for image in sized), {"type": "text", "text": text}]
 
 
 TOOLS: Mapping[str, Callable[..., list[dict[str, Any]]]] = {
     "select_frames": VideoTools.select_frames,
     "view_clip": VideoTools.view_clip,
     "search_frames": VideoTools.search_frames,
+    "zoom_frame": VideoTools.zoom_frame,
 }
 
 
@@ -294,7 +315,7 @@ def _even(total: int, count: int) -> list[int]:
 def _part(clip: _Clip, start_time: Any, end_time: Any) -> list[int]:
     """Indices of the frames of a part: those that begin in it, and the one that is visible at its beginning."""
     times = [start_time, end_time]
-    if not all(isinstance(t, int | float) and not isinstance(t, bool) and abs(t) < 1e9 for t in times):
+    if not all(map(_is_number, times)):
         raise ValueError(
             f"start_time and end_time must be numbers of seconds, got {start_time!r:.40}, {end_time!r:.40}"
         )
@@ -303,3 +324,19 @@ def _part(clip: _Clip, start_time: Any, end_time: Any) -> list[int]:
         raise ValueError(f"start_time must be below end_time, {limits}, got {start_time:g} to {end_time:g}")
     first = max(n for n, time in enumerate(clip.times_F) if time <= start_time + 1e-6)
     return [first, *(n for n in range(first + 1, len(clip.times_F)) if clip.times_F[n] <= end_time)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+
+
+def _box(bbox_2d: Any, frame: Image.Image) -> tuple[int, int, int, int]:
+    """Pixels of a region in thousandths, at least one each way. Raises ValueError for no region."""
+    values = list(bbox_2d) if isinstance(bbox_2d, list | tuple) else []
+    if len(values) != 4 or not all(map(_is_number, values)):
+        raise ValueError(f"bbox_2d must be 4 numbers, left, top, right and bottom, got {bbox_2d!r:.60}")
+    left, top, right, bottom = (min(max(value, 0), 1000) for value in values)
+    if left >= right or top >= bottom:
+        raise ValueError(f"bbox_2d must have left < right and top < bottom within 0 to 1000, got {values!r:.60}")
+    x, y = int(left * frame.width / 1000), int(top * frame.height / 1000)
+    return x, y, max(math.ceil(right * frame.width / 1000), x + 1), max(math.ceil(bottom * frame.height / 1000), y + 1)

@@ -63,7 +63,7 @@ class SubmittedEvidence:
         tool: str = "submit",
         indices: str = "evidences",
         message: str = "message",
-        question: str = QUESTION,
+        question: str | None = None,
         free: int = 3,
         penalty: float = 0.1,
         draws: int = 3,
@@ -75,9 +75,9 @@ class SubmittedEvidence:
     ) -> None:
         if free < 0 or not 0 <= penalty < math.inf:
             raise ConfigError(f"SubmittedEvidence needs free >= 0 and penalty >= 0, got {free} and {penalty}")
-        if "{evidence}" not in question:
+        if question is not None and "{evidence}" not in question:
             raise ConfigError("SubmittedEvidence.question must contain {evidence}, the submitted results")
-        self._tool, self._indices, self._message, self._question = tool, indices, message, question
+        self._tool, self._indices, self._message, self._question = tool, indices, message, question or QUESTION
         self._free, self._penalty = free, penalty
         self._reply_params = ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature)
         self._judge = judge_of("SubmittedEvidence", model, system=system, endpoint=endpoint, local=local)

@@ -60,6 +60,39 @@ def test_frames_of_a_file_are_those_that_the_project_decodes(path: str) -> None:
     assert (turn.text, turn.role, turn.done) == ("Frames at 4.8s, 0.0s, 1.8s, 1.8s.", "tool", False)
 
 
+def quarters(number: int) -> Image.Image:
+    """A frame of 40 x 20 whose right half has the red of its number."""
+    image = Image.new("RGB", (40, 20), (0, 0, 255))
+    image.paste((12 * number, 0, 0), (20, 0, 40, 20))
+    return image
+
+
+def test_zooms_show_regions_of_frames() -> None:
+    """1.2 s is frame 2 at 2 frames per second; of 40 x 20 pixels, 500 to 760 are 20 to 31, 100 to 500 are 2 to 10."""
+    zoom = started([quarters(number) for number in range(4)], tools=["zoom_frame"])
+    turn = zoom.step(call("zoom_frame", time=1.2, bbox_2d=[500, 100, 760, 500]))
+    assert (turn.text, turn.images[0].size, levels(turn)) == ("Region of the frame at 1.0s.", (11, 8), [2])
+    sliver = zoom.step(call("zoom_frame", time=0, bbox_2d=[0, 0, 1, 1]))
+    assert sliver.images[0].size == (1, 1)
+    outside = zoom.step(call("zoom_frame", time=1.9, bbox_2d=[-50, -50, 9999, 9999]))
+    assert outside.images[0].size == (40, 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"time": 2, "bbox_2d": [0, 0, 9, 9]}, "time must be a number of seconds from 0 to 2.0"),
+        ({"time": "1", "bbox_2d": [0, 0, 9, 9]}, "time must be number"),
+        ({"time": 0, "bbox_2d": [9, 0, 9, 9]}, "left < right"),
+        ({"time": 0, "bbox_2d": [0, 0, 9]}, "bbox_2d must be 4 numbers"),
+        ({"time": 0, "bbox_2d": "0, 0, 9, 9"}, "bbox_2d must be array"),
+    ],
+)
+def test_regions_outside_a_frame_are_errors_that_the_model_reads(arguments: dict[str, Any], message: str) -> None:
+    zoom = started([quarters(number) for number in range(4)], tools=["zoom_frame"])
+    assert message in error(zoom.step(call("zoom_frame", **arguments)))
+
+
 def test_numbers_count_evenly_spaced_frames(path: str) -> None:
     """Of 20 frames 4 are at 0, 6.33, 12.67 and 19."""
     turn = started(path, num_frames=4).step(call("select_frames", target_frames=[1, 2, 3, 4]))
@@ -152,7 +185,7 @@ def test_prompts_without_videos_raise() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tools": ["play"]}, "one or more of select_frames, view_clip, search_frames, got play"),
+        ({"tools": ["play"]}, "one or more of select_frames, view_clip, search_frames, zoom_frame, got play"),
         ({"tools": ["search_frames"]}, "search_frames needs a ranker"),
         ({"ranker": redness}, "search_frames needs a ranker"),
         ({"max_frames": 32}, "max_frames x max_calls must be at most 64, got 32 x 4"),
