@@ -102,6 +102,23 @@ def calls_in(text: str, schemas: Mapping[str, Mapping[str, Any]] | None = None) 
     return calls
 
 
+def without_calls(text: str) -> str:
+    """A text without its calls in the formats of ``calls_in``, the content of a message whose ``tool_calls`` hold them.
+
+    Args:
+        text: a turn of the policy.
+
+    Returns:
+        The text, without white space around the calls; unchanged if it has none, or one that is not closed.
+    """
+    reasoning, end, answer = text.rpartition(REASONING_END)
+    first, *parts = answer.split(OPENING)
+    if not parts or any(CLOSING not in part for part in parts):
+        return text
+    rests = [part.partition(CLOSING)[2].strip() for part in parts]
+    return f"{reasoning}{end}{first.rstrip()}" + "".join(f"\n{rest}" for rest in rests if rest)
+
+
 def fenced_calls(
     text: str, functions: Mapping[str, str], schemas: Mapping[str, Mapping[str, Any]]
 ) -> list[FunctionCall]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.tool_calls import FunctionCall, argument_error, calls_in
+from mmgrpo.tool_calls import FunctionCall, argument_error, calls_in, without_calls
 
 SCHEMA: dict[str, Any] = {
     "name": "crop",
@@ -77,3 +77,20 @@ def test_arguments_are_checked(arguments: dict[str, Any], error: str | None) -> 
 )
 def test_hostile_texts_take_linear_time(text: str) -> None:
     assert all(call.error for call in calls_in(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("4", "4"),
+        ('<tool_call>\n{"name": "f"}\n</tool_call>', ""),
+        ("I look.\n<tool_call>a</tool_call>\n<tool_call>b</tool_call>\nThen", "I look.\nThen"),
+        (
+            "<think><tool_call>a</tool_call></think>\n\nx\n<tool_call>b</tool_call>",
+            "<think><tool_call>a</tool_call></think>\n\nx",
+        ),
+        ("x <tool_call>a", "x <tool_call>a"),
+    ],
+)
+def test_contents_of_messages_have_no_calls(text: str, content: str) -> None:
+    assert without_calls(text) == content

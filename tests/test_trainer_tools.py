@@ -114,7 +114,7 @@ def test_rewards_read_the_environments_and_the_messages(policy: LanguagePolicy, 
     line = metrics_of(trainer)
     assert [line[f"reward/{name}/mean"] for name in ("counter", "last", "Targeted")] == [1.0, 1.0, 1.0]
     assert [message["role"] for message in arguments[-1]] == ["assistant", "tool", "assistant"]
-    assert arguments[-1][0]["tool_calls"] == [CALL]
+    assert arguments[-1] == [*DONE[1:], {"role": "assistant", "content": "Done."}]
 
 
 def test_rows_choose_their_environment(policy: LanguagePolicy, tmp_path: Path) -> None:

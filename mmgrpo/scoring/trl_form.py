@@ -14,6 +14,7 @@ from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
 from mmgrpo.scoring.image_batch_form import ImageBatchReward, is_image_batch_form, parameters_of
 from mmgrpo.scoring.result_parsing import to_list
+from mmgrpo.tool_calls import without_calls
 from mmgrpo.types import Prompt, Sample
 
 logger = logging.getLogger(__name__)
@@ -197,12 +198,13 @@ def _object_of(sample: Sample) -> Any:
 
 
 def _conversation(sample: Sample) -> list[dict[str, Any]]:
-    """The turns of a conversation as messages, those with calls with ``tool_calls``."""
+    """The turns of a conversation as messages, those with calls with ``tool_calls`` in place of the calls' text."""
     messages: list[dict[str, Any]] = []
     for text, reply in zip(sample.turn_texts, sample.turn_replies, strict=True):
         results = () if reply is None else reply.results
         calls = [{"type": "function", "function": {"name": r.name, "arguments": dict(r.arguments)}} for r in results]
-        messages.append({"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})})
+        content = without_calls(text) if results and all(result.name for result in results) else text
+        messages.append({"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})})
         messages += [{"role": "tool", "name": result.name, "content": result.text} for result in results]
         if reply is not None and not results and not reply.ends:
             messages.append({"role": reply.role, "content": reply.text})
