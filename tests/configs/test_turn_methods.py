@@ -44,6 +44,12 @@ SMALL: Mapping[str, Any] = {
 VISION = "qwen2.5-vl"
 EVERYDAY = ("spa-rl", "gigpo", "tree-grpo", "ssp", "timesearch-r")
 OTHERWISE: Mapping[str, Mapping[str, Any]] = {
+    "rex-rag": {
+        "rollout.strategy.probability": 1.0,
+        "rollout.strategy.limit": 1.0,
+        "rollout.strategy.texts": ["no"],
+        "rollout.strategy.room": 3,
+    },
     "spa-rl": {
         "advantage.critic.policy": CRITIC,
         "advantage.critic.warmup_steps": 1,
