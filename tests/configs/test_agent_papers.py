@@ -114,17 +114,20 @@ def frozen_lake(name: str, folder: Path, url: str) -> dict[str, Any]:
 
 Columns = Mapping[str, Any]
 CALLS = [{"name": "cancel", "arguments": {"order": "7"}}]
+QUERY: Columns = {"query": "select a from t", "db_id": "t", "schema": TABLE}
+ORDER: Columns = {"task": "Cancel order 7.", "calls": CALLS}
+DOOR: Columns = {"task": "Open the door.", "experiences": "A key opens it."}
 
 RUNS: Mapping[str, tuple[Callable[[str, Path, str], dict[str, Any]], Columns, Columns]] = {
     "tapo": (local_search, {"answer": "7", "fact": "Oslo"}, {"value": 0.5, "estimate": 200}),
     "veri-r1": (local_search, {"answer": "SUPPORT", "evidence": ["Oslo"]}, {"answer": "REFUTE", "evidence": []}),
-    "reex-sql": (in_memory, *[{"query": "select a from t", "db_id": "t", "schema": TABLE}] * 2),
-    "cove": (simulated, *[{"task": "Cancel order 7.", "calls": CALLS}] * 2),
-    "dreamgym": (simulated, *[{"task": "Open the door.", "experiences": "A key opens it."}] * 2),
+    "reex-sql": (in_memory, QUERY, QUERY),
+    "cove": (simulated, ORDER, ORDER),
+    "dreamgym": (simulated, DOOR, DOOR),
     "cosineverifier": (as_shipped, {"answer": "correct"}, {"answer": "incorrect"}),
     "datarus-r1": (without_models, {}, {}),
     "meow-tea-taro": (frozen_lake, {"seed": 1}, {"seed": 2}),
-    "smartsnap": (served, *[{"task": "Cancel order 7."}] * 2),
+    "smartsnap": (served, {"task": "Cancel order 7."}, {"task": "Cancel order 7."}),
     "meta-bandit-llm-training": (as_shipped, {"seed": 1}, {"seed": 2}),
 }
 """The changes of each run and the columns of its two rows."""

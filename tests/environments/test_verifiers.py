@@ -113,7 +113,8 @@ def test_tools_answer_calls() -> None:
 
 def test_a_run_reads_the_rows_of_a_function() -> None:
     (prompt,) = load_prompts(f"{HERE}rows")
-    assert (prompt.messages or ())[0]["content"] == "What is 6 times 7?"
+    assert prompt.messages is not None
+    assert prompt.messages[0]["content"] == "What is 6 times 7?"
     assert prompt.columns["answer"] == "42"
 
 

@@ -91,7 +91,8 @@ def test_share_of_calls_that_succeeded() -> None:
     assert scores_of(CallSuccess(failure="^Error", measure="any"), rows) == [1, 1, 0, 0, None]
     assert scores_of(CallSuccess(tools=["b"]), rows[:2]) == [0, 0]
     assert explained(CallSuccess(), rows[0])["reason"] == "1 of 2 calls succeeded"
-    for settings in ({"failure": "("}, {"measure": "most"}, {"tools": "a"}):
+    wrong: list[dict[str, Any]] = [{"failure": "("}, {"measure": "most"}, {"tools": "a"}]
+    for settings in wrong:
         with pytest.raises(ConfigError, match=r"CallSuccess\."):
             CallSuccess(**settings)
 

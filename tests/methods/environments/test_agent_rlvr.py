@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mmgrpo.algorithm import Algorithm
+from mmgrpo.data.history import History
 from mmgrpo.maths.strategies import Setting
 from mmgrpo.types import Prompt
 from mmgrpo.values import Value
@@ -19,7 +20,7 @@ def test_failed_tasks_are_attempted_again_with_guidance() -> None:
     (request,) = strategy.ask([first], setting)
     assert (request.prompt, request.members, request.prompt_template) == (0, (4, 5, 6, 7), "guided")
     assert not request.train_without_template
-    guided = algorithm.prompt_templates["guided"](Prompt("Fix it.", columns={"guidance": "See a.py."}), 4)
+    guided = algorithm.prompt_templates["guided"](Prompt("Fix it.", columns={"guidance": "See a.py."}), 4, History())
     assert guided is not None
     assert guided.text == "Fix it.\n\nAn earlier attempt at this task failed. Guidance:\nSee a.py."
 
