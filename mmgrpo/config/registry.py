@@ -187,6 +187,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "openenv": "mmgrpo.environments.openenv_client:OpenEnvEnvironment",
     "verifiers": "mmgrpo.environments.verifiers_tasks:VerifiersEnvironment",
     "miniwob": "mmgrpo.environments.miniwob_pages:MiniwobEnvironment",
+    "recorded_screens": "mmgrpo.environments.recorded_screens:RecordedScreensEnvironment",
     "simulated": "mmgrpo.environments.simulated:SimulatedEnvironment",
     "combined": "mmgrpo.environments.combined:CombinedEnvironment",
 }
