@@ -2,16 +2,18 @@
 
     python -m tests.kind_trials --trials 200 --seed 0
 
-The kinds: mixed runs, a rewriter with its painter, conversations with and without images, trees, replay, a critic, a
+The kinds: mixed runs, a rewriter with its painter, conversations with and without images or
+interpreters, trees, replay, a critic, a
 verifier that is fitted while the run loads, a series by the command, and a comparison by the command. A trial sends
 SIGKILL, SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C, once or twice; a third of the trials while the run loads or fits. Then
 the run is resumed to its end. Compared bitwise: all lines without times, weights and states of checkpoints, files,
-samples, and the status.
+samples, and the status. No process may be left when the interrupted one has ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import io
 import os
 import random
@@ -22,11 +24,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import click
 import torch
@@ -35,14 +37,19 @@ import yaml
 from mmgrpo.examples import digits
 from mmgrpo.examples.rewriting import requests
 from mmgrpo.rewards.groups.of_task import OfTask
+from mmgrpo.rewards.text.environment_return import EnvironmentReturn
 
 from mmgrpo import Trainer
 from mmgrpo.cli import app
+from mmgrpo.environment import Environment, Turn
+from mmgrpo.environments.python import PythonEnvironment
 from mmgrpo.errors import PolicyError
 from mmgrpo.runs.stopping import BOUNCE_S, TERMINATING
 from mmgrpo.scoring import NamedReward
 from mmgrpo.system import interrupts
+from mmgrpo.system.process_guard import PR_SET_CHILD_SUBREAPER
 from mmgrpo.training.mixed import MixedTrainer
+from mmgrpo.types import Prompt
 from tests.faults.runs import ALL, Case, Reward, differing, lengths, run_state, texts
 from tests.faults.sittings import DONE, INTERRUPTED, Place, Sitting, begin, ended, placed, worked_s
 from tests.policies.test_language_exchanges import terse
@@ -55,6 +62,9 @@ from tests.training.test_token_trees import even_prompts_differ
 
 MEMORY = "/dev/shm"
 MAX_SITTINGS = 6
+LEFT_S = 10.0
+LEFT_RUNNING = 99
+"""Code of a sitting that left processes."""
 LIMIT_S = 600.0  # a comparison starts processes that import everything
 EVERY_STEP = {"checkpoint": {"every": 1, "keep": 2}, "runtime": {"device": "cpu"}, "steps": 3}
 
@@ -87,6 +97,37 @@ def conversations(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     values = {**EVERY_STEP, "output": str(output), "rollout": rollout, "update": {"optimizer": {"lr": 1e-3}}}
     policy = policy_of("llama", max_new_tokens=12)
     return Trainer(policy, {"lengths": reward}, prompts_of("llama"), values, resume=resume)
+
+
+@final
+class Totals(Environment):
+    """Adds the lengths of turns up in an interpreter of the sandbox, whose names stay between turns."""
+
+    def __init__(self) -> None:
+        self._python = PythonEnvironment()
+
+    def reset(self, prompt: Prompt) -> Turn:
+        """Starts the interpreter."""
+        assert self._python.python("total = 0") == "(no output)"
+        return Turn()
+
+    def step(self, text: str) -> Turn:
+        """The color that the total determines, and the total as the reward."""
+        total = int(self._python.python(f"total += {len(text) + 1}\ntotal"))
+        return Turn(text=("two red", "two blue")[total % 2], reward=float(total))
+
+    def close(self) -> None:
+        """Ends the interpreter."""
+        self._python.close()
+
+
+def sandboxes(output: Path, resume: Path | None, reward: Reward) -> Trainer:
+    """Turns with an interpreter per sample, a process of the sandbox."""
+    environment = {"name": "python:tests.kind_trials:Totals"}
+    rollout = {"prompts_per_step": 2, "group_size": 3, "environment": environment, "max_turns": 3}
+    values = {**EVERY_STEP, "output": str(output), "rollout": rollout, "update": {"optimizer": {"lr": 1e-3}}}
+    rewards = {"lengths": reward, "environment_return": EnvironmentReturn()}
+    return Trainer(policy_of("llama", max_new_tokens=12), rewards, prompts_of("llama"), values, resume=resume)
 
 
 def image_turns(output: Path, resume: Path | None, reward: Reward) -> Trainer:
@@ -192,6 +233,7 @@ MAKERS: dict[str, Callable[[Path, Path | None, Reward], Any]] = {
     "rewriter and painter": rewritten,
     "conversations": conversations,
     "image turns": image_turns,
+    "sandboxes": sandboxes,
     "trees": trees,
     "replay": replay,
     "critic": critic,
@@ -246,14 +288,36 @@ def disturbed(case: Case, place: Place, undisturbed: Undisturbed, draw: random.R
     number = draw.choice([signal.SIGKILL, signal.SIGINT, signal.SIGINT, *TERMINATING])
     limit_s = undisturbed.loaded_s if draw.random() < 1 / 3 else undisturbed.worked_s
     after_s, twice = draw.uniform(0, limit_s), number == signal.SIGINT and draw.random() < 1 / 3
-    pid = begin(case, place, before=_listen)
+    others, pid = children(), begin(case, place, before=_listen)
     while (worked := worked_s(pid)) is not None and worked < after_s:
         time.sleep(0.001)
     os.kill(pid, number)
     if twice:
         time.sleep(BOUNCE_S + draw.uniform(0.05, 0.3))
         os.kill(pid, number)
-    return f"{number.name}{' twice' if twice else ''} after {after_s:.3f} s", ended(pid, place, limit_s=LIMIT_S)
+    what, sitting = (
+        f"{number.name}{' twice' if twice else ''} after {after_s:.3f} s",
+        ended(pid, place, limit_s=LIMIT_S),
+    )
+    if running := left_running(others):
+        sitting = replace(sitting, code=LEFT_RUNNING, output=f"it left {running} running; {sitting.output[-300:]}")
+    return what, sitting
+
+
+def children() -> set[int]:
+    """The child processes of this one, without those that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return {int(pid) for pid in Path("/proc/self/task").joinpath(str(os.getpid()), "children").read_text().split()}
+
+
+def left_running(others: set[int]) -> list[str]:
+    """The commands of processes that an ended sitting left, orphans that became children; they get a while to end."""
+    deadline = time.monotonic() + LEFT_S
+    while (left := children() - others) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in left]
 
 
 def wrongs(case: Case, place: Place, undisturbed: Undisturbed, draw: random.Random) -> tuple[str, list[str]]:
@@ -285,6 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="+", default=[name for name in CASES if name not in SLOW], choices=CASES)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become children, so that they are noticed
     tried, wrong, ends = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
     with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as root:
         undisturbed_runs: dict[str, Undisturbed] = {}
