@@ -484,8 +484,11 @@ def prompt_templates_of(config: RolloutConfig) -> dict[str, PromptTemplate]:
 def answer_source_of(config: AuxiliaryConfig) -> AnswerSource | None:
     """The source of an auxiliary loss, answers of groups; None: examples. Raises ConfigError as ``objective_of``."""
     key = f"objective.auxiliary ({config.label})"
-    named_in(key, ChainMap({**ANSWER_SOURCES}, Registered("examples")), config.name)
-    return bound(key, ANSWER_SOURCES, config)() if config.name in ANSWER_SOURCES else None
+    if config.name in ANSWER_SOURCES:
+        return bound(key, ANSWER_SOURCES, config)()
+    if config.name not in Registered("examples"):
+        named_in(key, ChainMap({**ANSWER_SOURCES}, Registered("examples")), config.name)
+    return None
 
 
 def answer_weight_of(config: AuxiliaryConfig) -> Callable[[Tensor], Tensor]:

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
+TESTS = (ROOT / "tests" / "README.md").read_text()
 CHECKS = (ROOT / ".ci" / "run").read_text()
 WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
 
@@ -70,6 +71,7 @@ def test_guide_has_the_commands_of_the_readme_and_of_ci() -> None:
 def test_workflow_runs_the_commands_of_the_readme_and_of_ci() -> None:
     train, tests = (command for command in bash_blocks(README) if command.startswith("pip install uv"))
     site = "uv run --group docs mkdocs build --strict"
+    (environments,) = (line for line in bash_blocks(TESTS)[0].splitlines() if "--isolated" in line)
     commands = {step["run"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "run" in step}
     assert commands == {
         ".ci/run",
@@ -78,6 +80,7 @@ def test_workflow_runs_the_commands_of_the_readme_and_of_ci() -> None:
         f"{train} steps=1",
         "git config --global core.symlinks false",
         f"pip install uv && {site}",
+        f"pip install uv && {environments}",
     }
     assert any(site in block for block in bash_blocks(GUIDE))
 

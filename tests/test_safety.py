@@ -31,6 +31,9 @@ LOADS_FOREIGN_CODE = {
     "mmgrpo.policies.masked.masked_loading",
     "mmgrpo.policies.text_models",
     "mmgrpo.runs.trust",
+    "mmgrpo.trl.arguments",
+    "mmgrpo.trl.loaded_policy",
+    "mmgrpo.trl.run_values",
 }
 """Where ``trust_remote_code`` may be written: as off, as a setting that somebody has to set, and by who seeks it."""
 

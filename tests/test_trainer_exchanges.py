@@ -25,7 +25,7 @@ BASE: dict[str, Any] = {
     "rollout": {"prompts_per_step": 2, "group_size": 4},
     "update": {"optimizer": {"lr": 1e-3}},
 }
-ASKS = {"name": "python:tests.test_trainer_exchanges:Asks", "told": "two red"}
+ASKS = {"name": "python:tests.test_trainer_exchanges:Asks", "reply": "two red"}
 
 
 @final
@@ -68,7 +68,9 @@ def test_a_run_is_trained_and_evaluated_on_conversations(tmp_path: Path) -> None
 
 
 def test_an_environment_that_cannot_be_built_raises(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.environment .*: .*missing 1 required positional argument: 'told'"):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.environment .*: .*missing 1 required positional argument: 'reply'"
+    ):
         trainer_of(tmp_path, {"environment": ASKS["name"]})
     with pytest.raises(ConfigError, match="makes a list; give a class of"):
         trainer_of(tmp_path, {"environment": "python:tests.test_trainer_exchanges:nothing"})

@@ -262,6 +262,9 @@ class Registered(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return import_attribute(names(self._kind)[name])
 
+    def __contains__(self, name: object) -> bool:  # imports nothing
+        return name in names(self._kind)
+
     def __iter__(self) -> Iterator[str]:
         return iter(names(self._kind))
 

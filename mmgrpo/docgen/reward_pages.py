@@ -31,11 +31,14 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "Grounding: boxes, points, masks, actions, time": ("rewards.grounding",),
     "Format, length and turns": (
         *("rewards.text.structure", "rewards.text.tagged", "rewards.text.lengths", "rewards.text.environment_return"),
+        *("rewards.text.turn_format", "rewards.text.executed_calls", "rewards.text.citations"),
     ),
     "Judges of texts": (
         "rewards.judges.text_judge",
         "rewards.judges.scalar",
         "rewards.judges.solvers",
+        "rewards.judges.tool_choice",
+        "rewards.judges.submitted_evidence",
     ),
     "Images: preferences and judges": (
         *("rewards.images.clip_scores", "rewards.images.image_reward", "rewards.judges.vlm_judge"),

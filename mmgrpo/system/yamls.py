@@ -6,8 +6,8 @@ integer can have a million digits: such texts raise a one-line error. The parser
 
 from __future__ import annotations
 
-import pickle
 import re
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
@@ -82,13 +82,12 @@ def parse_yaml(text: str) -> Any:
     """
     if len(text) > MAX_CHARACTERS:
         raise YamlError(f"it has more than {MAX_CHARACTERS} characters")
-    return _parsed(text) if len(text) < MIN_CACHED_CHARACTERS else pickle.loads(_cached(text))
+    return _parsed(text) if len(text) < MIN_CACHED_CHARACTERS else deepcopy(_cached(text))
 
 
 @lru_cache(maxsize=512)  # many runs include the same file, and parsing is slow
-def _cached(text: str) -> bytes:
-    """The parsed values, pickled: the quickest copy."""
-    return pickle.dumps(_parsed(text))
+def _cached(text: str) -> Any:
+    return _parsed(text)
 
 
 def _parsed(text: str) -> Any:

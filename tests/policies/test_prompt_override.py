@@ -117,8 +117,10 @@ def test_conversations_with_other_prompts_raise() -> None:
         for completion in rollout.trace.completions
     ]
     exchanged = replace(rollout, trace=replace(rollout.trace, completions=samples))
+    same = policy.override_prompts(exchanged, [sample.prompt for sample in rollout.samples])
+    assert same.trace.completions == exchanged.trace.completions
     with pytest.raises(ConfigError, match="a conversation"):
-        policy.override_prompts(exchanged, [sample.prompt for sample in rollout.samples])
+        policy.override_prompts(exchanged, [replace(sample.prompt, text="another") for sample in rollout.samples])
 
 
 def test_a_masked_image_changes_the_log_probabilities() -> None:

@@ -29,7 +29,7 @@ VISIBLE = 0.05  # a difference of logits, whose standard deviation over the voca
 # Of a picture 20 pixels wide and 12 high, and of one 32 wide. Patches are 4 pixels, tiles 16.
 IMAGE_TOKENS = [
     # 12 rounds to 16 and 20 to 16 (20 / 8 = 2.5, to even); a token is 8 x 8: 4, and 2 x 4
-    *((name, 4, 8) for name in ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")),
+    *((name, 4, 8) for name in ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3.5-vl")),
     # 32 x 20 fills 2 x 2 tiles, 32 x 12 fills 1 x 2; 4 tokens a tile and 4 for the whole
     ("idefics3", 20, 12),
     # 1 x 2 tiles, 4 x 8 patches. 20 : 12 is narrower than 2 : 1, so one patch goes on each side: 4 rows of 6.
@@ -44,7 +44,7 @@ IMAGE_TOKENS = [
 # Of 4 frames of 16 x 16, which are 16 patches.
 VIDEO_TOKENS = [
     # two frames are merged, and 2 x 2 patches: 16 * 4 / 8
-    *((name, 8) for name in ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")),
+    *((name, 8) for name in ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3.5-vl")),
     ("llava-onevision", 4 * 4 + 1),  # 2 x 2 patches are pooled, one new line
     ("internvl", 4 * 4),
 ]
