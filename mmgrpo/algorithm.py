@@ -9,7 +9,6 @@ This module imports no torch, so that ``mmgrpo explain`` prints the plan of a ru
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -484,11 +483,8 @@ def prompt_templates_of(config: RolloutConfig) -> dict[str, PromptTemplate]:
 def answer_source_of(config: AuxiliaryConfig) -> AnswerSource | None:
     """The source of an auxiliary loss, answers of groups; None: examples. Raises ConfigError as ``objective_of``."""
     key = f"objective.auxiliary ({config.label})"
-    if config.name in ANSWER_SOURCES:
-        return bound(key, ANSWER_SOURCES, config)()
-    if config.name not in Registered("examples"):
-        named_in(key, ChainMap({**ANSWER_SOURCES}, Registered("examples")), config.name)
-    return None
+    named_in(key, dict.fromkeys([*ANSWER_SOURCES, *Registered("examples")], bound), config.name)
+    return bound(key, ANSWER_SOURCES, config)() if config.name in ANSWER_SOURCES else None
 
 
 def answer_weight_of(config: AuxiliaryConfig) -> Callable[[Tensor], Tensor]:

@@ -111,6 +111,7 @@ def test_the_readme_s_commands_install_the_needs_of_the_digits() -> None:
     assert "default-groups" not in PROJECT.get("tool", {}).get("uv", {})
 
 
+@pytest.mark.nightly
 def test_without_extras_commands_start_and_rewards_name_their_extra() -> None:
     call = [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps(sorted(EXTRA_OF))]
     done = subprocess.run(call, capture_output=True, text=True, timeout=600)

@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
 """Sizes for a test on a CPU; the examples have the defaults."""
 
 
-@pytest.fixture(params=["trl", "mmgrpo.trl"])
+@pytest.fixture(params=[pytest.param("trl", marks=pytest.mark.nightly), "mmgrpo.trl"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     with warnings.catch_warnings(action="ignore"):

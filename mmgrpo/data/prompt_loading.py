@@ -247,7 +247,7 @@ def _from_live_dataset(dataset: Dataset | DatasetDict, split: str | None, rules:
 
 def _from_python(source: str, split: str | None, rules: _ReadingRules) -> Iterable[Prompt]:
     target = import_python_target(source)
-    prompts = target() if callable(target) else target
+    prompts: Any = target() if callable(target) else target
     if hasattr(prompts, "column_names"):
         return _from_live_dataset(prompts, split, rules)
     _require_no_split(source, split)

@@ -111,9 +111,10 @@ class ToolChoice:
         scores = list(self.of(answers))
         if len(scores) != len(answers):
             raise RewardError(f"the reward within gave {len(scores)} values for {len(answers)} samples")
-        if scores[0] is None or scores[1] is None:
+        with_tools, without = scores
+        if with_tools is None or without is None:
             return None
-        helped, plain = (float(score) >= 1 for score in scores)
+        helped, plain = float(with_tools) >= 1, float(without) >= 1
         value = 1.0 if helped else self._spoiled if plain else 0.0
         reason = f"{_right(helped)} with tools {', '.join(map(str, chosen)) or 'none'}, {_right(plain)} without"
         return Score(value, {"reason": reason})

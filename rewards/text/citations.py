@@ -61,7 +61,7 @@ class Citations:
         answer = extract_answer(text, self._extract) or ""
         cited = frozenset(map(_normalized, self._pattern.findall(answer))) - {""}
         value = _jaccard(cited, reference) if self._measure == "jaccard" else _cover(cited, reference)
-        return Score(value, comparison(sorted(cited), sorted(reference)))
+        return Score(value, comparison(", ".join(sorted(cited)), sorted(reference)))
 
 
 def _jaccard(cited: frozenset[str], reference: frozenset[str]) -> float:

@@ -173,7 +173,13 @@ def _evidence(value: Any) -> _Evidence | None:
     fps, start_s = finite(value.get("fps")), finite(value.get("start", 0.0))
     if fps is None or start_s is None or not fps > 0 or not math.isfinite(fps):
         return None
-    if not _integers(scores) or not scores or not _integers(visible) or len(scores) > MAX_FRAMES:
+    if (
+        scores is None
+        or visible is None
+        or not scores
+        or not (_integers(scores) and _integers(visible))
+        or len(scores) > MAX_FRAMES
+    ):
         return None
     if not all(0 <= index < len(scores) for index in visible):
         return None

@@ -135,7 +135,9 @@ RUNS: Mapping[str, tuple[Callable[[str, Path, str], dict[str, Any]], Columns, Co
 REPLY = "I see. <reward>1</reward>"
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "tapo" else pytest.mark.nightly) for name in RUNS]
+)
 def test_run_trains_on_conversations(name: str, tmp_path: Path) -> None:
     changes, *columns = RUNS[name]
     train(name, "llama", prompts_of("llama"), changes, columns, tmp_path)
@@ -146,10 +148,12 @@ FRAMES = {"answer": "A", "frames": {"scores": [1, 4], "fps": 1, "start": 0, "vis
 VISION = "qwen2.5-vl"
 
 
+@pytest.mark.nightly
 def test_vista_trains_on_choices_of_tools(tmp_path: Path) -> None:
     train("vista", VISION, prompts_of(VISION), served, [CHART] * 2, tmp_path)
 
 
+@pytest.mark.nightly
 def test_conan_trains_on_conversations_about_videos(tmp_path: Path) -> None:
     prompts = [
         Prompt("what is shown", videos=[[picture(56, 56, seed=seed) for seed in seeds]]) for seeds in ((0, 1), (2, 3))
