@@ -64,7 +64,10 @@ def method_sources(data: DataFiles, name: str) -> Iterator[Finding]:
         if not has(values | {"about": about}, key) and not has(published, key):
             yield f"about.method.sources.{key}", "is the source of a key that the method does not set"
     if ("about.method.rewards" in sources) != ("rewards" in method):
-        yield "about.method.rewards", "rewards of a method have the source method.rewards, and other methods do not"
+        yield (
+            "about.method.rewards",
+            "rewards of a method have the source about.method.rewards, and other methods do not",
+        )
     if "rewards" in values:
         yield "rewards", "would be replaced by those of a run; state them in about.method.rewards"
 

@@ -48,6 +48,7 @@ RENAMED: Mapping[str, str] = {
     "objective.views.*.context": "objective.views.*.prompt_template",
     "paper_hparams": "about.method.paper_hparams",
     "policy.cooling": "policy.temperature_schedule",
+    "policy.pictures": "policy.image_arguments",
     "policy.tail": "policy.fast_remainder",
     "prompts.pictures": "prompts.image_columns",
     "prompts.sources.pictures": "prompts.sources.image_columns",

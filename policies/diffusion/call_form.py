@@ -45,7 +45,7 @@ class CallForm:
     Attributes:
         names: argument names of the call; None accepts all.
         columns: data columns passed to the call as arguments of the same name, one entry per row.
-        pictures: further arguments, with the data columns that hold their images.
+        image_arguments: further arguments, with the data columns that hold their images.
         tuples: arguments that the call takes as tuples; YAML and JSON only have lists.
         single: pass one row as a string and a generator instead of lists of one.
         media_batching: how the media of several rows are batched.
@@ -55,7 +55,7 @@ class CallForm:
 
     names: frozenset[str] | None = None
     columns: tuple[str, ...] = ()
-    pictures: Mapping[str, str] = field(default_factory=dict)
+    image_arguments: Mapping[str, str] = field(default_factory=dict)
     tuples: frozenset[str] = frozenset()
     single: bool = False
     media_batching: MediaBatching = MediaBatching.EACH
@@ -103,7 +103,7 @@ class CallForm:
 
     def has_media(self, row: DenoisingRow) -> bool:
         """Whether a row has images or videos for the pipeline."""
-        return bool(self.pictures) or len(row.prompt.images) > 0 or len(row.prompt.videos) > 0
+        return bool(self.image_arguments) or len(row.prompt.images) > 0 or len(row.prompt.videos) > 0
 
     def row_arguments(self, row: DenoisingRow) -> frozenset[str]:
         """The optional arguments of a row: its columns that are not None, and its negative prompt.
@@ -151,21 +151,21 @@ class CallForm:
         """A row that may share a run with this one, with a different prompt and different images."""
         if self.has_media(row) and self.media_batching in (MediaBatching.SHARED, MediaBatching.ALONE):
             return row
-        return replace(row, prompt=contrasting_prompt(row.prompt, self.pictures, self.columns))
+        return replace(row, prompt=contrasting_prompt(row.prompt, self.image_arguments, self.columns))
 
     def _media(self, row: DenoisingRow) -> Mapping[str, Any]:
         return self.media_cache.media(row.prompt, self._opened) if self.has_media(row) else {}
 
     def _opened(self, prompt: Prompt) -> Mapping[str, Any]:
         image = next((name for name in IMAGE_ARGUMENTS if self.takes(name)), "image")
-        if duplicates := {image} & set(self.pictures) if len(prompt.images) > 0 else ():
+        if duplicates := {image} & set(self.image_arguments) if len(prompt.images) > 0 else ():
             raise ConfigError(
-                f"both the prompt's images and policy.pictures set the argument {sorted(duplicates)}; remove one of "
-                "the two"
+                f"both the prompt's images and policy.image_arguments set the argument {sorted(duplicates)}; remove "
+                "one of the two"
             )
-        for name in self.pictures.values():
-            _column(prompt, name, "pictures")
-        return load_media(prompt, image=image, columns=self.pictures)
+        for name in self.image_arguments.values():
+            _column(prompt, name, "image_arguments")
+        return load_media(prompt, image=image, columns=self.image_arguments)
 
     def _media_sizes(self, row: DenoisingRow) -> Any:
         return {name: media_sizes(item) for name, item in self._media(row).items()}
@@ -174,21 +174,23 @@ class CallForm:
         return ", ".join(sorted(self.names or ()))
 
 
-def form_of(call: Callable[..., Any], columns: Sequence[str], pictures: Mapping[str, str] | None = None) -> CallForm:
+def form_of(
+    call: Callable[..., Any], columns: Sequence[str], image_arguments: Mapping[str, str] | None = None
+) -> CallForm:
     """The ``CallForm`` of a pipeline's call.
 
     Raises ConfigError for a column or image argument that the call does not have; warns if it takes ``**kwargs``.
     """
-    pictures = pictures or {}
+    image_arguments = image_arguments or {}
     names, parameters = arguments_of(call), inspect.signature(call).parameters
-    for key, values in (("columns", columns), ("pictures", pictures)):
+    for key, values in (("columns", columns), ("image_arguments", image_arguments)):
         if unknown := sorted(set(values) - set(parameters if names is None else names)):
             message = f"policy.{key}: {unknown_arguments('the pipeline', unknown, names or parameters)}"
             if names is not None:
                 raise ConfigError(message)
             logger.warning("%s; it accepts other arguments, but may ignore them", message)
     tuples = frozenset(name for name, parameter in parameters.items() if _is_tuple(parameter))
-    return CallForm(names, tuple(columns), pictures, tuples)
+    return CallForm(names, tuple(columns), image_arguments, tuples)
 
 
 def _is_tuple(parameter: inspect.Parameter) -> bool:

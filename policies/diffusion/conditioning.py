@@ -109,13 +109,13 @@ def is_prompt_column(name: str, value: Any) -> bool:
 
 
 def contrasting_prompt(
-    prompt: Prompt, pictures: Mapping[str, str], columns: Sequence[str] = (), *, times: int = 2
+    prompt: Prompt, image_arguments: Mapping[str, str], columns: Sequence[str] = (), *, times: int = 2
 ) -> Prompt:
     """A prompt with other texts and media: repeated texts, and inverted images.
 
     Args:
         prompt: the original.
-        pictures: image arguments, with the columns that hold their images.
+        image_arguments: names of arguments, with the columns that hold their images.
         columns: columns that are arguments of the call; those that are prompts are repeated.
         times: repetitions of a text.
 
@@ -132,7 +132,7 @@ def contrasting_prompt(
         columns={
             **prompt.columns,
             **{name: _repeated(text, times) for name, text in texts.items()},
-            **{name: _negatives(prompt, name) for name in pictures.values()},
+            **{name: _negatives(prompt, name) for name in image_arguments.values()},
         },
     )
 

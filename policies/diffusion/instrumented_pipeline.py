@@ -54,7 +54,7 @@ class InstrumentedPipeline:
         *,
         copies: Callable[[], Mapping[str, Any]] = dict,
         columns: Sequence[str] = (),
-        pictures: Mapping[str, str] | None = None,
+        image_arguments: Mapping[str, str] | None = None,
         decode: DecodeSettings | None = None,
     ) -> None:
         """Wraps the pipeline.
@@ -67,7 +67,7 @@ class InstrumentedPipeline:
             encoder_cache: caches outputs of its frozen components.
             copies: returns the active replacements of denoisers, by component name (a frozen reference).
             columns: data columns that are arguments of its call.
-            pictures: image arguments of its call, with the data columns that hold their images.
+            image_arguments: further arguments of its call, with the data columns that hold their images.
             decode: memory-saving decoding; None: as the pipeline is configured.
         """
         self.pipeline = pipeline
@@ -84,7 +84,7 @@ class InstrumentedPipeline:
         self._verbosity: Callable[[], AbstractContextManager[None]] = nullcontext  # only the first run logs warnings
         self._loop_components: set[str] = set()  # components other than the denoisers that the loop calls
         self._call = inspect.unwrap(type(pipeline).__call__)  # without its no_grad
-        self.form = form_of(self._call, columns, pictures)
+        self.form = form_of(self._call, columns, image_arguments)
         self._stock_scheduler = pipeline.scheduler
         self._scheduler = self._recording(decisions)
         self._greedy_scheduler = self._scheduler if decisions is scheduler else self._recording(scheduler)

@@ -111,7 +111,7 @@ class BatchParity:
         """A row with a different, long prompt."""
         text, form = row.prompt.text, self.instrumented.form
         times = 1 + max(2, -(-LONG_PROMPT // max(len(text.split()), -(-len(text) // 4), 1)))
-        return replace(row, prompt=contrasting_prompt(row.prompt, form.pictures, form.columns, times=times))
+        return replace(row, prompt=contrasting_prompt(row.prompt, form.image_arguments, form.columns, times=times))
 
     def _compare(self, row: DenoisingRow, other: DenoisingRow, call: Mapping[str, Any]) -> str:
         """How a row's prediction changes in a batch with another; empty if by no more than rounding."""

@@ -146,7 +146,7 @@ class DenoisingPolicy(
             EncoderCache(settings.memo_bytes),
             copies=lambda: self.weights.active_copies,
             columns=settings.columns,
-            pictures=settings.pictures,
+            image_arguments=settings.image_arguments,
             decode=settings.decode,
         )
         if settings.lora is None and dtype != torch.float32:

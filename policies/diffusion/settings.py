@@ -235,7 +235,7 @@ class DenoisingSettings(BaseModel):
         gt=0,
         description="frames per second of saved videos; null: the call's frame_rate or fps, else 8",
     )
-    pictures: dict[str, str] = Field(
+    image_arguments: dict[str, str] = Field(
         default_factory=dict,
         description="further image arguments of the call, with the data columns that hold them: {mask_image: mask}; "
         "a column holds one image or a list, and prompts.image_columns sets their folder",

@@ -69,7 +69,7 @@ def require_arguments(pipeline_class: type, settings: DenoisingSettings) -> None
         "policy.call": settings.call,
         "policy.evaluation_call": settings.evaluation_call,
         "policy.columns": settings.columns,
-        "policy.pictures": settings.pictures,
+        "policy.image_arguments": settings.image_arguments,
         "policy.supervision.correction.call": correction.call if correction else (),
     }
     for section, arguments in sections.items():

@@ -162,7 +162,7 @@ def test_image_columns_set_further_arguments(tmp_path: Path, as_list: bool) -> N
     prompts = load_prompts(tmp_path / "rows.jsonl", image_columns=["where"])
     assert list(prompts[1].columns["where"]) == [str(tmp_path / "left.png")]
     without = ("image", "mask_image")
-    policy = policy_of("sd15-inpaint", without=without, pictures={"mask_image": "where"})
+    policy = policy_of("sd15-inpaint", without=without, image_arguments={"mask_image": "where"})
     rollout = policy.rollout(prompts, group_size=2, seed=SEED)
     assert policy._instrumented.form.media_batching is MediaBatching.EACH
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
@@ -187,7 +187,7 @@ def test_an_image_column_sets_the_ip_adapter(name: str, guided: bool) -> None:
         prompt = Prompt(TEXTS[row], columns={"style": _picture(style)} if style >= 0 else {})
         return list(by.rollout([prompt], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,))).samples)
 
-    conditioned = policy(pictures={"ip_adapter_image": "style"})
+    conditioned = policy(image_arguments={"ip_adapter_image": "style"})
     prompts = [Prompt(text, columns={"style": _picture(row)}) for row, text in enumerate(TEXTS)]
     rollout = conditioned.rollout(prompts, group_size=2, seed=SEED)
     assert conditioned._instrumented.form.media_batching is MediaBatching.SHARED  # a list is one of adapters
@@ -201,24 +201,24 @@ def test_an_image_column_sets_the_ip_adapter(name: str, guided: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pictures", "columns", "error", "message"),
+    ("image_arguments", "columns", "error", "message"),
     [
-        ({"mask": "where"}, {}, ConfigError, "policy.pictures: the call of .* has no argument mask"),
+        ({"mask": "where"}, {}, ConfigError, "policy.image_arguments: the call of .* has no argument mask"),
         ({"ip_adapter_image": "where"}, {"other": 1}, DataError, r"needs the column 'where'; .*\['other'"),
-        ({"image": "where"}, {"where": 1}, ConfigError, "policy.pictures set the argument .*'image'"),
+        ({"image": "where"}, {"where": 1}, ConfigError, "policy.image_arguments set the argument .*'image'"),
     ],
 )
 def test_invalid_image_settings_raise(
-    pictures: Mapping[str, str], columns: Mapping[str, Any], error: type[Exception], message: str
+    image_arguments: Mapping[str, str], columns: Mapping[str, Any], error: type[Exception], message: str
 ) -> None:
     prompt = Prompt("a red fox", images=(_picture(0),), columns=columns)
     with pytest.raises(error, match=message):
-        policy_of("flux-kontext", pictures=pictures).rollout([prompt], group_size=1, seed=SEED)
+        policy_of("flux-kontext", image_arguments=image_arguments).rollout([prompt], group_size=1, seed=SEED)
 
 
 def test_images_that_the_call_ignores_raise() -> None:
     with pytest.raises(ConfigError, match="has no argument ip_adapter_imag; ip_adapter_image for ip_adapter_imag"):
-        policy_of("sd15", pictures={"ip_adapter_imag": "where"})
+        policy_of("sd15", image_arguments={"ip_adapter_imag": "where"})
 
 
 def test_images_that_the_call_may_ignore_warn(caplog: pytest.LogCaptureFixture) -> None:
@@ -226,7 +226,7 @@ def test_images_that_the_call_may_ignore_warn(caplog: pytest.LogCaptureFixture) 
         return dict(prompt=prompt, **kwargs)
 
     form_of(passes_on, (), {"mask": "where"})
-    assert "policy.pictures: the call of the pipeline has no argument mask; it has" in caplog.text
+    assert "policy.image_arguments: the call of the pipeline has no argument mask; it has" in caplog.text
     assert caplog.text.rstrip().endswith("it accepts other arguments, but may ignore them")
 
 
