@@ -345,7 +345,7 @@ def _pass_rows(algorithm: Algorithm, settings: Mapping[str, Any] | None) -> Iter
     yield "evaluation", _evaluation_line(config, settings)
     watchdog = config.watchdog
     if watchdog is not None:
-        kinds = [kind for kind in get_args(AlertKind) if watchdog.limits[kind] is not None]
+        kinds = [kind for kind in get_args(AlertKind) if getattr(watchdog.limits, kind) is not None]
         stop = ", ".join(watchdog.stop) or "never"
         yield "watchdog", f"alerts for {', '.join(kinds)}; an alert stops the run: {stop}"
 

@@ -223,7 +223,7 @@ def hacking(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Itera
     Each changes by more than ``hacking`` times the largest standard deviation of its samples (times its mean, if all
     samples have the same value).
     """
-    margin, window = inputs.config.limits["hacking"], inputs.config.window
+    margin, window = inputs.config.limits.hacking, inputs.config.window
     recent = [line for line in lines if "trained/mean" in line][-window:]
     if margin is None or len(recent) < window:
         return
@@ -245,7 +245,7 @@ def hacking(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Itera
 
 def diversity(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
     """The members of a group become similar, or the entropy of the policy falls."""
-    share = inputs.config.limits["diversity"]
+    share = inputs.config.limits.diversity
     for key in DIVERSITY:
         ends = _ends(lines, key, inputs.config.window)
         if share is not None and ends is not None and ends[1] < share * ends[0]:
@@ -258,7 +258,7 @@ def diversity(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Ite
 
 def length(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
     """Answers become much longer or shorter, or have many more or fewer boxes."""
-    factor = inputs.config.limits["length"]
+    factor = inputs.config.limits.length
     for key, quantity in LENGTHS.items():
         ends = _ends(lines, key, inputs.config.window)
         if factor is not None and ends is not None and not ends[0] / factor <= ends[1] <= ends[0] * factor:
@@ -271,7 +271,7 @@ def length(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterat
 
 def grid(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
     """Images develop a regular pattern, measured by ``grid_artifacts``."""
-    limit = inputs.config.limits["grid"]
+    limit = inputs.config.limits.grid
     for key in (f"eval/{GRID}/mean", f"reward/{GRID}/mean"):
         ends = _ends(lines, key, inputs.config.window)
         if limit is not None and ends is not None and ends[1] - ends[0] > limit:
@@ -283,7 +283,7 @@ def grid(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator
 
 def dead_groups(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
     """Most groups have equal rewards, so that they give no gradient."""
-    limit, window = inputs.config.limits["dead_groups"], inputs.config.window
+    limit, window = inputs.config.limits.dead_groups, inputs.config.window
     values = _values(lines, "groups/zero_std_frac")[-window:]
     if limit is not None and len(values) == window and fmean(values) > limit:
         yield (
@@ -295,7 +295,7 @@ def dead_groups(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> I
 
 def on_policy_gap(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
     """The log-probabilities of the update differ from those of the rollout by more than the clip bound."""
-    factor, gap = inputs.config.limits["on_policy_gap"], lines[-1].get("policy/on_policy_gap")
+    factor, gap = inputs.config.limits.on_policy_gap, lines[-1].get("policy/on_policy_gap")
     bound = GAP_WITHOUT_CLIP if inputs.clip_bound is None else inputs.clip_bound
     if factor is not None and gap is not None and not gap <= factor * bound:
         yield (
@@ -306,7 +306,7 @@ def on_policy_gap(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) ->
 
 def no_effect(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
     """A mechanism changes no decision in any step of the newest window."""
-    limit, window = inputs.config.limits["no_effect"], inputs.config.window
+    limit, window = inputs.config.limits.no_effect, inputs.config.window
     if limit is None:
         return
     series = {key: _values(lines, key)[-window:] for key in lines[-1] if key.endswith(f"/{CHANGED_FRAC}")}
