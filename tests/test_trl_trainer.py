@@ -18,13 +18,15 @@ from transformers import (
     LlamaConfig,
     LlamaForSequenceClassification,
     MixtralConfig,
+    SchedulerType,
 )
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from mmgrpo.config.validating import set_value
 from mmgrpo.errors import ConfigError
 from mmgrpo.trl import GRPOConfig, GRPOTrainer
 from mmgrpo.trl.arguments import ARGUMENTS
-from mmgrpo.trl.run_values import TrainingData, differences, run_values
+from mmgrpo.trl.run_values import TrainingData, differences, log_interval, run_values
 from tests.tiny.causal_models import text
 from tests.tiny.language_models import make, save
 
@@ -35,7 +37,7 @@ DATA = TrainingData(num_prompts=64, is_conversational=True, has_tools=False)
 TINY: dict[str, Any] = {
     "use_cpu": True, "bf16": False, "max_completion_length": 12, "num_generations": 4, "max_steps": 2,
     "learning_rate": 1e-2, "shuffle_dataset": False, "save_strategy": "no", "gradient_checkpointing": False,
-    "temperature": 2.0, "logging_steps": 1, "adam_epsilon": 1e-4,
+    "temperature": 2.0, "adam_epsilon": 1e-4, "logging_steps": 1,
 }  # fmt: skip
 
 
@@ -132,7 +134,21 @@ def test_values_of_trl_are_those_of_the_run() -> None:
     [
         ({"loss_type": "cispo"}, "takes epsilon_high as the largest ratio"),
         ({"loss_type": "ppo"}, r"must be grpo, .*sapo or vespo"),
-        ({"loss_type": "sapo", "delta": 2.0}, "delta bounds the losses"),
+        (
+            {"loss_type": "sapo", "delta": 2.0},
+            "delta=2.0 has no effect with loss_type='sapo', only with 'grpo', 'bnpo'",
+        ),
+        ({"sapo_temperature_pos": 2.0}, "no effect with loss_type='dapo', only with 'sapo': leave it out"),
+        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "no effect with loss_type='vespo'"),
+        ({"use_bias_correction_kl": False}, r"no effect with beta=0\.0: leave it out"),
+        ({"max_steps": 5, "num_train_epochs": 1}, "num_train_epochs=1 has no effect with max_steps=5"),
+        ({"save_strategy": "no", "save_steps": 10}, "save_steps=10 has no effect with save_strategy='no'"),
+        ({"lr_scheduler_type": "constant", "warmup_steps": 3}, "only with 'constant_with_warmup', 'linear'"),
+        ({"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": False}, "scale_rewards='none' has no"),
+        ({"max_tool_calling_iterations": 2}, "needs tools or environment_factory"),
+        ({"model_init_kwargs": {"device_map": {"": 0}}}, "device_map must be 'auto' or None"),
+        ({"chat_template_kwargs": "[1]"}, "must be a JSON object"),
+        ({"save_strategy": "best"}, "must be 'no', 'steps' or 'epoch'"),
         ({"lr_scheduler_type": "polynomial"}, "is not supported; use constant"),
         ({"max_completion_length": None}, "max_completion_length must be set"),
         ({"sync_ref_model": True}, "needs beta above 0"),
@@ -145,6 +161,25 @@ def test_values_of_trl_are_those_of_the_run() -> None:
 def test_combinations_that_mmgrpo_does_not_have(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         values_of(**arguments)
+
+
+def test_intervals_of_logs() -> None:
+    """64 prompts in 8 generations of 4 updates."""
+    arguments: dict[str, Any] = {"num_generations": 4, "generation_batch_size": 32, "gradient_accumulation_steps": 1}
+    cases = [
+        ({}, 10),
+        ({"logging_steps": 0.25, "num_train_epochs": 1}, 8),
+        ({"logging_strategy": "epoch"}, 32),
+        ({"logging_strategy": IntervalStrategy.NO}, 0),
+    ]
+    intervals = [log_interval(GRPOConfig(**arguments, **values), DATA) for values, _ in cases]
+    assert intervals == [interval for _, interval in cases]
+
+
+def test_enumerations_of_transformers_are_their_values() -> None:
+    values = values_of(lr_scheduler_type=SchedulerType.COSINE, save_strategy=SaveStrategy.NO)
+    assert values["checkpoint"]["every"] is None
+    assert values["update"]["optimizer"]["schedule"]["name"] == "cosine"
 
 
 def test_differences_are_named() -> None:
@@ -272,7 +307,9 @@ def test_a_function_of_prompts_alone_is_called_as_trl_does(tmp_path: Path) -> No
 def test_models_are_saved_and_evaluated(tmp_path: Path) -> None:
     config = short(tmp_path / "out", eval_strategy="steps", eval_steps=1, num_generations_eval=2)
     trainer = GRPOTrainer(folder_of(tmp_path), length, config, ROWS, eval_dataset=ROWS.select([0]))
-    trainer.train()
+    output = trainer.train()
+    updates = [line for line in trainer.state.log_history if "loss" in line]
+    assert output.metrics == {**updates[-1], "train_loss": output.training_loss}
     trainer.save_model()
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert all(torch.equal(value, trainer.model.state_dict()[name]) for name, value in saved.state_dict().items())
@@ -361,10 +398,26 @@ def test_a_run_resumes_as_if_never_stopped(tmp_path: Path) -> None:
         ({"rollout_func": print}, "instead: an environment_factory"),
         ({"optimizers": (object(), None)}, "the optimizer is AdamW"),
         ({"train_dataset": [{"prompt": "a"}]}, r"must be a datasets\.Dataset, got list"),
+        ({"train_dataset": ROWS.select([])}, "train_dataset has no rows"),
+        (
+            {"args": {"logging_strategy": "step", "logging_steps": 10}},
+            "logging_strategy='step' must be 'no', 'steps' or 'epoch'",
+        ),
+        ({"args": {"eval_strategy": "epoch"}}, "eval_strategy='epoch' needs eval_dataset"),
+        (
+            {"model": make("llama")[0], "args": {"bf16": True}},
+            r"bf16=True has no effect on a loaded model of torch\.float32",
+        ),
+        (
+            {"model": make("llama")[0], "args": {"model_init_kwargs": {"dtype": "bfloat16"}}},
+            "has no effect on a loaded",
+        ),
         ({"reward_funcs": [length, length], "args": {"reward_weights": [1.0]}}, "1 numbers for 2 reward functions"),
     ],
 )
 def test_arguments_that_mmgrpo_does_not_have(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     args = short(tmp_path / "out", **arguments.pop("args", {}))
     with pytest.raises(ConfigError, match=message):
-        GRPOTrainer(folder_of(tmp_path), **{"reward_funcs": length, "args": args, "train_dataset": ROWS, **arguments})
+        GRPOTrainer(
+            **{"model": folder_of(tmp_path), "reward_funcs": length, "args": args, "train_dataset": ROWS, **arguments}
+        )

@@ -107,7 +107,7 @@ def named_rewards(rewards: Any) -> list[NamedReward]:
     if isinstance(rewards, Mapping):
         return [NamedReward(name, function) for name, function in rewards.items()]
     named = [
-        reward if isinstance(reward, NamedReward) else NamedReward(_function_name(reward), reward) for reward in rewards
+        reward if isinstance(reward, NamedReward) else NamedReward(function_name(reward), reward) for reward in rewards
     ]
     gate_order(
         [reward.name for reward in named],
@@ -126,7 +126,8 @@ def _declared(function: Any, trait: str, *, default: Any) -> Any:
     return getattr(function, trait, default)
 
 
-def _function_name(function: Any) -> str:
+def function_name(function: Any) -> str:
+    """The name of a function, of the one in a ``partial``, or of the class of a callable object."""
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", None) or type(function).__name__

@@ -1,7 +1,8 @@
 """The arguments of TRL's ``GRPOConfig``, each with its default, and its key of a run or the suggested replacement.
 
-An argument with a ``Key`` sets keys of a run, alone or together with others (``run_values``); a ``Fixed`` one takes the
-listed values only, and any other value is an error that names the replacement.
+An argument with a ``Key`` sets keys of a run, alone or together with others (``run_values``), and is an error where it
+would have no effect; a ``Fixed`` one takes the listed values only, and any other value is an error that names the
+replacement.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
+from enum import Enum
 from typing import Annotated, Any, final, get_type_hints
 
 from mmgrpo.errors import ConfigError
@@ -26,6 +28,9 @@ COMPILE = "overrides={'policy.compile': True}"
 PADDING = "leave it out: batches are padded to their longest row"
 ADAPTIVE = "a schedule of objective.entropy_bonus in overrides={'schedules': {...}}"
 
+CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+"""Losses with the clipped surrogate."""
+
 JSON_ARGUMENTS = ("model_init_kwargs", "chat_template_kwargs", "lr_scheduler_kwargs")
 """Arguments that may also be JSON texts."""
 
@@ -38,10 +43,12 @@ class Key:
     Attributes:
         keys: dotted keys of a run, or parts of the trainer.
         copied: whether the value of the key is that of the argument; otherwise it depends on other arguments too.
+        needs: another argument, and its values under which this one has an effect; without values: all but its default.
     """
 
     keys: str
     copied: bool = False
+    needs: tuple[Any, ...] = ()
 
 
 @final
@@ -95,7 +102,7 @@ class GRPOConfig:
     num_generations: Annotated[int, Key("rollout.group_size", copied=True)] = 8
     num_iterations: Annotated[int, Key("update.epochs", copied=True)] = 1
     max_steps: Annotated[int, Key("steps")] = -1
-    num_train_epochs: Annotated[float, Key("steps")] = 3.0
+    num_train_epochs: Annotated[float, Key("steps", needs=("max_steps", -1))] = 3.0
     auto_find_batch_size: Annotated[bool, Fixed("lower per_device_train_batch_size")] = False
     average_tokens_across_devices: Annotated[bool, Fixed("leave it out: means are over the rows of all processes")] = (
         True
@@ -150,21 +157,31 @@ class GRPOConfig:
 
     # Rewards and advantages
     reward_weights: Annotated[list[float] | None, Key("rewards[].weight")] = None
-    scale_rewards: Annotated[str, Key("advantage.scale")] = "group"
+    scale_rewards: Annotated[
+        str, Key("advantage.scale", needs=("multi_objective_aggregation", "sum_then_normalize"))
+    ] = "group"
     multi_objective_aggregation: Annotated[str, Key("advantage.scale")] = "sum_then_normalize"
 
     # Loss
     loss_type: Annotated[str, Key("objective.surrogate, objective.aggregate")] = "dapo"
-    epsilon: Annotated[float, Key("objective.surrogate.low")] = 0.2
-    epsilon_high: Annotated[float | None, Key("objective.surrogate.high")] = None
-    delta: Annotated[float | None, Key("objective.surrogate.delta")] = None
-    sapo_temperature_pos: Annotated[float, Key("objective.surrogate.positive_temperature")] = 1.0
-    sapo_temperature_neg: Annotated[float, Key("objective.surrogate.negative_temperature")] = 1.05
-    vespo_k_pos: Annotated[float, Key("objective.surrogate.positive_power")] = 2.0
-    vespo_lambda_pos: Annotated[float, Key("objective.surrogate.positive_decay")] = 3.0
-    vespo_k_neg: Annotated[float, Key("objective.surrogate.negative_power")] = 3.0
-    vespo_lambda_neg: Annotated[float, Key("objective.surrogate.negative_decay")] = 2.0
-    importance_sampling_level: Annotated[str, Key("objective.ratio_level")] = "token"
+    epsilon: Annotated[float, Key("objective.surrogate.low", needs=("loss_type", *CLIPPED))] = 0.2
+    epsilon_high: Annotated[float | None, Key("objective.surrogate.high", needs=("loss_type", *CLIPPED, "cispo"))] = (
+        None
+    )
+    delta: Annotated[float | None, Key("objective.surrogate.delta", needs=("loss_type", *CLIPPED))] = None
+    sapo_temperature_pos: Annotated[
+        float, Key("objective.surrogate.positive_temperature", needs=("loss_type", "sapo"))
+    ] = 1.0
+    sapo_temperature_neg: Annotated[
+        float, Key("objective.surrogate.negative_temperature", needs=("loss_type", "sapo"))
+    ] = 1.05
+    vespo_k_pos: Annotated[float, Key("objective.surrogate.positive_power", needs=("loss_type", "vespo"))] = 2.0
+    vespo_lambda_pos: Annotated[float, Key("objective.surrogate.positive_decay", needs=("loss_type", "vespo"))] = 3.0
+    vespo_k_neg: Annotated[float, Key("objective.surrogate.negative_power", needs=("loss_type", "vespo"))] = 3.0
+    vespo_lambda_neg: Annotated[float, Key("objective.surrogate.negative_decay", needs=("loss_type", "vespo"))] = 2.0
+    importance_sampling_level: Annotated[
+        str, Key("objective.ratio_level", needs=("loss_type", *CLIPPED, "cispo", "sapo"))
+    ] = "token"
     mask_truncated_completions: Annotated[bool, Key("objective.truncated")] = False
     top_entropy_quantile: Annotated[float, Key("objective.selections")] = 1.0
     off_policy_mask_threshold: Annotated[float | None, Key("objective.selections")] = None
@@ -175,10 +192,10 @@ class GRPOConfig:
     entropy_coef_delta: Annotated[float, Fixed(ADAPTIVE)] = 0.005
     entropy_target: Annotated[float, Fixed(ADAPTIVE)] = 0.2
     beta: Annotated[float, Key("objective.kl.beta, objective.kl.divergence")] = 0.0
-    use_bias_correction_kl: Annotated[bool, Key("objective.kl.ratio_level")] = True
+    use_bias_correction_kl: Annotated[bool, Key("objective.kl.ratio_level", needs=("beta",))] = True
     sync_ref_model: Annotated[bool, Key("update.reference")] = False
-    ref_model_mixup_alpha: Annotated[float, Key("update.reference.ema.decay")] = 0.6
-    ref_model_sync_steps: Annotated[int, Key("update.reference.ema.every")] = 512
+    ref_model_mixup_alpha: Annotated[float, Key("update.reference.ema.decay", needs=("sync_ref_model", True))] = 0.6
+    ref_model_sync_steps: Annotated[int, Key("update.reference.ema.every", needs=("sync_ref_model", True))] = 512
     label_smoothing_factor: Annotated[float, Fixed("leave it out: it is for supervised losses")] = 0.0
 
     # Optimizer
@@ -190,7 +207,13 @@ class GRPOConfig:
     max_grad_norm: Annotated[float | None, Key("update.optimizer.max_grad_norm")] = 1.0
     lr_scheduler_type: Annotated[str, Key("update.optimizer.schedule")] = "linear"
     lr_scheduler_kwargs: Annotated[dict | str | None, Key("update.optimizer.schedule.floor")] = None
-    warmup_steps: Annotated[float, Key("update.optimizer.schedule.warmup_steps")] = 0
+    warmup_steps: Annotated[
+        float,
+        Key(
+            "update.optimizer.schedule.warmup_steps",
+            needs=("lr_scheduler_type", "constant_with_warmup", "linear", "cosine", "cosine_with_min_lr"),
+        ),
+    ] = 0
     optim: Annotated[str, Fixed("leave it out: the optimizer is AdamW", "adamw_torch")] = "adamw_torch_fused"
     optim_args: Annotated[
         str | None, Fixed("leave it out: adam_beta1, adam_beta2, adam_epsilon and weight_decay apply")
@@ -256,7 +279,7 @@ class GRPOConfig:
 
     # Evaluation
     eval_strategy: Annotated[str, Key("evaluation.every")] = "no"
-    eval_steps: Annotated[float | None, Key("evaluation.every")] = None
+    eval_steps: Annotated[float | None, Key("evaluation.every", needs=("eval_strategy", "steps"))] = None
     num_generations_eval: Annotated[int | None, Key("evaluation.samples_per_prompt")] = None
     eval_on_start: Annotated[bool, Fixed("leave it out: a run with evaluations begins with an evaluation", True)] = (
         False
@@ -282,7 +305,7 @@ class GRPOConfig:
 
     # Checkpoints
     save_strategy: Annotated[str, Key("checkpoint.every")] = "steps"
-    save_steps: Annotated[float, Key("checkpoint.every")] = 500
+    save_steps: Annotated[float, Key("checkpoint.every", needs=("save_strategy", "steps"))] = 500
     save_total_limit: Annotated[int | None, Key("checkpoint.keep", copied=True)] = None
     save_only_model: Annotated[bool, Fixed("save_strategy='no' with save_model: a checkpoint has the full state")] = (
         False
@@ -294,9 +317,9 @@ class GRPOConfig:
 
     # Logs
     logging_strategy: Annotated[str, Key("trainer.state.log_history")] = "steps"
-    logging_steps: Annotated[float, Key("trainer.state.log_history")] = 10
+    logging_steps: Annotated[float, Key("trainer.state.log_history", needs=("logging_strategy", "steps"))] = 10
     report_to: Annotated[None | str | list[str], Key("runtime.trackers")] = "none"  # noqa: RUF036
-    project: Annotated[str, Key("runtime.project", copied=True)] = "huggingface"
+    project: Annotated[str, Key("runtime.project", copied=True, needs=("report_to",))] = "huggingface"
     run_name: Annotated[str | None, Key("about.name")] = None
     log_completions: Annotated[bool, Key("rollout.saved_groups")] = False
     num_completions_to_print: Annotated[int | None, Fixed(LOGS)] = None
@@ -331,11 +354,14 @@ class GRPOConfig:
         """
         for name in JSON_ARGUMENTS:  # of a command line
             if isinstance(value := getattr(self, name), str):
-                setattr(self, name, json.loads(value))
-        if wrong := list(_unsupported(self)):
-            raise ConfigError("; ".join(wrong))
+                setattr(self, name, _parsed(name, value))
+        for name in ARGUMENTS:  # transformers' enumerations
+            if isinstance(value := getattr(self, name), Enum):
+                setattr(self, name, value.value)
         self.output_dir = "trainer_output" if self.output_dir is None else self.output_dir
         self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        if wrong := list(_unsupported(self)):
+            raise ConfigError("; ".join(wrong))
         batch_size = self.per_device_train_batch_size * self.world_size
         if self.generation_batch_size is not None and self.steps_per_generation is not None:
             raise ConfigError("generation_batch_size and steps_per_generation are two forms of one number: set one")
@@ -369,9 +395,26 @@ ARGUMENTS: Mapping[str, Key | Fixed] = {
 
 
 def _unsupported(args: GRPOConfig) -> Iterator[str]:
-    """A message for each fixed argument with another value."""
+    """A message for each fixed argument with another value, and for each argument without an effect."""
     defaults = {field.name: field.default if field.default is not MISSING else [] for field in fields(args)}
     for name, note in ARGUMENTS.items():
         value = getattr(args, name)
         if isinstance(note, Fixed) and value not in (defaults[name], *note.others):
             yield f"{name}={value!r} is not supported; instead: {note.instead}"
+        if isinstance(note, Key) and note.needs and value != defaults[name]:
+            other, *values = note.needs
+            current = getattr(args, other)
+            if current not in values if values else current == defaults[other]:
+                where = f", only with {', '.join(map(repr, values))}" if values else ""
+                yield f"{name}={value!r} has no effect with {other}={current!r}{where}: leave it out"
+
+
+def _parsed(name: str, text: str) -> dict[str, Any]:
+    """The mapping of a JSON text. Raises ConfigError if it is none."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name}={text!r} must be a JSON object")
+    return value

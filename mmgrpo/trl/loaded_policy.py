@@ -16,7 +16,7 @@ from mmgrpo.config.registry import policy_class
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
 
-LOADING = ("model", "revision", "dtype", "attention")
+LOADING_SETTINGS = ("model", "revision", "dtype", "attention")
 """Settings that load a model."""
 
 UNUSED = ("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
@@ -50,7 +50,7 @@ def policy_of_model(
         return adapter(policy.model, processing_class, settings, weights=policy.weights)
     if processing_class is None:
         processing_class = AutoProcessor.from_pretrained(model.config._name_or_path, trust_remote_code=False)
-    live_settings = {name: value for name, value in settings.items() if name not in LOADING}
+    live_settings = {name: value for name, value in settings.items() if name not in LOADING_SETTINGS}
     return adapter(model.to(device), processing_class, live_settings)  # pyright: ignore[reportArgumentType]
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.trl.arguments import ARGUMENTS, GRPOConfig, Key
+from mmgrpo.trl.arguments import ARGUMENTS, CLIPPED, GRPOConfig, Key
 
 TOKEN_MEANS = ("bnpo", "cispo", "dapo", "vespo")
-CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
 TRACKERS = ("tensorboard", "wandb", "trackio")
-DTYPES = {"float32": "float32", "bfloat16": "bfloat16"}
+DTYPES = ("float32", "bfloat16")
 
 
 @final
@@ -93,6 +92,22 @@ def evaluation_values(args: GRPOConfig, data: TrainingData, source: str) -> dict
     }
 
 
+def log_interval(args: GRPOConfig, data: TrainingData) -> int:
+    """Updates per entry of the log history.
+
+    Args:
+        args: the arguments.
+        data: what they are applied to.
+
+    Returns:
+        The number; 0: no entries.
+
+    Raises:
+        ConfigError: as ``run_values``.
+    """
+    return _Steps.of(args, data).updates_between("logging_strategy", "logging_steps") or 0
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Steps:
@@ -154,19 +169,26 @@ class _Steps:
             )
         return math.ceil(self.args.num_train_epochs * self.per_epoch)
 
-    def between(self, strategy: str, interval: str) -> int | None:
-        """Steps between two events of a strategy, rounded up to complete steps; None: never."""
-        name, value = str(getattr(self.args, strategy)), getattr(self.args, interval)
-        name = name.rpartition(".")[2].lower()  # of transformers' enumerations
+    def updates_between(self, strategy: str, interval: str) -> int | None:
+        """Updates between two events of a strategy; None: never. Raises ConfigError for another strategy."""
+        name, value = getattr(self.args, strategy), getattr(self.args, interval)
         if name == "no":
             return None
         if name == "epoch":
-            return max(self.per_epoch or 1, 1)
+            if self.per_epoch is None:
+                raise ConfigError(f"{strategy}='epoch' needs train_dataset; without one, use 'steps'")
+            return max(self.per_epoch, 1) * self.updates
         if name != "steps":
             raise ConfigError(f"{strategy}={name!r} must be 'no', 'steps' or 'epoch'")
         value = self.args.logging_steps if value is None else value
-        updates = value if value >= 1 else value * self.total * self.updates
-        return max(math.ceil(updates / self.updates), 1)
+        if value <= 0:
+            raise ConfigError(f"{interval}={value} must be above 0; {strategy}='no' turns it off")
+        return math.ceil(value if value >= 1 else value * self.total * self.updates)
+
+    def between(self, strategy: str, interval: str) -> int | None:
+        """Steps between two events of a strategy, rounded up to complete steps; None: never."""
+        updates = self.updates_between(strategy, interval)
+        return None if updates is None else math.ceil(updates / self.updates)
 
 
 def _trackers(args: GRPOConfig) -> list[str]:
@@ -189,6 +211,10 @@ def _sampling(args: GRPOConfig, data: TrainingData) -> dict[str, Any]:
         "policy.rollout_batch": rows,
         "policy.dtype": "float32" if args.bf16 is False else "bfloat16",
     }
+    if args.max_tool_calling_iterations is not None and not data.has_tools:
+        raise ConfigError("max_tool_calling_iterations needs tools or environment_factory: leave it out")
+    if args.chat_template_kwargs and not data.is_conversational:
+        raise ConfigError("chat_template_kwargs needs prompts that are lists of messages: leave it out")
     if data.has_tools:  # a turn has a token or more, so that there are no more turns than tokens
         calls = args.max_tool_calling_iterations
         values["rollout.max_turns"] = args.max_completion_length if calls is None else calls + 1
@@ -197,11 +223,13 @@ def _sampling(args: GRPOConfig, data: TrainingData) -> dict[str, Any]:
 
 def _loading(args: GRPOConfig) -> dict[str, Any]:
     loading = dict(args.model_init_kwargs) if isinstance(args.model_init_kwargs, Mapping) else {}
-    dtype = str(loading.pop("dtype", loading.pop("torch_dtype", "float32"))).removeprefix("torch.")
+    dtype = str(loading.pop("dtype", "float32")).removeprefix("torch.")
     if dtype not in DTYPES:
         raise ConfigError(f"model_init_kwargs: dtype {dtype!r} is not supported; use float32 or bfloat16")
     keys = {"revision": "policy.revision", "attn_implementation": "policy.attention"}
-    if unknown := [name for name in loading if name not in (*keys, "device_map", "trust_remote_code")]:
+    if loading.pop("device_map", None) not in (None, "auto"):
+        raise ConfigError("model_init_kwargs: device_map must be 'auto' or None: accelerate places the model")
+    if unknown := [name for name in loading if name not in (*keys, "trust_remote_code")]:
         raise ConfigError(
             f"model_init_kwargs: {', '.join(unknown)} cannot be passed on; load the model, and pass it as model"
         )
@@ -238,8 +266,6 @@ def objective_values(args: GRPOConfig) -> dict[str, Any]:
     """
     if args.importance_sampling_level not in ("token", "sequence"):
         raise ConfigError(f"importance_sampling_level={args.importance_sampling_level!r} must be 'token' or 'sequence'")
-    if args.delta is not None and args.loss_type not in CLIPPED:
-        raise ConfigError(f"delta bounds the losses {', '.join(CLIPPED)}; leave it out for {args.loss_type!r}")
     level = args.importance_sampling_level
     selections: list[dict[str, Any]] = []
     if args.top_entropy_quantile < 1:
@@ -313,7 +339,7 @@ def _reference(args: GRPOConfig, steps: _Steps) -> dict[str, Any]:
 
 
 def _optimizer(args: GRPOConfig, steps: _Steps) -> dict[str, Any]:
-    name = str(args.lr_scheduler_type).rpartition(".")[2].lower()
+    name = args.lr_scheduler_type
     numbers = dict(args.lr_scheduler_kwargs) if isinstance(args.lr_scheduler_kwargs, Mapping) else {}
     floor = 0.0
     if name == "cosine_with_min_lr":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +23,15 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.runs.adapter_files import copy_adapters, has_adapters
 from mmgrpo.runs.checkpoint import list_checkpoints
 from mmgrpo.scoring import NamedReward
+from mmgrpo.scoring.named_rewards import function_name
 from mmgrpo.scoring.trl_form import TrlReward
 from mmgrpo.training.build import build_rewards, exchange_plan
-from mmgrpo.training.evaluation import HeldOut, evaluate
+from mmgrpo.training.evaluation import EvaluationResult, HeldOut, evaluate
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.trl.arguments import GRPOConfig
 from mmgrpo.trl.loaded_policy import lora_settings, model_config, policy_of_model
 from mmgrpo.trl.log_history import log_history
-from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, run_values
+from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, log_interval, run_values
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -106,12 +108,15 @@ class GRPOTrainer:
             is_conversational=train_dataset is None or not isinstance(train_dataset[0].get("prompt"), str),
             has_tools=bool(tools) or environment_factory is not None,
         )
+        _require_loading_arguments(model, self.args)
         _require_no_balancing_loss(model_config(model), self.args)
         values = {**run_values(self.args, data), **_policy_values(model, peft_config)}
         self._config, self._settings = _config_of(values, model)
-        self._data = data
+        self._data, self._log_interval = data, log_interval(self.args, data)
         self._evaluation = None if eval_dataset is None else self._evaluation_of(eval_dataset)
-        if self._evaluation is not None and str(self.args.eval_strategy) != "no":
+        if self.args.eval_strategy != "no":
+            if self._evaluation is None:
+                raise ConfigError(f"eval_strategy={self.args.eval_strategy!r} needs eval_dataset")
             self._config = _with_evaluation(self._config, self._evaluation)
         for note in differences(self.args, data):
             logger.warning("unlike TRL: %s", note)
@@ -151,8 +156,8 @@ class GRPOTrainer:
             global_step=step * updates,
             max_steps=total * updates,
             epoch=step / per_epoch if per_epoch else 0.0,
-            num_train_epochs=int(total / per_epoch) if per_epoch else 0,
-            log_history=self._log_history(),
+            num_train_epochs=math.ceil(total / per_epoch) if per_epoch else 0,
+            log_history=self._log_history(self._log_interval),
             is_world_process_zero=self.trainer.job.is_main,
         )
 
@@ -163,7 +168,7 @@ class GRPOTrainer:
             resume_from_checkpoint: a run folder or a checkpoint; True: the newest run in ``output_dir``.
 
         Returns:
-            Number of updates, mean loss, and the means of the metrics of the last step.
+            Number of updates, mean loss, and the metrics of the last update.
 
         Raises:
             ConfigError: there is no run to resume from.
@@ -172,10 +177,9 @@ class GRPOTrainer:
             path = _newest_run(Path(self._config.output)) if resume_from_checkpoint is True else resume_from_checkpoint
             self.trainer = self._new_trainer(self.trainer.policy, resume=path)
         self.trainer.train()
-        lines = self._log_history(every=1)
-        losses = [line["loss"] for line in lines if "loss" in line]
-        mean = sum(losses) / len(losses) if losses else 0.0
-        return TrainOutput(self.state.global_step, mean, {**(lines[-1] if lines else {}), "train_loss": mean})
+        updates = [line for line in self._log_history(every=1) if "loss" in line]
+        mean = sum(line["loss"] for line in updates) / max(len(updates), 1)
+        return TrainOutput(self.state.global_step, mean, {**(updates[-1] if updates else {}), "train_loss": mean})
 
     def evaluate(self, eval_dataset: Dataset | None = None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Samples answers to held-out prompts and scores them.
@@ -185,7 +189,7 @@ class GRPOTrainer:
             metric_key_prefix: begins the names of the metrics.
 
         Returns:
-            The means of the combined reward and of each reward, on the main process.
+            The means of the combined reward and of each reward.
 
         Raises:
             ConfigError: there is no ``eval_dataset``.
@@ -199,16 +203,7 @@ class GRPOTrainer:
         with trainer.job.gathered_for_rollout(config.runtime):
             prompts, scorer, plan = held_out.prompts, held_out.scorer, exchange_plan(config)
             result = evaluate(trainer.policy, prompts, scorer, config.held_out, trainer.job, plan=plan)
-        if result is None:
-            return {}
-        scores, valid_BR = result.scores, result.scores.valid_BR
-        total_B = (scores.value_BR * scores.weight_R * valid_BR).sum(1)[valid_BR.any(1)]
-        means = {
-            f"{metric_key_prefix}_rewards/{name.removeprefix('eval/')}": value
-            for name, value in result.metrics().items()
-            if name.startswith("eval/")
-        }
-        return {f"{metric_key_prefix}_reward": float(total_B.mean()), **means}
+        return trainer.job.gather_processes(None if result is None else _means(result, metric_key_prefix))[0] or {}
 
     def save_model(self, output_dir: str | Path | None = None) -> None:
         """Writes the model, or its adapters in the format of peft, and the tokenizer or processor.
@@ -248,10 +243,9 @@ class GRPOTrainer:
     def _new_trainer(self, policy: Any, resume: str | Path | None = None) -> Trainer:
         return Trainer(policy, config=self._config, accelerator=self._accelerator, resume=resume, **self._arguments)
 
-    def _log_history(self, every: int | None = None) -> list[dict[str, float]]:
+    def _log_history(self, every: int) -> list[dict[str, float]]:
         if not self.trainer.step:
             return []
-        every = every or (int(self.args.logging_steps) if str(self.args.logging_strategy) == "steps" else 0)
         folder = self.trainer.folder
         updates = self.trainer.config.update.num_updates
         return log_history(folder.lines("metrics.jsonl"), folder.lines("evaluation.jsonl"), updates, every)
@@ -272,6 +266,21 @@ def _require_dataset(name: str, dataset: Any) -> None:
         )
     if isinstance(dataset, Mapping):
         raise ConfigError(f"{name} must be one dataset, got {', '.join(dataset)}; pass one split")
+    if dataset is not None and not len(dataset):
+        raise ConfigError(f"{name} has no rows")
+
+
+def _require_loading_arguments(model: str | PreTrainedModel, args: GRPOConfig) -> None:
+    """Raises ConfigError if arguments that load a model have no effect on a loaded one."""
+    if isinstance(model, str):
+        return
+    if args.model_init_kwargs:
+        raise ConfigError("model_init_kwargs has no effect on a loaded model: load it with them, or pass its path")
+    if args.bf16 and model.dtype != torch.bfloat16:
+        raise ConfigError(
+            f"bf16=True has no effect on a loaded model of {model.dtype}: pass its path, or load it with "
+            "dtype=torch.bfloat16"
+        )
 
 
 def _require_no_balancing_loss(config: Any, args: GRPOConfig) -> None:
@@ -307,6 +316,17 @@ def _config_of(values: Mapping[str, Any], model: str | PreTrainedModel) -> tuple
 
 def _with_evaluation(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     return validated({**config.model_dump(exclude_unset=True), "evaluation": dict(values)})
+
+
+def _means(result: EvaluationResult, prefix: str) -> dict[str, float]:
+    scores, valid_BR = result.scores, result.scores.valid_BR
+    total_B = (scores.value_BR * scores.weight_R * valid_BR).sum(1)[valid_BR.any(1)]
+    means = {
+        f"{prefix}_rewards/{name.removeprefix('eval/')}": value
+        for name, value in result.metrics().items()
+        if name.startswith("eval/")
+    }
+    return {f"{prefix}_reward": float(total_B.mean()), **means}
 
 
 def _stored(dataset: Dataset, output: Path) -> str:
@@ -345,5 +365,4 @@ def _reward(function: Any, weight: float, state: Callable[[], TrainerState]) -> 
         return build_rewards([RewardConfig.model_validate({**values, "label": label, "weight": weight})])[0]
     if isinstance(function, torch.nn.Module):
         raise ConfigError("a reward model is passed by its path or hub id, or as a function that calls it")
-    name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", None)
-    return NamedReward(name or type(function).__name__, TrlReward(function, state), weight=weight)
+    return NamedReward(function_name(function), TrlReward(function, state), weight=weight)
