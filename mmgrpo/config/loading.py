@@ -17,7 +17,7 @@ from mmgrpo.config.parts import runs_of, tasks_of
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import at
 from mmgrpo.config.tasks import inherited_keys
-from mmgrpo.config.validating import set_value, typed
+from mmgrpo.config.validating import set_value, spelled_out, typed
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.entry_points import entry_point_targets
 from mmgrpo.system.folders import CONFIGS
@@ -362,12 +362,14 @@ def _task(values: Any, path: Path, below: Callable[[Sequence[str]], dict[str, An
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """``above`` over ``below``: mappings merge key by key; two mappings of different ``name`` are different things, and
-    the upper one replaces the lower; a bare name is a mapping of its name alone. ``about`` is always merged: its name
-    is that of the run."""
+    the upper one replaces the lower; a bare name is a mapping of its name alone, so that it keeps settings below of
+    the same function and takes those above. ``about`` is always merged: its name is that of the run."""
     return {**below, **{key: _merged_value(key, below.get(key), value) for key, value in above.items()}}
 
 
 def _merged_value(key: str, old: Any, value: Any) -> Any:
+    if isinstance(old, str) and isinstance(value, dict):
+        old = spelled_out(key, old)
     if not isinstance(old, dict):
         return value
     if isinstance(value, dict):

@@ -13,10 +13,8 @@ from pydantic import BaseModel, ValidationError
 from mmgrpo.config import IN_ORDER, TOGETHER, RunConfig
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.renamed import REMOVED, renamed_key, renamed_value
+from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError, UnknownNameError
-
-NAMED = ("policy", "window", "tree", "scale", "combine", "surrogate", "bound", "aggregate", "examples")
-"""Keys that accept a bare name, to which an override of a number is added."""
 
 MAX_NAMED = 8
 """Wrong keys that one message explains."""
@@ -85,6 +83,9 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
                 "policy.name: no kind of policy is named (denoising, language, ...); name it, policy: {name: language, "
                 "...}, or include a model before the file: include: [models/NAME, ...]"
             )
+        elif location[-1:] == ["name"] and problem["type"] == "missing" and _is_function(model, location[:-1]):
+            settings = ", ".join(map(str, problem["input"]))
+            lines.append(f"{where} is missing: write the name of the function next to its settings ({settings})")
         else:
             lines.append(f"{where or 'configuration'}: {_plain_message(problem, where)}")
     more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []
@@ -147,19 +148,28 @@ def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[Bas
     return model
 
 
+def _is_function(model: type[BaseModel], location: Sequence[str | int]) -> bool:
+    """Whether the value at a location is a function with its settings."""
+    kind = _model_at(model, location)
+    return kind is not None and issubclass(kind, Named)
+
+
 def _types_in(annotation: Any) -> list[Any]:
     arguments = typing.get_args(annotation)
     return [annotation] if not arguments else [kind for argument in arguments for kind in _types_in(argument)]
+
+
+def spelled_out(key: str, text: str) -> dict[str, Any]:
+    """The mapping that a text is short for: the source of prompts, or the name of a function without settings."""
+    return {"source" if key == "prompts" else "name": text}
 
 
 def set_value(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """Sets a value at the parts of a dotted key. Raises UnknownNameError for one inside a list."""
     for part in path[:-1]:
         inner = values.get(part)
-        if isinstance(inner, str) and part in NAMED:
-            inner = {"name": inner}
-        elif isinstance(inner, str) and part == "prompts":
-            inner = {"source": inner}
+        if isinstance(inner, str):
+            inner = spelled_out(part, inner)
         if isinstance(inner, list) and path[path.index(part) + 1].isdigit():
             raise UnknownNameError(f"cannot override inside the list {part!r}; set the complete list: {part}=[...]")
         values[part] = dict(inner) if isinstance(inner, dict) else {}

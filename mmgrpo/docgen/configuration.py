@@ -42,9 +42,10 @@ PREAMBLE = """# Configuration
 
 A configuration is YAML. `include:` merges base files in order, each a path (relative to the file, or to the working
 directory) or a shipped name such as `methods/flow-grpo`; the file itself overrides them, and `a.b=c` on the command
-line overrides both. Mappings merge key by key, but a mapping with another `name` replaces the earlier one; all other
-values are replaced, and `a.b=null` clears a key. A run or a model is merged before the methods of the same `include:`,
-and a list that drops functions of a method raises an error; rewards of a method are added to `rewards`
+line overrides both. Mappings merge key by key, but a mapping with another `name` replaces the earlier one; a bare name
+merges as a mapping of that name, so `scale: group` keeps the settings of an included `{name: group, eps: 1.0e-6}`. All
+other values are replaced, and `a.b=null` clears a key. A run or a model is merged before the methods of the same
+`include:`, and a list that drops functions of a method raises an error; rewards of a method are added to `rewards`
 ([methods](../how-to/methods.md)). An unknown key is an error that names the nearest one. `use_paper_hparams: true`, or
 `use_paper_hparams=true`, applies the published scale of the included methods.
 

@@ -14,6 +14,7 @@ import yaml
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config, merge
+from mmgrpo.config.sections import at
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.advantage_inputs import require_advantages
 from mmgrpo.explain.method_settings import method_rows
@@ -238,6 +239,30 @@ def test_bare_name_keeps_the_settings_of_the_same_function() -> None:
     below = {"advantage": {"scale": {"name": "group", "eps": 1e-6}, "clamp": 5.0}}
     assert merge(below, {"advantage": {"scale": "group"}}) == below
     assert merge(below, {"advantage": {"scale": "raw"}})["advantage"] == {"scale": "raw", "clamp": 5.0}
+
+
+def test_settings_are_merged_with_a_bare_name_below() -> None:
+    below = {"advantage": {"scale": "group"}, "prompts": "rows.jsonl"}
+    assert merge(below, {"advantage": {"scale": {"eps": 1e-6}}, "prompts": {"limit": 2}}) == {
+        "advantage": {"scale": {"name": "group", "eps": 1e-6}},
+        "prompts": {"source": "rows.jsonl", "limit": 2},
+    }
+    assert merge(below, {"advantage": {"scale": {"name": "raw"}}})["advantage"] == {"scale": {"name": "raw"}}
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("update.optimizer.schedule", "cosine"), ("advantage.critic.loss", "returns"), ("rollout.strategy", "refill")],
+)
+def test_setting_of_a_bare_name_is_overridden(key: str, name: str) -> None:
+    config = load_config("methods/gspo", {key: name, f"{key}.setting": 3})
+    assert at(config.model_dump(), key) == {"name": name, "setting": 3}
+
+
+def test_settings_without_a_function_raise() -> None:
+    message = r"schedule\.name is missing: write the name of the function next to its settings \(floor, warmup_steps\)"
+    with pytest.raises(ConfigError, match=message):
+        load_config("methods/gspo", {"update.optimizer.schedule": {"floor": 0.1, "warmup_steps": 3}})
 
 
 def test_metadata_of_runs_of_two_names_is_merged() -> None:
