@@ -65,7 +65,7 @@ from mmgrpo.policy import Policy, SupportsWindows
 from mmgrpo.splits import Split
 from mmgrpo.system.lazy import torch
 from mmgrpo.types import Prompt
-from mmgrpo.values import OLD, REFERENCE, Value
+from mmgrpo.values import OLD, Value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -352,8 +352,8 @@ class Algorithm:
         return tuple(self.tree(policy.num_decisions, self.config.rollout.group_size))
 
     def views_read(self) -> dict[str, str]:
-        """The views that a run may evaluate besides those of the current weights, at any weight, each with a key that
-        names it.
+        """The views that a run may evaluate besides those of the current weights, at any weight, and the reference if
+        it may be read, each with a key that names it.
 
         Raises ConfigError for terms that cannot be bound.
         """
@@ -364,7 +364,7 @@ class Algorithm:
         readers += [("advantage.filters", part) for part in self.advantages.filters]
         readers += [("objective.modulations", modulation) for modulation in self.objective.modulations]
         named = [(value.view, key) for key, reader in readers for value in reader.values]
-        return {view: key for view, key in named if view is not None and view not in (OLD, REFERENCE)}
+        return {view: key for view, key in named if view is not None and view != OLD}
 
     def prompt_stream(
         self, prompts: Sequence[Prompt], check: Callable[[Prompt], None] = lambda prompt: None

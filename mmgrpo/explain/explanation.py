@@ -360,6 +360,8 @@ def _reference_line(algorithm: Algorithm) -> str:
         return f"a pass with each pass of the policy, for {', '.join(reading)}"
     if config.advantage.kl.beta > 0:
         return "a pass after the rollout with one of the policy: advantage.kl.beta > 0"
+    if REFERENCE in algorithm.strategy.weights:
+        return f"no pass: {config.rollout.strategy.name} samples with it"
     return "no pass: objective.kl.beta is 0"
 
 

@@ -21,6 +21,7 @@ from mmgrpo.explain.measured_passes import cache_file, read_passes, write_passes
 from mmgrpo.explain.memory_meter import Passes, passes_of
 from mmgrpo.explain.operator_times import MachineSpeed, optimizer_work
 from mmgrpo.explain.resident_memory import ResidentMemory, block_sizes, gathered_bytes, resident_memory, trained_sizes
+from mmgrpo.explain.view_passes import reads_reference
 from mmgrpo.outline import Outline
 from mmgrpo.system.targets import is_python_target
 from mmgrpo.values import REFERENCE
@@ -219,8 +220,7 @@ def plan_processes(
     group_size = config.rollout.group_size
     num_rows = ceil(config.rollout.prompts_per_step / num_processes) * group_size
     policy_outline = outline(settings, prompt_tokens=prompt_tokens, group_size=group_size, num_rows=num_rows)
-    reads = config.advantage.kl.beta > 0 or REFERENCE in Algorithm.of(config).objective.views
-    copies = int(reads and settings.lora is None)
+    copies = int(settings.lora is None and reads_reference(Algorithm.of(config)))
     return ProcessPlan(
         config=config,
         outline=policy_outline,

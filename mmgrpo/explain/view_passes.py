@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig, ViewConfig
+from mmgrpo.config.schedules import steps_of_change
 from mmgrpo.config.views import MOVING
+from mmgrpo.memory import Memory
+from mmgrpo.values import REFERENCE
 
 
 def view_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     """A row per view that is read; named weights are views without a section."""
     through = algorithm.objective.through
-    for name in sorted(algorithm.views_read()):
+    for name in sorted(algorithm.views_read().keys() - {REFERENCE}):
         section = algorithm.config.objective.views.get(name)
         weights = "the saved weights of that name" if section is None else _view_text(section)
         with_grad = ", and one with gradient" if name in through else ""
@@ -22,6 +25,34 @@ def view_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
 def frozen_views(config: RunConfig) -> frozenset[str]:
     """The views that are evaluated once per rollout, before its first update."""
     return frozenset(name for name, section in config.objective.views.items() if not _is_moving(section))
+
+
+def reads_reference(algorithm: Algorithm) -> bool:
+    """Whether a step of a run may read the reference, sample with it or move it, at any weight.
+
+    Args:
+        algorithm: of the run.
+
+    Returns:
+        Whether one may, with the values of any schedule.
+
+    Raises:
+        ConfigError: as ``Algorithm.at`` and ``Algorithm.views_read``.
+    """
+    changes = {step for named in algorithm.config.schedules.values() for step in steps_of_change(named)}
+    is_scheduled = any(key.endswith(".kl.beta") for key in algorithm.course.keys)
+    return is_scheduled or any(_step_reads_reference(algorithm.at(step, Memory())) for step in sorted({0, *changes}))
+
+
+def _step_reads_reference(algorithm: Algorithm) -> bool:
+    config = algorithm.config
+    return (
+        config.update.reference is not None
+        or config.advantage.kl.beta > 0
+        or REFERENCE in algorithm.strategy.weights
+        or REFERENCE in algorithm.views_read()
+        or any(view.weights == REFERENCE for view in config.objective.views.values())
+    )
 
 
 def _view_text(section: ViewConfig) -> str:

@@ -276,7 +276,7 @@ def build_views(
         for name, view in config.objective.views.items()
     }
     for name, where in algorithm.views_read().items():
-        if name not in views and not _has_weights(policy, name):
+        if name not in (*views, REFERENCE) and not _has_weights(policy, name):
             raise ConfigError(
                 f"{where} reads the view {name!r}, which is not defined: define it under views:"
                 f"{suggestion(name, [*views, REFERENCE])}"
@@ -358,6 +358,21 @@ def _view(
         )
     weights = view.weights
     return View(name=name, using=lambda: policy.weights.using(weights), prompt_template=prompt_template)
+
+
+def require_weights(algorithm: Algorithm, policy: Policy) -> None:
+    """Raises ConfigError for weights that the strategy samples with and that the policy does not have."""
+    for name in algorithm.strategy.weights:
+        if not isinstance(policy, SupportsNamedWeights):
+            raise ConfigError(
+                f"rollout.strategy samples with the weights {name!r}, but {type(policy).__name__} does not support "
+                "named weights: use another strategy"
+            )
+        if name != REFERENCE and not _has_weights(policy, name):
+            raise ConfigError(
+                f"rollout.strategy: no weights are kept under {name!r}{suggestion(name, [REFERENCE])}; set weights: "
+                f"{REFERENCE}, or store them with policy.weights.store({name!r}) before the run"
+            )
 
 
 def _has_weights(policy: Policy, name: str) -> bool:

@@ -18,7 +18,15 @@ from mmgrpo.policy import Policy
 from mmgrpo.runs.progress import WarmupStep
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.training.auxiliary import Auxiliaries
-from mmgrpo.training.build import build_critic, build_rewards, build_views, optimizer_of, plan_at, require_images
+from mmgrpo.training.build import (
+    build_critic,
+    build_rewards,
+    build_views,
+    optimizer_of,
+    plan_at,
+    require_images,
+    require_weights,
+)
 from mmgrpo.training.critic import CriticTrainer
 from mmgrpo.training.optimizer import Average, GuardedOptimizer, ensure_reference, require_movable
 from mmgrpo.training.supervision import Warmup, warmup_of
@@ -98,6 +106,7 @@ class Components:
         step_rewards.apply_schedules(algorithm.at(0, Memory()))
         job.local_share(range(config.rollout.prompts_per_step), "rollout.prompts_per_step")
         require_movable(policy, config.update.reference)
+        require_weights(algorithm, policy)
         require_advantages(algorithm)
         plan_at(algorithm, policy, 0)
         loss = algorithm.advantages.critic_loss
@@ -125,7 +134,7 @@ class Components:
 
     def start(self) -> None:
         """Makes the current weights the reference, and the first weights of the average."""
-        ensure_reference(self.policy, self.algorithm.at(0, Memory()))
+        ensure_reference(self.policy, self.algorithm)
         if self.average:
             self.average.restart()
 

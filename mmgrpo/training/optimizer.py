@@ -27,6 +27,7 @@ from mmgrpo.distributed.parameter_shards import (
     slice_for_shard,
 )
 from mmgrpo.errors import ConfigError, NonFiniteError
+from mmgrpo.explain.view_passes import reads_reference
 from mmgrpo.policy import Policy, SupportsNamedWeights
 from mmgrpo.training.update_hooks import UpdateHook
 from mmgrpo.values import REFERENCE
@@ -305,10 +306,7 @@ def move_reference(policy: Policy, config: ReferenceConfig | None, step: int, op
 
 
 def ensure_reference(policy: Policy, algorithm: Algorithm) -> None:
-    """Has a full fine-tune copy its weights before the first update, if a later step may read the reference."""
-    config = algorithm.config
-    is_viewed = any(view.weights == REFERENCE for view in config.objective.views.values())
-    moves = any(key.endswith(".kl.beta") for key in algorithm.course.keys)
-    if config.update.reference is not None or moves or is_viewed:
+    """Has a full fine-tune copy its weights before the first update, if a step may read the reference."""
+    if reads_reference(algorithm):
         with policy.reference():
             pass

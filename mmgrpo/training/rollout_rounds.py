@@ -145,6 +145,7 @@ def collect_rollouts(
     pending_rounds: list[PendingSamples] = []
     values = plan.values if strategy.places is None else tuple(dict.fromkeys((*plan.values, *strategy.places.values)))
     while requests := tuple(strategy.ask(rounds, setting)):
+        _require_declared(requests, strategy)
         root_of.update(_roots(requests, owner, root_of))
         owner.update({prompt: owner[root] for prompt, root in root_of.items()})
         _assign(requests, owner, loads)
@@ -202,6 +203,15 @@ def collect_rollouts(
         num_unshown=sum(_num_unshown(each) for each in rounds),
         root_of=root_of,
     )
+
+
+def _require_declared(requests: Sequence[Request], strategy: Strategy) -> None:
+    names = {request.weights for request in requests} - {None, *strategy.weights}
+    if undeclared := names - ({FORGETTING} if strategy.forgetting else set()):
+        raise ConfigError(
+            f"the strategy samples with weights that it does not declare: {', '.join(sorted(map(str, undeclared)))}; "
+            "name them in Strategy.weights, so that they are stored before the first update"
+        )
 
 
 def _roots(requests: Sequence[Request], existing: Collection[int], root_of: Mapping[int, int]) -> dict[int, int]:

@@ -16,7 +16,7 @@ from mmgrpo import Plan, Sample, Trainer
 from mmgrpo.data.history import History
 from mmgrpo.data.prompt_templates import after_answers
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import Request, fixed
+from mmgrpo.maths.strategies import Request, Strategy, fixed
 from mmgrpo.maths.strategies.chain_stages import stages
 from mmgrpo.methods.strategies.delethink import carried_over
 from mmgrpo.training.rollout_rounds import Rollouts, _assign, _roots
@@ -229,6 +229,35 @@ def test_runs_train_and_resume_from_a_checkpoint(kind: str, tmp_path: Path) -> N
     lines = [json.loads(line) for line in (uninterrupted.folder.path / "metrics.jsonl").read_text().splitlines()]
     assert [line["rollout/rounds"] for line in lines] == [3, 3]
     assert all(line["policy/on_policy_gap"] < 1e-4 and line["optimizer/grad_norm"] > 0 for line in lines)
+
+
+def weighted_stage(weights: str) -> dict[str, Any]:
+    """Settings of a run whose variants, of rows that there are none of, are sampled with other weights."""
+    rollout = METHODS["proposed"]["rollout"]
+    stage = {**VARIANT, "right": 2.0, "weights": weights}
+    strategy = {"name": "stages", "then": [stage, POSED]}
+    return {"steps": 1, "rollout": {"prompts_per_step": 2, "group_size": 2, **rollout, "strategy": strategy}}
+
+
+def test_a_stage_that_samples_with_the_reference_has_the_weights_before_the_first_step(tmp_path: Path) -> None:
+    start = [parameter.detach().clone() for parameter in policy_of("llama", max_new_tokens=12).trainable]
+    policy: Any = run(tmp_path, "proposed", changes=weighted_stage("reference")).policy
+    with policy.reference():
+        (reference,) = policy.weights.active_copies.values()
+    assert all(map(torch.equal, reference.parameters(), start))
+    assert not all(map(torch.equal, policy.trainable, start))
+
+
+def test_a_stage_with_weights_that_are_not_stored_raises_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no weights are kept under 'best'.*store\('best'\) before the run"):
+        run(tmp_path, "proposed", changes=weighted_stage("best"))
+    assert not list(tmp_path.glob("*/metrics.jsonl"))
+
+
+def test_weights_that_a_strategy_does_not_declare_raise() -> None:
+    strategy = Strategy(ask=lambda rounds, setting: (Request(prompt=0, members=(0,), weights="reference"),))
+    with pytest.raises(ConfigError, match="does not declare: reference"):
+        gathered(strategy, first_is_right)
 
 
 def test_stages_without_rows_do_not_change_a_step() -> None:

@@ -13,6 +13,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import dump_config, validated
 from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
+from mmgrpo.explain.view_passes import reads_reference
 from mmgrpo.memory import Memory
 from mmgrpo.system.yamls import parse_yaml
 from mmgrpo.training.build import build_rewards
@@ -24,6 +25,16 @@ ASCENT = {"target": 0.8, "rate": 0.5}
 KL_ASCENT = {"name": "dual_ascent", "metric": "policy/kl_mean", "target": 0.1, "rate": -1}
 SHORT = {"name": "overlong", "label": "short", "max_length": 4, "margin": 1}
 KL = {"objective.kl.beta": {"name": "linear", "start": 0, "end": 0.04, "steps": 100}}
+
+CROSS_POLICY = {"name": "cross_policy", "weights": "reference"}
+LATER = {"name": "step", "values": [0.0, 1.0], "at": [2]}
+PREFERENCE = {
+    "name": "preference",
+    "weight": 0.0,
+    "pairs": "extremes",
+    "score_by": "sum_log_ratio",
+    "against": "reference",
+}
 
 
 def fixed(value: Any) -> dict[str, Any]:
@@ -256,6 +267,21 @@ class TestStepRewards:
         config = config_of(schedules={"rewards.other.weight": fixed(1)})
         with pytest.raises(ConfigError, match="no reward 'other', known are short"):
             StepRewards(build_rewards(config_of(rewards=[SHORT]).rewards), Algorithm.of(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False),
+        ({"schedules": KL}, True),
+        ({"schedules": {"rollout.strategy": {"name": "step", "values": ["fixed", CROSS_POLICY], "at": [2]}}}, True),
+        ({"schedules": {"rollout.strategy": {"name": "step", "values": ["fixed", "refill"], "at": [2]}}}, False),
+        ({"objective": {"terms": [PREFERENCE]}, "schedules": {"objective.terms.preference.weight": LATER}}, True),
+        ({"schedules": {"objective.terms": {"name": "step", "values": [[], [PREFERENCE]], "at": [2]}}}, True),
+    ],
+)
+def test_a_reference_that_a_later_step_reads_is_copied_at_the_start(changes: dict[str, Any], expected: bool) -> None:
+    assert reads_reference(Algorithm.of(config_of(**changes))) == expected
 
 
 def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -> None:

@@ -231,6 +231,7 @@ class Strategy:
         replay: the rows of a step to remember for replay; None: no rows.
         places: the positions in its rows from which others may continue; None: no positions.
         memory: columns of the memory that it reads.
+        weights: names of the policy's weights that requests may name, besides those of ``forgetting``.
         forgetting: the unlearning step of weights that requests may name; None: no such
             weights.
     """
@@ -241,6 +242,7 @@ class Strategy:
     replay: Replay | None = None
     places: Places | None = None
     memory: tuple[Column, ...] = ()
+    weights: tuple[str, ...] = ()
     forgetting: Forgetting | None = None
     start: int = 0
 
@@ -252,6 +254,7 @@ def strategy(
     replay: Callable[..., Replay | None] | Replay | None = None,
     places: Callable[..., Places] | None = None,
     memory: tuple[Column, ...] = (),
+    weights: Callable[..., tuple[str, ...]] | tuple[str, ...] = (),
     start: Callable[..., int] | int = 0,
     check: Callable[..., Any] | None = None,
 ) -> Callable[
@@ -265,6 +268,7 @@ def strategy(
         replay: likewise.
         places: a function of the numbers that it names, as ``lambda: meanings_part()``.
         memory: as the attribute.
+        weights: as ``looks_back``.
         start: as ``looks_back``.
         check: raises ConfigError for numbers that do not go together; called with those that it names.
 
@@ -280,6 +284,7 @@ def strategy(
         replay=replay,
         places=places,
         memory=memory,
+        weights=weights,
         start=start,
     )
 

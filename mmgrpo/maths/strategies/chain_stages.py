@@ -87,8 +87,13 @@ def _parsed(then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None) 
     return begun, further
 
 
+def _weights(then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None) -> tuple[str, ...]:
+    names = (stage.weights for stage in _parsed(then, first)[1])
+    return tuple(dict.fromkeys(name for name in names if name is not None))
+
+
 @STRATEGIES.register
-@strategy(looks_back=True, check=_parsed)
+@strategy(looks_back=True, weights=_weights, check=_parsed)
 def stages(
     rounds: Sequence[Round],
     setting: Setting,

@@ -28,7 +28,7 @@ def _check_cross_policy(share: float) -> None:
 
 
 @STRATEGIES.register
-@strategy(looks_back=True, places=lambda: turn_starts(), check=_check_cross_policy)
+@strategy(looks_back=True, places=lambda: turn_starts(), weights=lambda weights: (weights,), check=_check_cross_policy)
 def cross_policy(
     rounds: Sequence[Round], setting: Setting, *, weights: str = "reference", share: float = 0.5
 ) -> Sequence[Request]:

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.errors import ConfigError
+from mmgrpo.explain.view_passes import reads_reference
 from mmgrpo.maths.strategies import Branch, Request, Setting
 from mmgrpo.training.request_sampling import sample_requests
 from mmgrpo.types import Plan
@@ -48,6 +50,12 @@ def test_half_of_a_group_has_turns_of_both_policies() -> None:
     assert older.continues in (Branch(4, 3), Branch(4, 7))
     assert newer == Request(prompt=0, members=(3,), weights="reference", continues=Branch(0, 5))
     assert strategy.ask([first, first], setting) == ()
+
+
+def test_the_older_policy_is_copied_before_the_first_update() -> None:
+    algorithm = Algorithm.of(config_of("agentrl", {"update": {"reference": None}}))
+    assert algorithm.strategy.weights == ("reference",)
+    assert reads_reference(algorithm)
 
 
 def test_rows_without_a_second_turn_are_sampled_from_the_prompt() -> None:
