@@ -215,6 +215,17 @@ class Scores:
         return {name: sum(map(bool, hits)) for name, hits in self.remembered.items()}
 
     @property
+    def custom_metrics(self) -> dict[str, float]:
+        """Means of the numbers under ``metrics`` in the explanations, over the samples that have them."""
+        notes = [note.get("metrics") for notes in self.explanations.values() for note in notes if note is not None]
+        values: dict[str, list[float]] = {}
+        for metrics in notes:
+            for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
+                if isinstance(value, int | float):
+                    values.setdefault(f"custom/{name}", []).append(value)
+        return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
+
+    @property
     def scored_B(self) -> Tensor:
         """Whether any reward with a nonzero weight applied to the sample."""
         return (self.valid_BR & (self.weight_R != 0)).any(1)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError, RewardError
 from mmgrpo.scoring import NamedReward, as_reward, score
-from mmgrpo.types import Prompt, Sample
+from mmgrpo.types import Prompt, Sample, Score
 
 
 def samples_of(*texts: str, **columns: Sequence[Any]) -> list[Sample]:
@@ -315,14 +315,30 @@ class TestTrlFormsOfSignature:
         assert asyncio.run(notebook()) == [1, 2]
 
     def test_arguments_of_the_trainer(self):
-        def logs(completions, log_extra, log_metric=None):
-            log_extra("seen", completions)
-            assert log_metric is None
+        def logs(completions, log_extra, log_metric=None, **columns):
+            for completion in completions:
+                log_extra("completion", [completion])
+            log_extra("number", [math.nan, {1}, 2])
+            for number in (1, 2, math.inf):
+                log_metric("mean", number)
+            return [1.0, None, Score(2.0, {"reason": "short"})]
+
+        def incomplete(completions, log_extra):
+            log_extra("completion", completions[1:])
             return [1.0] * len(completions)
 
         def scheduled(completions, trainer_state):
             raise AssertionError("is never called")
 
-        assert as_reward(logs)(samples_of("a")) == [1]
+        scores = score(samples_of("a", "b", "c"), [NamedReward("logs", logs)])
+        assert scores.value_BR[:, 0].tolist() == [1, 0, 2]
+        assert scores.explanations["logs"] == [
+            {"parts": {"completion": "a", "number": "NaN"}, "metrics": {"mean": 1.5}},
+            None,
+            {"parts": {"completion": "c", "number": 2}, "metrics": {"mean": 1.5}, "reason": "short"},
+        ]
+        assert scores.custom_metrics == {"custom/mean": 1.5}
+        with pytest.raises(RewardError, match=r"log_extra\('completion'\) has 1 values for 2 samples"):
+            as_reward(incomplete)(samples_of("a", "b"))
         with pytest.raises(ConfigError, match="scheduled requires trainer_state, which only mmgrpo"):
             NamedReward("scheduled", scheduled)

@@ -203,6 +203,27 @@ def test_rewards_of_several_tasks(library: Any, solving: str, tmp_path: Path) ->
     assert [logs[name] for name in names] == [1.0, 0.5]
 
 
+def test_rewards_log_columns_and_metrics(library: Any, solving: str, tmp_path: Path) -> None:
+    dataset = Dataset.from_dict({"prompt": [ask("What is 2 + 2?")] * 2, "solution": ["4", "5"]})
+
+    def accuracy(completions: Any, solution: list[str], log_extra: Any = None, log_metric: Any = None, **kwargs: Any):
+        extracted = [completion[0]["content"].partition("{")[2].partition("}")[0] for completion in completions]
+        rewards = [float(e == s) for e, s in zip(extracted, solution, strict=True)]
+        log_extra("extracted_answer", extracted)
+        log_metric("accuracy", sum(rewards) / len(rewards))
+        return rewards
+
+    trainer = library.GRPOTrainer(
+        model=solving,
+        reward_funcs=accuracy,
+        args=library.GRPOConfig(output_dir=str(tmp_path), max_steps=1, eval_strategy="steps", eval_steps=1, **SMALL),
+        train_dataset=dataset,
+        eval_dataset=dataset.select([0, 0]),
+    )
+    assert last_logs(trainer)["accuracy"] == 0.5
+    assert trainer.evaluate()["eval_accuracy"] == 1.0
+
+
 def test_tools(library: Any, calculating: str, tmp_path: Path) -> None:
     dataset = Dataset.from_dict(
         {"prompt": [ask("What is 6 times 7?"), ask("What is 6 plus 7?")], "answer": ["It is 42.", "It is 13."]}

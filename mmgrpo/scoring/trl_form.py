@@ -13,6 +13,7 @@ from mmgrpo.data.image_loading import LazyImages
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
 from mmgrpo.scoring.image_batch_form import ImageBatchReward, is_image_batch_form, parameters_of
+from mmgrpo.scoring.logged_values import LoggedValues
 from mmgrpo.scoring.result_parsing import to_list
 from mmgrpo.tool_calls import without_calls
 from mmgrpo.types import Prompt, Sample
@@ -42,8 +43,11 @@ def as_reward(function: Callable[..., Any]) -> Reward:
     A sample whose prompt lacks a required column (a parameter without a default) is excluded from the call and gets
     None; any other missing entry is None in its list.
 
-    Source: TRL 1.16 ``GRPOTrainer``, custom reward functions. Deviation: the values that ``log_extra`` and
-    ``log_metric`` record are discarded, and there is no ``trainer_state``; ``mmgrpo.trl.GRPOTrainer`` has it.
+    ``log_extra`` and ``log_metric`` log to the explanations of the samples that get a number (``LoggedValues``); the
+    metric of ``log_metric`` is ``custom/NAME``.
+
+    Source: TRL 1.16 ``GRPOTrainer``, custom reward functions. Deviation: there is no ``trainer_state``, which
+    ``mmgrpo.trl.GRPOTrainer`` has.
 
     Raises ConfigError for a function that requires ``trainer_state``.
     """
@@ -88,7 +92,6 @@ class TrlReward:
         self._required = tuple(name for name in required if name not in (*_LOGGING, _STATE))
         self.reads_environments = "environments" in self._named
         self.needs_columns = self._required
-        self._dropped = tuple(name for name in required if name in _LOGGING)  # their input is discarded
 
     def __call__(self, samples: Sequence[Sample]) -> Sequence[float | None]:
         if self.reads_environments and any(sample.environment and _object_of(sample) is None for sample in samples):
@@ -109,15 +112,16 @@ class TrlReward:
                 _name(self._function), self._required, have,
             )  # fmt: skip
             return [None] * len(samples)
-        returned = to_list(self._called([samples[i] for i in rows]), len(rows))
+        logged = LoggedValues()
+        returned = logged.explained(to_list(self._called([samples[i] for i in rows], logged), len(rows)))
         values: list[Any] = [None] * len(samples)
         for i, value in zip(rows, returned, strict=True):
             values[i] = value
         return values
 
-    def _called(self, samples: Sequence[Sample]) -> Any:
+    def _called(self, samples: Sequence[Sample], logged: LoggedValues) -> Any:
         try:
-            returned = self._function(**self._arguments(samples), **dict.fromkeys(self._dropped, _drop))
+            returned = self._function(**self._arguments(samples, logged))
             return _awaited(returned) if isawaitable(returned) else returned
         except TypeError as error:
             if "string indices must be integers" in str(error) and any(not _is_chat(sample) for sample in samples):
@@ -127,7 +131,7 @@ class TrlReward:
                 ) from error
             raise
 
-    def _arguments(self, samples: Sequence[Sample]) -> dict[str, Any]:
+    def _arguments(self, samples: Sequence[Sample], logged: LoggedValues) -> dict[str, Any]:
         columns = {name for sample in samples for name in sample.prompt.columns}.difference(_STANDARD_KEYWORDS)
         arguments: dict[str, Any] = {
             name: [sample.prompt.columns.get(name) for sample in samples] for name in sorted(columns)
@@ -140,6 +144,8 @@ class TrlReward:
             "images": [LazyImages(sample.prompt.images) for sample in samples],
             "videos": [list(sample.prompt.videos) for sample in samples],
             "audios": [list(sample.prompt.audios) for sample in samples],
+            "log_extra": logged.log_extra,
+            "log_metric": logged.log_metric,
         }
         if (objects := [_object_of(sample) for sample in samples]) and objects[0] is not None:
             arguments["environments"] = objects
@@ -229,10 +235,6 @@ def _awaited(coroutine: Any) -> Any:
 
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(asyncio.run, wait()).result()
-
-
-def _drop(*recorded: Any, **more: Any) -> None:
-    """Replaces TRL's logging callbacks."""
 
 
 def _name(function: Any) -> str:

@@ -73,7 +73,8 @@ class EvaluationResult:
     policy: Policy
 
     def metrics(self) -> dict[str, float]:
-        """``eval/NAME/mean`` and ``std`` over the samples each judge applied to; how many samples failed."""
+        """``eval/NAME/mean`` and ``std`` over the samples each judge applied to; the metrics of explanations; how many
+        samples failed."""
         metrics = {}
         if num_failed := sum(not sample.is_scored for sample in self.samples):
             metrics["eval/failed_samples"] = float(num_failed)
@@ -84,7 +85,7 @@ class EvaluationResult:
                 metrics[f"eval/{name}/std"] = float(values.std(correction=0))
             if self.scores.failures.get(name):
                 metrics[f"eval/{name}/failed_frac"] = self.scores.failures[name] / len(self.samples)
-        return metrics
+        return metrics | {f"eval/{name}": value for name, value in self.scores.custom_metrics.items()}
 
     def rows(self) -> list[tuple[str, ...]]:
         """A line of a table per judge: name, mean, spread, how many samples it applied to and failed on."""

@@ -165,7 +165,8 @@ class StepLog:
 
 
 def reward_metrics(scores: Scores, total: Tensor) -> dict[str, float]:
-    """Mean and spread of each reward over the samples it applied to, and of the combined rewards ``total``."""
+    """Mean and spread of each reward over the samples it applied to, and of the combined rewards ``total``; the metrics
+    of explanations."""
     metrics = {
         "reward/mean": float(total.mean()) if len(total) else 0.0,
         "reward/std": float(total.std(correction=0)) if len(total) else 0.0,
@@ -181,7 +182,7 @@ def reward_metrics(scores: Scores, total: Tensor) -> dict[str, float]:
             metrics[f"reward/{name}/cached_frac"] = scores.cached[name] / len(scores.value_BR)
         if name in scores.took_s:
             metrics[f"time/reward/{name}_s"] = scores.took_s[name]
-    return metrics
+    return metrics | scores.custom_metrics
 
 
 def with_kl_column(scores: Scores, divergence_B: Tensor, kl_beta: float) -> Scores:

@@ -41,11 +41,28 @@ def log_history(
         values = {name: [line[name] for line in window if isinstance(line.get(name), int | float)] for name in names}
         means = {_name(name): sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
         entries.append({"step": end, **means})
-    for line in evaluations:
-        means = {f"eval_rewards/{name[5:]}": value for name, value in line.items() if name.startswith("eval/")}
-        entries.append({"step": line["step"] * num_updates, **means})
+    entries += [{"step": line["step"] * num_updates, **evaluation_means(line, "eval")} for line in evaluations]
     return sorted(entries, key=lambda entry: entry["step"])
 
 
+def evaluation_means(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """The metrics of an evaluation by TRL's names.
+
+    Args:
+        metrics: by name in ``evaluation.jsonl``.
+        prefix: begins the names.
+
+    Returns:
+        The metrics.
+    """
+    names = {name: name.removeprefix("eval/") for name in metrics if name.startswith("eval/")}
+    return {
+        f"{prefix}_{_name(short) if short.startswith('custom/') else f'rewards/{short}'}": metrics[name]
+        for name, short in names.items()
+    }
+
+
 def _name(name: str) -> str:
-    return f"rewards/{name[7:]}" if name.startswith("reward/") and name not in NAMES else NAMES.get(name, name)
+    if name in NAMES:
+        return NAMES[name]
+    return f"rewards/{name[7:]}" if name.startswith("reward/") else name.removeprefix("custom/")

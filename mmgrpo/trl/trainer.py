@@ -30,7 +30,7 @@ from mmgrpo.training.evaluation import EvaluationResult, HeldOut, evaluate
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.trl.arguments import GRPOConfig
 from mmgrpo.trl.loaded_policy import lora_settings, model_config, policy_of_model
-from mmgrpo.trl.log_history import log_history
+from mmgrpo.trl.log_history import evaluation_means, log_history
 from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, log_interval, run_values
 
 if TYPE_CHECKING:
@@ -321,12 +321,7 @@ def _with_evaluation(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 def _means(result: EvaluationResult, prefix: str) -> dict[str, float]:
     scores, valid_BR = result.scores, result.scores.valid_BR
     total_B = (scores.value_BR * scores.weight_R * valid_BR).sum(1)[valid_BR.any(1)]
-    means = {
-        f"{prefix}_rewards/{name.removeprefix('eval/')}": value
-        for name, value in result.metrics().items()
-        if name.startswith("eval/")
-    }
-    return {f"{prefix}_reward": float(total_B.mean()), **means}
+    return {f"{prefix}_reward": float(total_B.mean()), **evaluation_means(result.metrics(), prefix)}
 
 
 def _stored(dataset: Dataset, output: Path) -> str:
