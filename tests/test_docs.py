@@ -20,10 +20,14 @@ from typer.testing import CliRunner
 
 import mmgrpo
 from mmgrpo.cli import app
+from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import CONFIGS
+from mmgrpo.config.renamed import renamed_key
+from mmgrpo.config.sections import unknown_keys
 from mmgrpo.docgen.configuration import configuration_page
 from mmgrpo.docgen.site import reference_pages
 from mmgrpo.scoring import NamedReward, score
+from mmgrpo.system.yamls import parse_yaml
 from mmgrpo.types import Plan, Prompt, Sample
 from tests.policies import contract
 from tests.policies.contract import Subject
@@ -243,3 +247,30 @@ def test_language_policy_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.
     assert all(bool(p.any()) for p in named.values())  # trained: they start at zero
     frozen = [p for name, p in model.named_parameters() if ".lora_" not in name]
     assert all(torch.equal(a, b) for a, b in zip(before, frozen, strict=True))
+
+
+def test_pages_name_no_earlier_keys() -> None:
+    named = {
+        key for page in PAGES for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)\b", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 150
+    assert {key: renamed_key(key) for key in named if renamed_key(key) is not None} == {}
+
+
+def test_keys_of_the_yaml_on_pages_exist() -> None:
+    blocks = [
+        (page.name, parse_yaml(block))
+        for page in PAGES
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    ]
+    runs = [(page, run) for page, block in blocks for run in (block, *tasks_in(block))]
+    assert len(runs) > 60
+    of_files = ("include", "use_paper_hparams")
+    unknown = [(page, key) for page, run in runs for key in unknown_keys(RunConfig, run) if key not in of_files]
+    assert unknown == []
+
+
+def tasks_in(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tasks of a mixed run, each the values of a run."""
+    tasks = values.get("tasks")
+    return list(tasks.values()) if isinstance(tasks, dict) else []
