@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.registry import Registry
 
 ANSWER_SOURCES: Registry[Callable[..., AnswerSource]] = Registry()
@@ -40,16 +41,25 @@ def answers(
     column: str,
     per_prompt_template: bool = False,
     weight_by_success: Mapping[str, Any] | str | None = None,
-    right: float = 1.0,
+    right: float | None = None,
 ) -> AnswerSource:
     """The answers in a column of the rows of the update's groups: texts, or images or frames where those are generated.
 
     ``per_prompt_template: true`` trains on an answer once for each prompt template that its group was sampled under:
     after the prompt of that template, weighted by the success of those samples. ``weight_by_success: {name: below,
-    rate: 0.25}`` weighs an answer by the share of on-policy samples with a reward of at least ``right``.
+    rate: 0.25}`` weighs an answer by the share of on-policy samples with a reward of at least ``right``, by default 1.
+
+    Raises: ConfigError for ``right`` without ``weight_by_success``.
     """
+    if right is not None and weight_by_success is None:
+        raise ConfigError(
+            "objective.auxiliary: right of answers is for weight_by_success, which is not set: leave it out or set both"
+        )
     return AnswerSource(
-        column=column, per_prompt_template=per_prompt_template, weight_by_success=weight_by_success, right=right
+        column=column,
+        per_prompt_template=per_prompt_template,
+        weight_by_success=weight_by_success,
+        right=1.0 if right is None else right,
     )
 
 

@@ -310,6 +310,15 @@ def test_sources_and_their_settings_are_checked(section: dict[str, Any], message
         Algorithm.of(validated({"objective": {"auxiliary": [section]}}))
 
 
+def test_right_without_weights_raises() -> None:
+    section = {"name": "answers", "column": "a", "right": 0.5}
+    with pytest.raises(ConfigError, match="right of answers is for weight_by_success, which is not set"):
+        Algorithm.of(validated({"objective": {"auxiliary": [section]}}))
+    Algorithm.of(
+        validated({"objective": {"auxiliary": [section | {"weight_by_success": {"name": "below", "rate": 0.5}}]}})
+    )
+
+
 def test_unsupported_examples_raise(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a text is supervised by the column 'answer'; the row has \['solution'\]"):
         words(tmp_path / "a", prompts=answered(), objective={"auxiliary": [{"name": "answers", "column": "answer"}]})
