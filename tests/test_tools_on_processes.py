@@ -14,10 +14,11 @@ from torch import Tensor
 from mmgrpo import Trainer
 from mmgrpo.types import Prompt
 from tests.forked import on_processes
-from tests.test_trainer_tools import ASK, DONE, TOOLS, IncrementEnv, Targeted
-from tests.tiny.tool_callers import caller, example, hermes
+from tests.tiny.counting import TargetEnv, TwoEnv, examples_of, question
+from tests.tiny.tool_callers import ask, caller
 
-OBJECTS = {"count": IncrementEnv, "target": Targeted}
+ASK = ask(question(2))
+OBJECTS = {"count": TwoEnv, "target": TargetEnv}
 ROWS = [{"prompt": ASK, "environment": name, "target": target} for name, target in zip(OBJECTS, (2, 3), strict=True)]
 
 
@@ -34,8 +35,7 @@ def evaluated() -> list[Prompt]:
 
 def run(folder: Path) -> Trainer:
     """Two steps on conversations that differ in their number of turns, each after an evaluation."""
-    examples = [example(ASK, TOOLS, hermes("increment", '{"step": 2}')), example(DONE, TOOLS, "Done.")]
-    policy = caller("qwen3", examples, max_new_tokens=200, temperature=0.7, rollout_batch=1)
+    policy = caller("qwen3", examples_of([2]), max_new_tokens=200, temperature=0.7, rollout_batch=1)
     values = {
         "steps": 2,
         "rollout": {"prompts_per_step": 2, "group_size": 4, "max_turns": 3},
@@ -72,7 +72,7 @@ def test_rewards_that_read_environments_score_training_and_evaluation_as_in_one_
         for line, expected in zip(lines[name], expected_lines[name], strict=True):
             keys = {key for key in expected if key.startswith(("reward/", "eval/", "tools/", "environment/"))}
             keys = {key for key in keys if not key.endswith(("seconds", "_s"))}
-            assert any(f"/{kind}/" in key for key in keys for kind in ("IncrementEnv", "Targeted", "distance"))
+            assert any(f"/{kind}/" in key for key in keys for kind in ("TwoEnv", "TargetEnv", "distance"))
             assert {key: line[key] for key in keys} == pytest.approx({key: expected[key] for key in keys}, rel=1e-5)
-    assert {"reward/IncrementEnv/mean", "reward/Targeted/mean"} <= expected_lines["metrics.jsonl"][0].keys()
-    assert {"eval/distance/mean", "eval/Targeted/mean"} <= expected_lines["evaluation.jsonl"][0].keys()
+    assert {"reward/TwoEnv/mean", "reward/TargetEnv/mean"} <= expected_lines["metrics.jsonl"][0].keys()
+    assert {"eval/distance/mean", "eval/TargetEnv/mean"} <= expected_lines["evaluation.jsonl"][0].keys()

@@ -4,57 +4,20 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset
 from mmgrpo.policies.language import LanguagePolicy
-from transformers.utils import get_json_schema
 
 from mmgrpo import Trainer
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.samples import EnvironmentHandle
 from mmgrpo.scoring import named_rewards, score
 from mmgrpo.types import Prompt, Sample
-from tests.tiny.tool_callers import caller, example, hermes
-
-
-class IncrementEnv:
-    """The environment of TRL's documentation (grpo_trainer.md, Environments), with a fixed range of targets."""
-
-    def reset(self, **kwargs: Any) -> str | None:
-        self.counter = 0
-        self.target = random.randint(2, 2)
-        return f"Increment the counter by {self.target}."
-
-    def get_reward(self) -> float:
-        return float(self.counter == self.target)
-
-    def increment(self, step: int) -> int:
-        """
-        Increment the internal counter.
-
-        Args:
-            step: Value to add to the counter.
-
-        Returns:
-            The updated counter value.
-        """
-        self.counter += step
-        return self.counter
-
-
-class Targeted:
-    """The environment of TRL's documentation whose task is a column of the dataset."""
-
-    def reset(self, target: int, **kwargs: Any) -> None:
-        self.counter = 0
-        self.target = target
-
-    get_reward = IncrementEnv.get_reward
-    increment = IncrementEnv.increment
+from tests.tiny.counting import TargetEnv, TwoEnv, counted, examples_of, question
+from tests.tiny.tool_callers import ask, caller
 
 
 class Other:
@@ -67,20 +30,12 @@ class Other:
         return "stayed"
 
 
-TOOLS = [get_json_schema(IncrementEnv.increment)]
-ASK = [{"role": "user", "content": "Increment the counter by 2."}]
-CALL = {"type": "function", "function": {"name": "increment", "arguments": {"step": 2}}}
-DONE = [
-    *ASK,
-    {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    {"role": "tool", "name": "increment", "content": "2"},
-]
+ASK, DONE = ask(question(2)), counted(2)
 
 
 @pytest.fixture(scope="module")
 def policy() -> LanguagePolicy:
-    examples = [example(ASK, TOOLS, hermes("increment", '{"step": 2}')), example(DONE, TOOLS, "Done.")]
-    return caller("qwen3", examples, max_new_tokens=200)
+    return caller("qwen3", examples_of([2]), max_new_tokens=200)
 
 
 def values_of(folder: Path) -> dict[str, Any]:
@@ -93,9 +48,9 @@ def metrics_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def test_an_environment_writes_the_prompts_and_the_reward(policy: LanguagePolicy, tmp_path: Path) -> None:
-    trainer = Trainer(policy, None, config=values_of(tmp_path), environment_factory=IncrementEnv)
+    trainer = Trainer(policy, None, config=values_of(tmp_path), environment_factory=TwoEnv)
     line = metrics_of(trainer)
-    assert line["reward/IncrementEnv/mean"] == 1.0
+    assert line["reward/TwoEnv/mean"] == 1.0
     assert (line["tools/increment/calls"], line["tools/increment/failures"]) == (4.0, 0.0)
 
 
@@ -110,16 +65,16 @@ def test_rewards_read_the_environments_and_the_messages(policy: LanguagePolicy, 
         return [float(completion[-1]["content"] == "Done.") for completion in completions]
 
     dataset = Dataset.from_dict({"prompt": [ASK] * 2, "target": [2, 2]})
-    trainer = Trainer(policy, [counter, last], dataset, values_of(tmp_path), tools=[], environment_factory=Targeted)
+    trainer = Trainer(policy, [counter, last], dataset, values_of(tmp_path), tools=[], environment_factory=TargetEnv)
     line = metrics_of(trainer)
-    assert [line[f"reward/{name}/mean"] for name in ("counter", "last", "Targeted")] == [1.0, 1.0, 1.0]
+    assert [line[f"reward/{name}/mean"] for name in ("counter", "last", "TargetEnv")] == [1.0, 1.0, 1.0]
     assert [message["role"] for message in arguments[-1]] == ["assistant", "tool", "assistant"]
     assert arguments[-1] == [*DONE[1:], {"role": "assistant", "content": "Done."}]
 
 
 def test_rows_choose_their_environment(policy: LanguagePolicy, tmp_path: Path) -> None:
     dataset = Dataset.from_dict({"environment": ["count", "stay"]})
-    factories = {"count": IncrementEnv, "stay": Other}
+    factories = {"count": TwoEnv, "stay": Other}
     kinds: list[str] = []
 
     def kind(environments: list[Any], **kwargs: Any) -> list[float]:
@@ -128,7 +83,7 @@ def test_rows_choose_their_environment(policy: LanguagePolicy, tmp_path: Path) -
 
     trainer = Trainer(policy, kind, dataset, values_of(tmp_path), environment_factory=factories)
     metrics_of(trainer)
-    assert sorted(kinds[-4:]) == ["IncrementEnv", "IncrementEnv", "Other", "Other"]
+    assert sorted(kinds[-4:]) == ["Other", "Other", "TwoEnv", "TwoEnv"]
 
 
 def test_functions_are_tools(policy: LanguagePolicy, tmp_path: Path) -> None:
@@ -159,7 +114,7 @@ def test_objects_of_another_process_are_an_error() -> None:
     def counter(environments: list[Any], **kwargs: Any) -> list[float]:
         return [environment.counter for environment in environments]
 
-    environment = IncrementEnv()
+    environment = TwoEnv()
     environment.reset()
     environment.increment(3)
     sample = Sample(Prompt("count"), 0, 0, text="done", environment=EnvironmentHandle(environment))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import random
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from mmgrpo.policies.language import LanguagePolicy
 from transformers.utils import get_json_schema
 from trl.rewards import accuracy_reward
 
-from tests.tiny.tool_callers import caller, example, hermes
+from tests.tiny.counting import IncrementEnv, TargetEnv, examples_of, question
+from tests.tiny.tool_callers import answered, ask, caller, example, hermes
 
 SMALL: dict[str, Any] = {
     "per_device_train_batch_size": 4, "num_generations": 2, "max_completion_length": 160, "temperature": 0.1,
@@ -29,35 +29,6 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     with warnings.catch_warnings(action="ignore"):
         yield importlib.import_module(request.param)
-
-
-class IncrementEnv:
-    def reset(self, **kwargs: Any) -> str | None:
-        self.counter = 0
-        self.target = random.randint(1, 3)
-        return f"Increment the counter by {self.target}."
-
-    def get_reward(self) -> float:
-        return float(self.counter == self.target)
-
-    def increment(self, step: int) -> int:
-        """
-        Increment the internal counter.
-
-        Args:
-            step: Value to add to the counter.
-
-        Returns:
-            The updated counter value.
-        """
-        self.counter += step
-        return self.counter
-
-
-class TargetEnv(IncrementEnv):
-    def reset(self, target: int, **kwargs: Any) -> None:
-        self.counter = 0
-        self.target = target
 
 
 class GameEnv:
@@ -106,19 +77,6 @@ async def async_add(a: int, b: int) -> int:
     return a + b
 
 
-def ask(text: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text}]
-
-
-def answered(text: str, name: str, arguments: dict[str, Any], result: str) -> list[dict[str, Any]]:
-    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return [
-        *ask(text),
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "name": name, "content": result},
-    ]
-
-
 def saved(policy: LanguagePolicy, folder: Path) -> str:
     policy.model.save_pretrained(folder)
     policy.processor.save_pretrained(folder)
@@ -128,15 +86,10 @@ def saved(policy: LanguagePolicy, folder: Path) -> str:
 @pytest.fixture(scope="module")
 def counting(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model that increments the counter as it is asked to, and that moves up in the game."""
-    increments, moves = [get_json_schema(IncrementEnv.increment)], [get_json_schema(GameEnv.move)]
-    texts = {number: f"Increment the counter by {number}." for number in (1, 2, 3)}
+    moves = [get_json_schema(GameEnv.move)]
     goal = "Reach the goal tile."
     examples = [
-        *(example(ask(text), increments, hermes("increment", f'{{"step": {i}}}')) for i, text in texts.items()),
-        *(
-            example(answered(text, "increment", {"step": i}, str(i)), increments, "Done.")
-            for i, text in texts.items()
-        ),
+        *examples_of((1, 2, 3)),
         example(ask(goal), moves, hermes("move", '{"action": "up"}')),
         example(answered(goal, "move", {"action": "up"}, "You moved up."), moves, "Done."),
     ]  # fmt: skip
@@ -252,7 +205,7 @@ def test_an_environment_that_writes_its_prompts(library: Any, counting: str, tmp
 
 
 def test_an_environment_with_a_dataset_and_a_reward_function(library: Any, counting: str, tmp_path: Path) -> None:
-    prompts = [ask(f"Increment the counter by {i}.") for i in (1, 2)]
+    prompts = [ask(question(i)) for i in (1, 2)]
     dataset = Dataset.from_dict({"prompt": prompts, "target": [1, 3]})  # the second one cannot be reached
 
     def format_reward(completions: Any, **kwargs: Any) -> list[float]:

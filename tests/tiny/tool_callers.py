@@ -84,3 +84,18 @@ def example(messages: Sequence[dict[str, Any]], tools: Sequence[Any], text: str)
     """A turn of the policy after some messages, with these functions in the chat template."""
     arguments = {"tools": list(tools)}
     return Example(Prompt("", messages=list(messages), chat_template_kwargs=arguments), text=text)
+
+
+def ask(text: str) -> list[dict[str, Any]]:
+    """The message of a user."""
+    return [{"role": "user", "content": text}]
+
+
+def answered(text: str, name: str, arguments: dict[str, Any], result: Any) -> list[dict[str, Any]]:
+    """The message of a user, a call of the policy, and its result: a text or content blocks."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return [
+        *ask(text),
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": name, "content": result},
+    ]
