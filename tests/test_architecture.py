@@ -88,7 +88,6 @@ MAX_ABSTRACT_METHODS = 6
 EXTENSIBLE = {
     "mmgrpo.config.kl.KLConfig",
     "mmgrpo.config.prompts.ReadingConfig",
-    "mmgrpo.config.references.AverageConfig",
     "mmgrpo.config.rewards.EvaluationRewardConfig",
     "mmgrpo.config.sections.Named",
     "mmgrpo.config.sections.Section",

@@ -7,11 +7,11 @@ from pydantic import Field, model_validator
 from mmgrpo.config.sections import Section
 
 
-class AverageConfig(Section):
-    """A moving average of the weights: average = decay * average + (1 - decay) * current weights."""
+class ReferenceEmaConfig(Section):
+    """The reference as an average: reference = decay * reference + (1 - decay) * current weights."""
 
-    decay: float = Field(gt=0, lt=1, description="share of the previous average")
-    every: int = Field(default=1, ge=1, description="steps between averages; of update.ema optimizer updates")
+    decay: float = Field(gt=0, lt=1, description="share of the previous reference in the average")
+    every: int = Field(default=1, ge=1, description="steps between averages")
 
 
 class ReferenceConfig(Section):
@@ -20,7 +20,7 @@ class ReferenceConfig(Section):
     reset_every: int | None = Field(
         default=None, ge=1, description="steps between resets to the current weights; null: never"
     )
-    ema: AverageConfig | None = Field(
+    ema: ReferenceEmaConfig | None = Field(
         default=None, description="moving average of the weights between resets; null: none"
     )
     reset_optimizer: bool = Field(

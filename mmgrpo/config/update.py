@@ -7,16 +7,13 @@ from typing import Any
 from pydantic import Field
 
 from mmgrpo.config.optimizer import OptimizerConfig
-from mmgrpo.config.references import AverageConfig, ReferenceConfig
+from mmgrpo.config.references import ReferenceConfig
 from mmgrpo.config.sections import Named, Section
 from mmgrpo.config.warmup import WarmupConfig
 
 
-class EmaConfig(AverageConfig):
-    """Exponential moving average of the trained weights, as flow_grpo takes it; evaluations use it.
-
-    The average is taken after update every - 1, 2 every - 1, ..., of the updates counted from 0.
-    """
+class EmaConfig(Section):
+    """Exponential moving average of the trained weights, as flow_grpo takes it; evaluations use it."""
 
     decay: float = Field(
         default=0.9,
@@ -24,6 +21,7 @@ class EmaConfig(AverageConfig):
         lt=1,
         description="share of the previous average; after update n at most (1 + n) / (10 + n)",
     )
+    every: int = Field(default=1, ge=1, description="optimizer updates between averages: after update every - 1, ...")
     times: int = Field(
         default=1,
         ge=1,
