@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 import mmgrpo
 from mmgrpo.cli import app
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import CONFIGS
+from mmgrpo.config.loading import CONFIGS, shipped
+from mmgrpo.config.registry import names
 from mmgrpo.config.renamed import renamed_key
 from mmgrpo.config.sections import unknown_keys
 from mmgrpo.docgen.configuration import configuration_page
@@ -274,3 +275,12 @@ def tasks_in(values: dict[str, Any]) -> list[dict[str, Any]]:
     """The tasks of a mixed run, each the values of a run."""
     tasks = values.get("tasks")
     return list(tasks.values()) if isinstance(tasks, dict) else []
+
+
+def test_counts_on_the_readme_hold() -> None:
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    (num_methods,), (num_rewards,) = re.findall(r"About (\d+) published", text), re.findall(r"than (\d+) rewards", text)
+    assert int(num_methods) == round(len(shipped("methods")), -2)
+    assert len(names("rewards")) > int(num_rewards)
+    assert "Eleven more quickstarts" in text
+    assert len(shipped("quickstart")) == 12
