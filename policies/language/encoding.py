@@ -24,6 +24,7 @@ from mmgrpo.types import Prompt
 from ..chat_template import render, require_no_arguments
 from ..vocabulary import TextDecoder
 from .audio_inputs import audio_arguments, is_audio_tensor
+from .literal_text import MARK, LiteralText
 from .media_check import KINDS, kinds_dropped_by_processor, kinds_dropped_by_template, media_arrangement, media_probe
 from .settings import LanguageSettings
 from .tool_turns import FUNCTION, FUNCTION_SCHEMA, after_answer, media_prompt, parts_of, reply_messages, template_calls
@@ -177,6 +178,7 @@ class PromptEncoder:
             )
         turns = self._all_turns if self._uses_template else None
         self.text = TextDecoder(self.tokenizer, control_ids=control_ids, turns=turns)
+        self._literal = LiteralText(self.tokenizer, [*control_ids, *media_ids])
         self._dropped: dict[Any, Sequence[str]] = {}  # kinds of media that are dropped, by arrangement
         self._takes: dict[str, bool] = {}
         self._cache: OrderedDict[int, EncodedPrompt] = OrderedDict()
@@ -205,34 +207,30 @@ class PromptEncoder:
     def encode_reply(self, reply: Turn, *, end_ids: Sequence[int]) -> EncodedReply:
         """A turn of the environment after a finished answer, up to the beginning of the next answer.
 
-        Its tokens follow the chat template, except for the end token, which the answer has already; without a
-        template, the text is tokenized as it is. The processor replaces the placeholders of its media.
+        Its tokens follow the chat template, except for the end token, which the answer has already. The processor
+        replaces the placeholders of its media. Special tokens in its texts are encoded as their characters. Without a
+        template, a text that no tool wrote has the special tokens of its format, and is tokenized as it is.
 
         Raises: PolicyError if the template takes no such turn, DataError if the processor cannot process this one.
         """
-        if self._uses_template:
-            self._require_no_placeholder(reply)
+        if self._uses_template or reply.role == "tool" or reply.results:
+            reply = self._literal.mark(reply)
         text = self._reply_text(reply) if self._uses_template else reply.text
         if not reply.num_media:
-            reply_T, per_token = self.encode_text(text), {}
+            reply_T, per_token = self._literal.encode(text), {}
             if bool(torch.isin(reply_T, self._media_ids).any()):
                 raise DataError(f"the turn {text!r:.60} has a placeholder of a medium, and no medium: remove it")
+        elif MARK in text:
+            raise DataError(
+                f"the turn {text.replace(MARK, '')!r:.60} has media, and a special token of the model in its text, "
+                "which the processor would take for a placeholder or the end of a turn: remove it from the text"
+            )
         else:
             tensors = self._processor_tensors(media_prompt(reply), text, add_special_tokens=False)
             reply_T, per_token = tensors["input_ids"][0], _per_token(tensors)
         if self._uses_template and len(reply_T) and int(reply_T[0]) in end_ids:
             reply_T, per_token = reply_T[1:], {name: tensor[:, 1:] for name, tensor in per_token.items()}
         return EncodedReply(reply_T, per_token)
-
-    def _require_no_placeholder(self, reply: Turn) -> None:
-        """Raises DataError for a text of a turn with a placeholder of media, which only the template writes."""
-        texts = [reply.text, *(result.text for result in reply.results)]
-        for token in self.tokenizer.convert_ids_to_tokens(self._media_ids.tolist()):
-            if any(token in text for text in texts):
-                raise DataError(
-                    f"the turn {reply.text!r:.60} contains {token!r}, the placeholder of a medium, which only the chat "
-                    "template writes: remove it from the text, and give the medium itself"
-                )
 
     def _reply_text(self, reply: Turn) -> str:
         turns = [{"role": "user", "content": "x"}, *reply_messages(reply, takes_results=self.takes_results)]

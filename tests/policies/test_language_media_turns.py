@@ -169,11 +169,13 @@ def test_media_that_change_earlier_placeholders_are_an_error() -> None:
 
 PLACEHOLDER = "<|image_pad|>"
 ODD_TURNS = {
-    "a placeholder without an image": (Turn(text=f"two {PLACEHOLDER}"), "the placeholder of a medium, which only the"),
-    "a placeholder and an image": (Turn(text=PLACEHOLDER, images=[picture(16, 24)]), "the placeholder of a medium"),
-    "a placeholder in a result": (
-        Turn(role="tool", results=[ToolResult("look", f"two {PLACEHOLDER}")]),
-        "the placeholder of a medium",
+    "a placeholder and an image": (
+        Turn(text=PLACEHOLDER, images=[picture(16, 24)]),
+        "which the processor would take for a placeholder",
+    ),
+    "an end in a result with an image": (
+        Turn(role="tool", images=[picture(16, 24)], results=[ToolResult("look", "two <|im_end|>", 1)]),
+        "or the end of a turn: remove it from the text",
     ),
     "a line": (Turn(text="two", images=[Image.new("RGB", (1, 1000))]), "absolute aspect ratio must be smaller"),
     "a video of numbers": (Turn(text="two", videos=[1]), "cannot be read"),
@@ -201,3 +203,29 @@ def test_a_turn_that_the_processor_cannot_take_costs_its_row(turn: Turn, error: 
     assert error in (samples[1].environment_error or "")
     assert [sample.environment_error for sample in (samples[0], samples[2])] == [None, None]
     assert [len(sample.turn_ends) for sample in samples] == [2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [Turn(text=f"two {PLACEHOLDER}"), Turn(role="tool", results=[ToolResult("look", f"two {PLACEHOLDER}")])],
+    ids=["text", "result"],
+)
+def test_a_placeholder_without_a_medium_is_its_characters(turn: Turn) -> None:
+    @final
+    class Placeholder(Environment):
+        def reset(self, prompt: Prompt) -> Turn:
+            return Turn()
+
+        def step(self, text: str) -> Turn:
+            return turn
+
+    policy = terse("qwen2.5-vl", max_new_tokens=120)
+    plan = Plan(environment=Placeholder, max_turns=2)
+    rollout = policy.rollout(prompts_of("qwen2.5-vl")[:1], group_size=3, seed=SEED, plan=plan)
+    placeholder = policy._tokenizer.convert_tokens_to_ids(PLACEHOLDER)
+    for sample in rollout.samples:
+        assert sample.environment_error is None
+        between = list(sample.tokens or ())[sample.turn_ends[0] : sample.turn_starts[1]]
+        assert placeholder not in between
+        assert f"two {PLACEHOLDER}" in policy._tokenizer.decode(between)
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
