@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.errors import DataError
@@ -150,6 +151,12 @@ class Turn:
         return self.done or not (self.text or self.num_media or self.tools or self.results)
 
     @property
+    def result_images(self) -> list[list[Any]]:
+        """The images of each result."""
+        images = iter(self.images)
+        return [list(islice(images, result.num_images)) for result in self.results]
+
+    @property
     def num_media(self) -> int:
         """Number of its images, videos and audio."""
         return len(self.images) + len(self.videos) + len(self.audios)
@@ -247,6 +254,13 @@ class Sample:
     def is_scored(self) -> bool:
         """Whether rewards are called with it: it has neither a failure nor an environment error."""
         return self.failure is None and self.environment_error is None
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that the policy wrote: of a conversation, those of its turns; 0 without tokens."""
+        if self.turn_ends:
+            return sum(self.turn_ends) - sum(self.turn_starts)
+        return len(self.tokens or ())
 
     @property
     def identity(self) -> tuple[int, int]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset
 from mmgrpo.policies.language import LanguagePolicy
+from PIL import Image
 from transformers.utils import get_json_schema
 from trl.rewards import accuracy_reward
 
 from tests.tiny.counting import IncrementEnv, TargetEnv, examples_of, question
-from tests.tiny.tool_callers import answered, ask, caller, example, hermes
+from tests.tiny.tool_callers import answered, ask, caller, example, hermes, vision_caller
 
 SMALL: dict[str, Any] = {
     "per_device_train_batch_size": 4, "num_generations": 2, "max_completion_length": 160, "temperature": 0.1,
@@ -77,6 +79,19 @@ async def async_add(a: int, b: int) -> int:
     return a + b
 
 
+def take_screenshot() -> list:
+    """
+    Takes a screenshot of the current screen.
+
+    Returns:
+        The screenshot image with a description.
+    """
+    return [{"type": "image", "image": SCREENSHOT}, {"type": "text", "text": "Here is the screenshot."}]
+
+
+SCREENSHOT = Image.new("RGB", (16, 16), "red")
+
+
 def saved(policy: LanguagePolicy, folder: Path) -> str:
     policy.model.save_pretrained(folder)
     policy.processor.save_pretrained(folder)
@@ -115,6 +130,19 @@ def calculating(tmp_path_factory: pytest.TempPathFactory) -> str:
 def solving(tmp_path_factory: pytest.TempPathFactory) -> str:
     examples = [example(ask("What is 2 + 2?"), [], r"It is \boxed{4}.")]
     return saved(caller("qwen3", examples), tmp_path_factory.mktemp("solving"))
+
+
+@pytest.fixture(scope="module")
+def viewing(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A vision-language model that takes a screenshot and says its color."""
+    tools, question = [get_json_schema(take_screenshot)], "What color is the screen?"
+    blocks = [{"type": "image"}, {"type": "text", "text": "Here is the screenshot."}]
+    answer = example(answered(question, "take_screenshot", {}, blocks), tools, "It is red.")
+    examples = [
+        example(ask(question), tools, hermes("take_screenshot", "{}")),
+        replace(answer, prompt=replace(answer.prompt, images=[SCREENSHOT])),
+    ]
+    return saved(vision_caller(examples), tmp_path_factory.mktemp("viewing"))
 
 
 def last_logs(trainer: Any) -> dict[str, Any]:
@@ -193,6 +221,29 @@ def test_tools(library: Any, calculating: str, tmp_path: Path) -> None:
         tools=[multiply, async_add],
     )
     assert last_logs(trainer)["rewards/correct/mean"] == 1.0
+
+
+def test_tools_that_return_images(library: Any, viewing: str, tmp_path: Path) -> None:
+    def correct(completions: Any, **kwargs: Any) -> list[float]:
+        call, result, *_ = completions[0]
+        images = [block["image"] for block in result["content"] if block["type"] == "image"]
+        assert call["tool_calls"][0]["function"]["name"] == "take_screenshot"
+        assert [image.getpixel((0, 0)) for image in images] == [(255, 0, 0)]
+        assert result["content"][1:] == [{"type": "text", "text": "Here is the screenshot."}]
+        return [float(completion[-1] == {"role": "assistant", "content": "It is red."}) for completion in completions]
+
+    trainer = library.GRPOTrainer(
+        model=viewing,
+        reward_funcs=correct,
+        args=library.GRPOConfig(output_dir=str(tmp_path), max_steps=1, **SMALL),
+        train_dataset=Dataset.from_dict({"prompt": [ask("What color is the screen?")] * 2}),
+        tools=[take_screenshot],
+    )
+    logs = last_logs(trainer)
+    turns = [hermes("take_screenshot", "{}"), "It is red."]
+    tokens = trainer.processing_class.tokenizer([f"{turn}<|im_end|>" for turn in turns])
+    assert logs["rewards/correct/mean"] == 1.0
+    assert logs["completions/mean_length"] == sum(map(len, tokens["input_ids"]))
 
 
 def test_an_environment_that_writes_its_prompts(library: Any, counting: str, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ class SampleStats:
 
 def sample_stats(samples: Sequence[Sample]) -> SampleStats:
     """Returns the statistics of one process's samples."""
-    completions = [(len(sample.tokens), sample.finished) for sample in samples if sample.tokens is not None]
+    completions = [(sample.num_tokens, sample.finished) for sample in samples if sample.tokens is not None]
     episodes = [sample for sample in samples if sample.turn_texts]
     num_failed = sum(sample.environment_error is not None for sample in episodes)
     results = [result for sample in samples for reply in sample.turn_replies if reply for result in reply.results]
@@ -206,7 +206,7 @@ def completion_metrics(lengths: Sequence[int], finished: Sequence[bool]) -> dict
     """Returns metrics of completions, with TRL's names; ``clipped_frac`` is the fraction cut off by the length limit.
 
     Args:
-        lengths: numbers of tokens, including the end token.
+        lengths: numbers of tokens of the policy, including the end token.
         finished: whether each completion ends with an end token.
 
     Returns:

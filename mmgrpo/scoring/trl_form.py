@@ -38,7 +38,8 @@ def as_reward(function: Callable[..., Any]) -> Reward:
     message; for any other prompt both are texts. For image and video policies the completion is the image or video.
     Coroutines are awaited. ``environments`` has the object of each sample's conversation (of ``environment_factory``),
     as it is after the conversation; a function that requires it is not called for samples without one, which get None.
-    The completion of a conversation is its messages: one of the assistant for each turn, and the environment's replies.
+    The completion of a conversation is its messages: one of the assistant for each turn, and the environment's replies,
+    as content blocks if they have images.
 
     A sample whose prompt lacks a required column (a parameter without a default) is excluded from the call and gets
     None; any other missing entry is None in its list.
@@ -211,10 +212,20 @@ def _conversation(sample: Sample) -> list[dict[str, Any]]:
         calls = [{"type": "function", "function": {"name": r.name, "arguments": dict(r.arguments)}} for r in results]
         content = without_calls(text) if results and all(result.name for result in results) else text
         messages.append({"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})})
-        messages += [{"role": "tool", "name": result.name, "content": result.text} for result in results]
-        if reply is not None and not results and not reply.ends:
-            messages.append({"role": reply.role, "content": reply.text})
+        if reply is not None and results:
+            messages += [
+                {"role": "tool", "name": result.name, "content": _content(result.text, images)}
+                for result, images in zip(results, reply.result_images, strict=True)
+            ]
+        elif reply is not None and not reply.ends:
+            messages.append({"role": reply.role, "content": _content(reply.text, reply.images)})
     return messages
+
+
+def _content(text: str, images: Sequence[Any]) -> Any:
+    """The text, or content blocks with the images before it."""
+    blocks = [{"type": "image", "image": image} for image in images]
+    return [*blocks, {"type": "text", "text": text}] if blocks else text
 
 
 def _completion(sample: Sample) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from mmgrpo.environment import Turn
@@ -34,10 +33,9 @@ def reply_messages(reply: Turn, *, takes_results: bool) -> list[dict[str, Any]]:
         return [answer, {"role": role, "content": content}]
     names = [result.name or "unknown" for result in reply.results]
     calls = [{"type": "function", "function": {"name": name, "arguments": {"x": ANSWER}}} for name in names]
-    messages, images = [{**answer, "tool_calls": calls}], iter(reply.images)
-    for name, result in zip(names, reply.results, strict=True):
-        prompt = Prompt(result.text, images=list(islice(images, result.num_images)))
-        content = parts_of(prompt) if result.num_images else result.text
+    messages = [{**answer, "tool_calls": calls}]
+    for name, result, images in zip(names, reply.results, reply.result_images, strict=True):
+        content = parts_of(Prompt(result.text, images=images)) if images else result.text
         messages.append({"role": "tool", "name": name, "content": content})
     return messages
 

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from trl.chat_template_utils import add_response_schema
 
 from mmgrpo.types import Example, Prompt
-from tests.tiny.chat_tokenizers import CHATML, CHATML_ENDS, build
+from tests.tiny import processors, vision_language_models
+from tests.tiny.chat_tokenizers import CHATML, CHATML_ENDS, QWEN_VISION_TOKENS, build
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
@@ -27,16 +28,38 @@ def tokenizer_of(template: str = "qwen3", specials: Sequence[str] = (), **ends: 
 
 def caller(template: str, examples: Sequence[Example], **settings: Any) -> LanguagePolicy:
     """A policy that writes the texts of the examples after their prompts; its tokens are long pieces of them."""
-    written: Any = tokenizer_of(template)
+    return policy_of(tokenizer_for(template, examples), examples, **settings)
+
+
+def vision_caller(examples: Sequence[Example], **settings: Any) -> LanguagePolicy:
+    """As ``caller``, with the template, the processor and the architecture of Qwen3-VL."""
+    tokenizer: Any = tokenizer_for("qwen3_vl", examples, QWEN_VISION_TOKENS)
+    parts = processors.qwen3_vl()
+    template = tokenizer.chat_template
+    processor = type(parts)(parts.image_processor, tokenizer, parts.video_processor, chat_template=template)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = vision_language_models.qwen3_vl(tokenizer)
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.bos_token_id = None
+    policy = LanguagePolicy(model.float().eval(), processor, {"max_new_tokens": 512, "temperature": 0.1, **settings})
+    return trained(policy, examples)
+
+
+def tokenizer_for(template: str, examples: Sequence[Example], specials: Sequence[str] = ()) -> PreTrainedTokenizerBase:
+    """A tokenizer whose tokens are long pieces of the examples."""
+    written: Any = tokenizer_of(template, specials)
     texts = [
         written.apply_chat_template(
             list(example.prompt.messages or ()), tokenize=False, **example.prompt.chat_template_kwargs
         )
         for example in examples
     ] + [example.text or "" for example in examples]
-    trained = written.train_new_from_iterator([*texts, *texts], vocab_size=1_000)
-    trained.chat_template = written.chat_template
-    return policy_of(add_response_schema(trained), examples, **settings)
+    tokenizer = written.train_new_from_iterator([*texts, *texts], vocab_size=1_000)
+    tokenizer.chat_template = written.chat_template
+    return add_response_schema(tokenizer)
 
 
 def policy_of(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example] = (), **settings: Any) -> LanguagePolicy:
@@ -61,6 +84,11 @@ def policy_of(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example] = 
             )
         )
     policy = LanguagePolicy(model.float().eval(), tokenizer, {"max_new_tokens": 512, "temperature": 0.1, **settings})
+    return trained(policy, examples)
+
+
+def trained(policy: LanguagePolicy, examples: Sequence[Example]) -> LanguagePolicy:
+    """The policy, after updates on the examples."""
     optimizer = torch.optim.Adam(policy.trainable, lr=1e-2)
     for _ in range(MAX_UPDATES if examples else 0):
         loss = policy.supervised_loss(examples, seeds=[0] * len(examples)).mean
