@@ -268,6 +268,11 @@ class Sample:
         return self.group, self.member
 
     @property
+    def tool_results(self) -> list[ToolResult]:
+        """The results of the calls of its conversation, in order; those of a turn that was cut off are not known."""
+        return [result for reply in self.turn_replies if reply is not None for result in reply.results]
+
+    @property
     def turns(self) -> dict[str, Any]:
         """Its fields ``TURNS`` by name; empty without a conversation."""
         return {name: list(getattr(self, name)) for name in TURNS} if self.turn_ends else {}

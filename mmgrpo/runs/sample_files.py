@@ -158,7 +158,7 @@ def sample_stats(samples: Sequence[Sample]) -> SampleStats:
     completions = [(sample.num_tokens, sample.finished) for sample in samples if sample.tokens is not None]
     episodes = [sample for sample in samples if sample.turn_texts]
     num_failed = sum(sample.environment_error is not None for sample in episodes)
-    results = [result for sample in samples for reply in sample.turn_replies if reply for result in reply.results]
+    results = [result for sample in samples for result in sample.tool_results]
     tools = _summed([(result.name or UNREADABLE, ToolUse(1, result.failed, result.seconds)) for result in results])
     return SampleStats(completions, diversity_metrics(samples), len(episodes), num_failed, tools)
 

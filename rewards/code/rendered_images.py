@@ -9,7 +9,7 @@ from typing import final
 
 from PIL import Image
 
-from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.system.sandbox import Program, SandboxLimits, run
 from mmgrpo.types import Sample, Score
@@ -17,6 +17,7 @@ from mmgrpo.types import Sample, Score
 from ..models.checkpoints import require_positive
 from ..parsing.code_blocks import ExtractCode, extract_code
 from ..parsing.extraction import require_choice
+from ..parsing.inner_rewards import inner_scores
 from .parallel_scoring import score_in_parallel
 from .shell_commands import describe_outcome, find_command
 
@@ -77,10 +78,8 @@ class Rendered:
         image_samples = [
             Sample(samples[i].prompt, samples[i].group, samples[i].member, image=render) for i, render in images.items()
         ]
-        inner_scores = list(self.of(image_samples)) if image_samples else []
-        if len(inner_scores) != len(image_samples):
-            raise RewardError(f"the inner reward returned {len(inner_scores)} values for {len(image_samples)} samples")
-        for i, value in zip(images, inner_scores, strict=True):
+        scores = inner_scores(self.of, image_samples).scores if image_samples else []
+        for i, value in zip(images, scores, strict=True):
             values[i] = value
         return values
 

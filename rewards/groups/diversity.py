@@ -17,7 +17,8 @@ from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
 from ..parsing.extraction import MAX_TEXT_CHARS, require_choice
-from .grouping import inner_scores, is_score, needed_values, within_groups
+from ..parsing.inner_rewards import inner_scores, is_score, needed_values
+from .grouping import within_groups
 
 Rule = Literal["divide", "bonus"]
 Similarity = Literal["ngrams", "pixels"]

@@ -13,7 +13,8 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.reward import Reward
 from mmgrpo.types import Prompt, Sample, Score
 
-from .grouping import groups, is_score, needed_values
+from ..parsing.inner_rewards import is_score, needed_values
+from .grouping import groups
 from .pairwise_comparisons import (
     Decide,
     Judge,

@@ -12,7 +12,7 @@ from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
-from .grouping import inner_scores, is_score
+from ..parsing.inner_rewards import inner_scores, is_score
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
 from ..parsing.extraction import require_fraction
-from .grouping import inner_scores, is_score, needed_values, within_groups
+from ..parsing.inner_rewards import inner_scores, is_score, needed_values
+from .grouping import within_groups
 
 _FORMULA = re.compile(r"\\\[([^\]]*)\\\]|\\\(([^)]*)\\\)|\$([^$]*)\$")
 

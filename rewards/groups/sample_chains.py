@@ -9,7 +9,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
-from .grouping import inner_scores, is_score, needed_values
+from ..parsing.inner_rewards import inner_scores, is_score, needed_values
 
 Identity = tuple[int, int]
 

@@ -14,7 +14,8 @@ from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
 from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract, without_thought
-from .grouping import groups, inner_scores, is_score, needed_values
+from ..parsing.inner_rewards import inner_scores, is_score, needed_values
+from .grouping import groups
 
 Rule = Literal["lead", "sigmoid"]
 

@@ -11,7 +11,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Scope, Score
 
-from .grouping import inner_scores, is_score, needed_values
+from ..parsing.inner_rewards import inner_scores, is_score, needed_values
 
 
 @final

@@ -10,7 +10,8 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
-from .grouping import inner_scores, is_score, needed_values, within_groups
+from ..parsing.inner_rewards import inner_scores, is_score, needed_values
+from .grouping import within_groups
 
 
 @final

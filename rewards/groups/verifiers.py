@@ -10,7 +10,8 @@ from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
 from ..parsing.extraction import require_choice
-from .grouping import groups, inner_scores, is_score, needed_values, within_groups
+from ..parsing.inner_rewards import inner_scores, is_score, needed_values
+from .grouping import groups, within_groups
 
 Unit = Literal["tokens", "characters"]
 

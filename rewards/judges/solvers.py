@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
-from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
 from ..parsing.explanations import parts
 from ..parsing.extraction import Extract, extract_answer, require_choice, require_extract
+from ..parsing.inner_rewards import inner_scores
 from ..parsing.sample_images import to_rgb
 from .judge_config import judge_of
 from .judge_protocol import ReplyParams
@@ -111,12 +112,8 @@ class Solver:
 
     def _right(self, sample: Sample, replies: Sequence[str]) -> Score | None:
         assert self.of is not None
-        reply_scores = list(
-            self.of([Sample(sample.prompt, sample.group, sample.member, text=reply) for reply in replies])
-        )
-        if len(reply_scores) != len(replies):
-            raise RewardError(f"the reward within gave {len(reply_scores)} values for {len(replies)} samples")
-        values = [float(value) for value in reply_scores if value is not None]
+        answers = [Sample(sample.prompt, sample.group, sample.member, text=reply) for reply in replies]
+        values = [value for value in inner_scores(self.of, answers).values if value is not None]
         return Score(sum(values) / len(values), {"reason": f"{len(values)} replies"}) if values else None
 
 

@@ -86,21 +86,21 @@ class SubmittedEvidence:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         values: list[float | Score | None] = [None] * len(samples)
         questions: dict[int, Question] = {}
-        evidence: dict[int, list[int]] = {}
+        num_results: dict[int, int] = {}
         for i, sample in enumerate(samples):
             if not sample.turn_ends:
                 continue
-            results = [result for reply in sample.turn_replies if reply is not None for result in reply.results]
+            results = sample.tool_results
             numbers = self._evidence(results)
             if numbers is None:
                 values[i] = Score(-1.0, {"reason": f"no single last call of {self._tool} with valid evidence"})
                 continue
             text = self._text(sample, results, numbers)
             if text is not None:
-                questions[i], evidence[i] = Question([], text), numbers
+                questions[i], num_results[i] = Question([], text), len(numbers)
         replies = self._judge.replies(list(questions.values()), self._reply_params) if questions else []
         for i, texts in zip(questions, replies, strict=True):
-            values[i] = self._score(texts, len(evidence[i]))
+            values[i] = self._score(texts, num_results[i])
         return values
 
     def _evidence(self, results: Sequence[ToolResult]) -> list[int] | None:

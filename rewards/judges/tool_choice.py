@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.types import Sample, Score
 
 from ..parsing.extraction import Extract, extract_answer, require_extract
+from ..parsing.inner_rewards import inner_scores, is_score
 from ..parsing.reference_values import find_reference_error, read_references
 from ..parsing.sample_images import to_rgb
 from .judge_config import judge_of
@@ -33,7 +34,8 @@ class ToolChoice:
     The text names tools by their numbers from 0, separated by commas: ``<answer>0, 3</answer>``. The model, local or at
     an endpoint, answers twice, with the outputs of these tools and without; the reward ``of`` scores both answers
     against the row like those of the policy, and 1 is right. Right with the outputs: 1. Right without them alone:
-    ``spoiled``. Neither: 0. A text without numbers of tools chooses none. A missing reply is a counted failure.
+    ``spoiled``. Neither: 0. A text without numbers of tools chooses none. A missing reply and a failure of ``of`` are
+    counted failures.
 
     Example: ``{name: tool_choice, model: Qwen/Qwen2.5-VL-7B-Instruct, of: {name: chart_answer}}``.
     Settings: ``column`` has the outputs of the tools of a row in order, texts or null; ``with_tools`` and
@@ -45,8 +47,6 @@ class ToolChoice:
     failed requests are not scored, in the code 0; images are passed as they are, in the code at a random scale.
     Traps: every sample costs two replies; at a temperature above 0 the same choice has different rewards.
     """
-
-    deterministic = True
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class ToolChoice:
         self._reply_params = ReplyParams(max_new_tokens=max_new_tokens, temperature=temperature)
         self._judge = judge_of("ToolChoice", model, system=system, endpoint=endpoint, local=local)
         self.concurrent = endpoint is not None
+        self.deterministic = temperature == 0
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         outputs = read_references("tool_choice", samples, self.column, _outputs)
@@ -83,9 +84,9 @@ class ToolChoice:
             if row is None:
                 continue
             chosen[i] = _numbers(extract_answer(sample.text or "", self._extract) or "", len(row))
-            asked = self._questions(sample, [row[number] for number in chosen[i]])
-            if asked is not None:
-                questions[i] = asked
+            pair = self._questions(sample, [row[number] for number in chosen[i]])
+            if pair is not None:
+                questions[i] = pair
         both = [question for pair in questions.values() for question in pair]
         replies = self._judge.replies(both, self._reply_params) if both else []
         for position, i in enumerate(questions):
@@ -108,13 +109,12 @@ class ToolChoice:
         if not all(replies):
             return Score(math.nan, {"reason": "no reply"})
         answers = [Sample(sample.prompt, sample.group, sample.member, text=texts[0]) for texts in replies]
-        scores = list(self.of(answers))
-        if len(scores) != len(answers):
-            raise RewardError(f"the reward within gave {len(scores)} values for {len(answers)} samples")
-        with_tools, without = scores
+        with_tools, without = inner_scores(self.of, answers).values
         if with_tools is None or without is None:
             return None
-        helped, plain = float(with_tools) >= 1, float(without) >= 1
+        if not is_score(with_tools) or not is_score(without):
+            return Score(math.nan, {"reason": "the reward of the answers failed"})
+        helped, plain = with_tools >= 1, without >= 1
         value = 1.0 if helped else self._spoiled if plain else 0.0
         reason = f"{_right(helped)} with tools {', '.join(map(str, chosen)) or 'none'}, {_right(plain)} without"
         return Score(value, {"reason": reason})

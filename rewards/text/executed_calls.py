@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, final
@@ -14,6 +14,7 @@ from mmgrpo.types import Sample, Score
 
 from ..parsing.extraction import require_choice
 from ..parsing.reference_values import find_reference_error, read_references
+from .structure import PATTERN_LIMIT_S, compiled_pattern
 from .tool_calls import ToolCall, parse_calls
 
 Measure = Literal["share", "any"]
@@ -23,9 +24,10 @@ Measure = Literal["share", "any"]
 class CallSuccess:
     """Reward: share of the calls of tools in a conversation that succeeded; 0 without any.
 
-    A call failed if the environment marks its result so, or if the result matches the regular expression ``failure``.
-    ``measure: any`` is 1 if one call succeeded. ``tools`` limits it to the tools of these names. None for a sample
-    without turns in an environment.
+    A call failed if the environment marks its result so, or if the result matches the regular expression ``failure``,
+    with ``.`` matching line ends; a search of more than one second is a failure of the reward (NaN). ``measure: any``
+    is 1 if one call succeeded. ``tools`` limits it to the tools of these names. None for a sample without turns in an
+    environment.
 
     Example: ``{name: call_success, failure: "^Error", measure: any}``.
     Range: 0 to 1.
@@ -42,23 +44,26 @@ class CallSuccess:
             raise ConfigError(f"CallSuccess.tools must be a list of names, got {tools!r}")
         self._tools = None if tools is None else frozenset(tools)
         self._measure: Measure = require_choice("CallSuccess.measure", measure, Measure)
-        try:
-            self._failure = None if failure is None else re.compile(failure)
-        except re.error as error:
-            raise ConfigError(f"CallSuccess.failure is no regular expression: {error}; got {failure!r:.80}") from error
+        self._failure = None if failure is None else compiled_pattern("CallSuccess.failure", failure)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [self._score(sample) if sample.turn_ends else None for sample in samples]
 
     def _score(self, sample: Sample) -> Score:
-        results = [result for result in _results(sample) if self._tools is None or result.name in self._tools]
-        num_successful = sum(not self._failed(result) for result in results)
+        results = [result for result in sample.tool_results if self._tools is None or result.name in self._tools]
+        try:
+            num_successful = sum(not self._failed(result) for result in results)
+        except TimeoutError:
+            return Score(math.nan, {"reason": "the pattern of a failure took too long"})
         share = num_successful / len(results) if results else 0.0
         value = share if self._measure == "share" else float(num_successful > 0)
         return Score(value, {"reason": f"{num_successful} of {len(results)} calls succeeded"})
 
     def _failed(self, result: ToolResult) -> bool:
-        return result.failed or (self._failure is not None and self._failure.search(result.text) is not None)
+        pattern = self._failure
+        return result.failed or (
+            pattern is not None and pattern.search(result.text, timeout=PATTERN_LIMIT_S) is not None
+        )
 
 
 @final
@@ -102,7 +107,7 @@ class RequiredCalls:
         tools = self._tools or {call.name for call in required}
         executed = Counter(
             _key(result.name, result.arguments)
-            for result in _results(sample)
+            for result in sample.tool_results
             if result.name in tools and not result.failed
         )
         needed = Counter(_key(call.name, call.parameters) for call in required)
@@ -110,10 +115,6 @@ class RequiredCalls:
         share = 0.0 if num_redundant else num_executed / len(required)
         reason = f"{num_executed} of {len(required)} required calls, {num_redundant} redundant"
         return Score(share if self._partial else float(share == 1), {"reason": reason})
-
-
-def _results(sample: Sample) -> list[ToolResult]:
-    return [result for reply in sample.turn_replies if reply is not None for result in reply.results]
 
 
 def _required(value: Any) -> list[ToolCall] | None:

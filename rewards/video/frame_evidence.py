@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -169,24 +168,17 @@ def _seconds(hours: str, minutes: str, seconds: str) -> float:
 def _evidence(value: Any) -> _Evidence | None:
     if not isinstance(value, Mapping):
         return None
-    scores, visible = value.get("scores"), value.get("visible")
+    scores, visible = _integers(value.get("scores")), _integers(value.get("visible"))
     fps, start_s = finite(value.get("fps")), finite(value.get("start", 0.0))
-    if fps is None or start_s is None or not fps > 0 or not math.isfinite(fps):
+    if scores is None or visible is None or fps is None or fps <= 0 or start_s is None:
         return None
-    if (
-        scores is None
-        or visible is None
-        or not scores
-        or not (_integers(scores) and _integers(visible))
-        or len(scores) > MAX_FRAMES
-    ):
-        return None
-    if not all(0 <= index < len(scores) for index in visible):
+    if not 0 < len(scores) <= MAX_FRAMES or not all(0 <= index < len(scores) for index in visible):
         return None
     return _Evidence(tuple(scores), fps, start_s, frozenset(visible))
 
 
-def _integers(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(
-        isinstance(each, int) and not isinstance(each, bool) for each in value
-    )
+def _integers(value: Any) -> list[int] | None:
+    """A list of integers; None for anything else."""
+    if not isinstance(value, list | tuple):
+        return None
+    return list(value) if all(isinstance(item, int) and not isinstance(item, bool) for item in value) else None

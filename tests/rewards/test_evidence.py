@@ -12,7 +12,7 @@ from mmgrpo.rewards.judges.tool_choice import ToolChoice
 from mmgrpo.rewards.text.answers import ExactMatch
 from mmgrpo.rewards.video.frame_evidence import FrameEvidence
 
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.samples import ToolResult, Turn
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.endpoint import Server
@@ -68,6 +68,19 @@ def test_bad_outputs_and_questions_of_tool_choice_are_errors() -> None:
         assert choice(server).reference_error(["table", None]) is None
         with pytest.raises(ConfigError, match=r"must contain \{outputs\}"):
             choice(server, with_tools="{question}")
+
+
+def test_a_failed_reward_of_the_answers_is_a_failure_of_the_choice() -> None:
+    """A value of NaN is not a wrong answer."""
+    row = wrote("<answer>0</answer>", "7", tools=["table"], question="hard")
+    with running(Server(says=frozen)) as server:
+        endpoint = {"url": server.url, "backoff": 0.0}
+        (value,) = scores_of(ToolChoice("tiny", lambda samples: [math.nan] * len(samples), endpoint=endpoint), [row])
+        assert math.isnan(value or 0.0)
+        with pytest.raises(RewardError, match="1 values for 2 samples"):
+            ToolChoice("tiny", lambda samples: [1.0], endpoint=endpoint)([row])
+        assert ToolChoice("tiny", ExactMatch(), endpoint=endpoint).deterministic
+        assert not ToolChoice("tiny", ExactMatch(), endpoint=endpoint, temperature=1.0).deterministic
 
 
 def submitted(*numbers: Any, before: int = 5, after: Sequence[ToolResult] = (), task: str = "buy tea") -> Sample:

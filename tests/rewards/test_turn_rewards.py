@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -91,6 +92,9 @@ def test_share_of_calls_that_succeeded() -> None:
     assert scores_of(CallSuccess(failure="^Error", measure="any"), rows) == [1, 1, 0, 0, None]
     assert scores_of(CallSuccess(tools=["b"]), rows[:2]) == [0, 0]
     assert explained(CallSuccess(), rows[0])["reason"] == "1 of 2 calls succeeded"
+    slow = called(ToolResult("a", "a" * 40 + "b"))
+    (value,) = scores_of(CallSuccess(failure="^(a|a)*$"), [slow])
+    assert math.isnan(value or 0.0)
     wrong: list[dict[str, Any]] = [{"failure": "("}, {"measure": "most"}, {"tools": "a"}]
     for settings in wrong:
         with pytest.raises(ConfigError, match=r"CallSuccess\."):
