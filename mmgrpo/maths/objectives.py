@@ -128,9 +128,13 @@ class Objective:
         if self.kl_beta < 0:
             raise ConfigError(f"kl_beta must be 0 or more, got {self.kl_beta}")
         if self.kl_beta > 0 and self.divergence is None:
-            raise ConfigError(f"kl_beta={self.kl_beta} needs a divergence: name one, or set kl_beta to 0")
+            raise ConfigError(
+                f"objective.kl.beta={self.kl_beta:g} needs objective.kl.divergence: name one, or set beta to 0"
+            )
         if self.kl_ratio_level is not None and self.kl_beta == 0:
-            raise ConfigError(f"kl_ratio_level={self.kl_ratio_level} weighs the divergence: set kl_beta above 0")
+            raise ConfigError(
+                f"objective.kl.ratio_level={self.kl_ratio_level} weights the divergence: set objective.kl.beta above 0"
+            )
         if self.ratio_level == "token" and any(selection.of_ratio for selection in self.selections):
             raise ConfigError(
                 "a selection of the ratio needs a ratio of several decisions: set ratio_level to sequence, or use "

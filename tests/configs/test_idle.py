@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import pytest
 import yaml
@@ -76,6 +76,17 @@ def test_phases_and_weights_that_move_after_the_last_step_are_warnings() -> None
     (sentence,) = idle_mechanisms(Algorithm.of(load_config("methods/grpo", {"rewards": rewards, "steps": 30})))
     assert sentence.startswith("no effect in 30 steps: rewards (brightness).schedule: the factor is 1 at every step")
     assert idle_mechanisms(Algorithm.of(load_config("methods/grpo", {"rewards": rewards, "steps": 31}))) == ()
+
+
+def test_settings_of_a_missing_environment_are_a_warning() -> None:
+    settings: dict[str, Any] = {"rollout.max_turns": 3, "rollout.environment_workers": 1}
+    (sentence,) = idle_mechanisms(Algorithm.of(load_config("methods/grpo", settings)))
+    assert sentence == (
+        "no effect: rollout.max_turns, rollout.environment_workers without rollout.environment; set that too, or leave "
+        "it out"
+    )
+    settings["rollout.environment"] = {"name": "bandit"}
+    assert idle_mechanisms(Algorithm.of(load_config("methods/grpo", settings))) == ()
 
 
 def test_warning_is_printed_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -343,11 +343,11 @@ def test_a_step_weight_without_noise_raises():
 def test_impossible_settings_raise():
     with pytest.raises(UnknownNameError, match="choose from token, segment, sequence, trajectory"):
         Objective(surrogate=PPO, aggregate=sequence_mean, ratio_level="word")
-    with pytest.raises(ConfigError, match="needs a divergence"):
+    with pytest.raises(ConfigError, match=r"needs objective\.kl\.divergence"):
         Objective(surrogate=PPO, aggregate=sequence_mean, kl_beta=0.1)
     with pytest.raises(UnknownNameError, match="unknown kl_ratio_level"):
         Objective(surrogate=PPO, aggregate=sequence_mean, kl_beta=0.1, divergence="k3", kl_ratio_level="word")
-    with pytest.raises(ConfigError, match="set kl_beta above 0"):
+    with pytest.raises(ConfigError, match=r"set objective\.kl\.beta above 0"):
         Objective(surrogate=PPO, aggregate=sequence_mean, kl_ratio_level="token")
     with pytest.raises(ConfigError, match="no importance weight"):
         full_objective(kl_ratio_level="token")
