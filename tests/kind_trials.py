@@ -2,12 +2,11 @@
 
     python -m tests.kind_trials --trials 200 --seed 0
 
-The kinds: mixed runs, a rewriter with its painter, conversations with and without images or
-interpreters, trees, replay, a critic, a
-verifier that is fitted while the run loads, a series by the command, and a comparison by the command. A trial sends
-SIGKILL, SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C, once or twice; a third of the trials while the run loads or fits. Then
-the run is resumed to its end. Compared bitwise: all lines without times, weights and states of checkpoints, files,
-samples, and the status. No process may be left when the interrupted one has ended.
+The kinds: mixed runs, a rewriter with its painter, conversations with and without images or interpreters, trees,
+replay, a critic, a verifier that is fitted while the run loads, a series by the command, and a comparison by the
+command. A trial sends SIGKILL, SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C, once or twice; a third of the trials while the
+run loads or fits. Then the run is resumed to its end. Compared bitwise: all lines without times, weights and states
+of checkpoints, files, samples, and the status. No process may be left when the interrupted one has ended.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def rewritten(output: Path, resume: Path | None, reward: Reward) -> Any:
 
 def conversations(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     """Turns with an environment, credited by turns."""
-    environment = {"name": "python:tests.test_trainer_exchanges:Asks", "told": "two red"}
+    environment = {"name": "python:tests.test_trainer_exchanges:Asks", "reply": "two red"}
     rollout = {"prompts_per_step": 2, "group_size": 3, "environment": environment, "max_turns": 2}
     values = {**EVERY_STEP, "output": str(output), "rollout": rollout, "update": {"optimizer": {"lr": 1e-3}}}
     policy = policy_of("llama", max_new_tokens=12)
@@ -283,8 +282,8 @@ def _listen() -> None:
     interrupts.install()
 
 
-def disturbed(case: Case, place: Place, undisturbed: Undisturbed, draw: random.Random) -> tuple[str, Sitting]:
-    """A sitting that gets a signal, or Ctrl-C twice."""
+def disturbed(case: Case, place: Place, undisturbed: Undisturbed, draw: random.Random) -> tuple[str, str, Sitting]:
+    """A sitting that gets a signal, or Ctrl-C twice: the signal, how the sitting ended, and the sitting."""
     number = draw.choice([signal.SIGKILL, signal.SIGINT, signal.SIGINT, *TERMINATING])
     limit_s = undisturbed.loaded_s if draw.random() < 1 / 3 else undisturbed.worked_s
     after_s, twice = draw.uniform(0, limit_s), number == signal.SIGINT and draw.random() < 1 / 3
@@ -301,7 +300,7 @@ def disturbed(case: Case, place: Place, undisturbed: Undisturbed, draw: random.R
     )
     if running := left_running(others):
         sitting = replace(sitting, code=LEFT_RUNNING, output=f"it left {running} running; {sitting.output[-300:]}")
-    return what, sitting
+    return what, "before the signal" if worked is None else f"code {sitting.code}", sitting
 
 
 def children() -> set[int]:
@@ -322,8 +321,7 @@ def left_running(others: set[int]) -> list[str]:
 
 def wrongs(case: Case, place: Place, undisturbed: Undisturbed, draw: random.Random) -> tuple[str, list[str]]:
     """How the disturbed sitting ended, and what is wrong after the run was resumed to its end."""
-    what, sitting = disturbed(case, place, undisturbed, draw)
-    end = "done" if sitting.code == DONE else f"code {sitting.code}"
+    what, end, sitting = disturbed(case, place, undisturbed, draw)
     faults = (
         [] if sitting.is_clear or sitting.code in (143, 138, 140) else [f"ended with {sitting.code}: {sitting.output}"]
     )

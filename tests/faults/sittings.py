@@ -177,23 +177,29 @@ def sit_both(case: Case, place: Place, *, in_parts: bool = False) -> Sitting:
 def ended(pid: int, place: Place, *, log: str = "output.log", limit_s: float = LIMIT_S) -> Sitting:
     """Waits for a process; one that does not end is killed, which is code 1."""
     until = time.monotonic() + limit_s
-    while (result := os.wait4(pid, os.WNOHANG))[0] == 0 and time.monotonic() < until:
+    while not (has_ended := _has_ended(pid)) and time.monotonic() < until:
         time.sleep(0.005)
-    if result[0] == 0:
+    if not has_ended:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         return Sitting(UNCLEAR, f"it did not end within {limit_s:g} s: {_output_of(place, log)}")
-    worked = result[2].ru_utime + result[2].ru_stime
-    return Sitting(os.waitstatus_to_exitcode(result[1]), _output_of(place, log), worked)
+    worked = _processor_s(pid)
+    return Sitting(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), _output_of(place, log), worked)
 
 
 def worked_s(pid: int) -> float | None:
-    """Seconds that a process was on a processor, which do not go by what else the machine does; None: it has ended."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return None if state == "Z" else int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
-    except OSError:
-        return None
+    """Seconds that a child was on a processor, which do not go by what else the machine does; None: it has ended."""
+    return None if _has_ended(pid) else _processor_s(pid)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended; it is not reaped."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _processor_s(pid: int) -> float:
+    """Seconds of all threads of a child, also of those that have ended, without its children: CPUCLOCK_SCHED."""
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def sit(case: Case, place: Place, **arguments: Any) -> Sitting:
