@@ -5,6 +5,7 @@ model.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from mmgrpo.samples import Turn as Turn
@@ -46,6 +47,22 @@ class Environment(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Releases what the conversation holds (processes, files, connections); called once, however it ends."""
+
+
+class SupportsOptionalRewards(ABC):
+    """An environment whose settings decide whether its turns may have a reward, in place of ``gives_rewards``."""
+
+    @classmethod
+    @abstractmethod
+    def may_reward(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether its turns may have a reward.
+
+        Args:
+            settings: arguments of the environment.
+
+        Returns:
+            Whether they may.
+        """
 
 
 class SupportsCalls(ABC):

@@ -8,10 +8,9 @@ from typing import Any
 
 from mmgrpo.config import RewardConfig, RunConfig
 from mmgrpo.config.methods import Need
-from mmgrpo.config.registry import names, resolve
+from mmgrpo.config.registry import may_reward_turns, names
 from mmgrpo.config.rewards import is_verifier, no_verifier
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.targets import is_python_target
 
 MODEL_REWARDS = frozenset(
     {
@@ -152,8 +151,7 @@ def _environment_reward(inputs: Inputs) -> str | None:
     environment = inputs.config.rollout.environment
     if environment is None:
         return _turns(inputs)
-    is_custom = is_python_target(environment.name)
-    if is_custom or getattr(resolve("environments", environment.name), "gives_rewards", True):
+    if may_reward_turns(environment.name, environment.numbers):
         return None
     if any(named.numbers.get("reward") for named in inputs.config.advantage.estimators):
         return None

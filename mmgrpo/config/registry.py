@@ -8,6 +8,7 @@ from typing import Any, final
 
 from pydantic import ValidationError
 
+from mmgrpo.environment import SupportsOptionalRewards
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.policy import SupportsWindows
 from mmgrpo.system.entry_points import entry_point_targets
@@ -250,6 +251,27 @@ def resolve(kind: str, name: str) -> Any:
     if name not in targets:
         raise UnknownNameError(f"unknown name {name!r} among {kind}{suggestion(name, targets)}")
     return import_attribute(targets[name])
+
+
+def may_reward_turns(environment: str, settings: Mapping[str, Any]) -> bool:
+    """Whether the turns of an environment may have rewards.
+
+    Args:
+        environment: its name.
+        settings: its settings.
+
+    Returns:
+        True for a function that makes one.
+
+    Raises:
+        UnknownNameError: no such name.
+        ConfigError: there is nothing at ``python:module:attribute``.
+        MissingPackageError: its module needs a package that is not installed.
+    """
+    kind = resolve("environments", environment)
+    if isinstance(kind, type) and issubclass(kind, SupportsOptionalRewards):
+        return kind.may_reward(settings)
+    return getattr(kind, "gives_rewards", True)
 
 
 @final

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from mmgrpo.config.registry import resolve
-from mmgrpo.environment import Environment, SupportsCalls, Turn
+from mmgrpo.config.registry import may_reward_turns, resolve
+from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, SupportsOptionalRewards, Turn
 from mmgrpo.environments.text_calls import SupportsTools, TextCalls, TextTool, Tools
 from mmgrpo.errors import ConfigError
 from mmgrpo.tool_calls import AssistantMessage
 from mmgrpo.tools import ToolEnvironment, ToolObjectEnvironment
 from mmgrpo.types import Prompt
 
-COMBINED = ("answer_tag", "describe")
-"""Settings that are those of the combination, not of a part."""
+PARTS = (SupportsTools, ToolEnvironment, ToolObjectEnvironment)
+
+TOOL_SETTINGS = tuple(inspect.signature(ToolEnvironment).parameters)[1:]
+"""Settings of ``ToolEnvironment`` that are those of the combination, not of a part."""
 
 
 @final
-class CombinedEnvironment(Environment, SupportsCalls):
+class CombinedEnvironment(Environment, SupportsCalls, SupportsFinalReward, SupportsOptionalRewards):
     """Answers the calls of the tools of several environments, in their order in the turn.
 
-    Parts are ``python``, ``search``, ``sql``, ``tools``, ``tool_object`` and environments that implement
-    ``SupportsTools``; the calls of all of them are in text formats, or all in that of ``ToolEnvironment``
-    (``call: tool_call``). A turn without calls ends the conversation, or goes to the ``partner``, an environment such
-    as ``simulated``, whose reply is the next turn and has its reward. Rewards of parts are not used.
+    Parts are ``python``, ``search``, ``sql``, ``tools``, ``tool_object`` and classes that implement ``SupportsTools``;
+    the calls of all of them are in text formats, or all in that of ``ToolEnvironment`` (``call: tool_call``). The
+    opening turn has their texts and images. A turn without calls ends the conversation, or goes to the ``partner``, an
+    environment such as ``simulated``, whose reply is the next turn and has its reward. Rewards of parts are not used,
+    so turns have none without a partner.
 
     Source: search and code in one conversation as in TAPO (arXiv:2510.07038); tools and a simulated user as in CoVe
     (arXiv:2603.01940).
@@ -37,6 +41,7 @@ class CombinedEnvironment(Environment, SupportsCalls):
         answer_tag: str | None = None,
         describe: bool = True,
         partner: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         """Creates the parts.
 
@@ -45,34 +50,54 @@ class CombinedEnvironment(Environment, SupportsCalls):
             answer_tag: tag of the final answer; None: a turn without a call ends the conversation.
             describe: whether the description of the calls is appended to the prompt.
             partner: name and settings of the environment that turns without calls go to.
+            **settings: with calls in the format of ``ToolEnvironment``, its other settings.
 
         Raises:
-            ConfigError: a part has no tools to combine, the parts' formats of calls differ or are equal, or there is
-                both a partner and a tag of the answer.
+            ConfigError: a part has no tools to combine, or a setting that is one of the combination; the parts' formats
+                of calls differ or are equal; there is both a partner and a tag of the answer.
         """
         if partner is not None and answer_tag is not None:
             raise ConfigError("combined has a partner, who ends the conversation: leave out answer_tag")
         self._parts: list[Environment] = []
         self._partner: Environment | None = None
         try:
-            self._parts += (_part(dict(part)) for part in parts)
-            self._partner = None if partner is None else _environment(dict(partner))
+            self._parts += (_part(*_named(part)) for part in parts)
+            if partner is not None:
+                name, others = _named(partner)
+                self._partner = resolve("environments", name)(**others)
             if len(self._parts) < 2 - (self._partner is not None):
                 raise ConfigError(f"combined needs two or more parts, got {len(parts)}: name a single one directly")
-            self._calls = TextCalls(_joined(self._parts, describe), answer_tag=answer_tag, describe=describe)
+            tools = _joined(self._parts, {"describe": describe, **settings})
+            self._calls = TextCalls(tools, answer_tag=answer_tag, describe=describe)
         except BaseException:
             self.close()
             raise
 
+    @classmethod
+    def may_reward(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether there is a partner whose turns may have a reward."""
+        partner = settings.get("partner")
+        return partner is not None and may_reward_turns(*_named(partner))
+
+    @property
+    def instance(self) -> Environment:
+        """This environment."""
+        return self
+
     def reset(self, prompt: Prompt) -> Turn:
-        """Begins the parts; the description of all calls, then the opening turn of the partner."""
-        for part in self._parts:
-            part.reset(prompt)
-        opening = self._calls.reset(prompt)
-        if self._partner is None:
-            return opening
-        turn = self._partner.reset(prompt)
-        return replace(turn, text="\n".join(filter(None, (opening.text, turn.text))), tools=opening.tools)
+        """The opening turns of the parts, the description of all calls, then the opening turn of the partner.
+
+        Raises: ConfigError if the partner has tools.
+        """
+        others = {name: value for name, value in prompt.chat_template_kwargs.items() if name != "tools"}
+        of_part = replace(prompt, chat_template_kwargs=others)  # a row selects among the tools of all parts
+        turns = [part.reset(of_part) for part in self._parts]
+        turns.append(calls := self._calls.reset(prompt))
+        turns.append(last := Turn() if self._partner is None else self._partner.reset(of_part))
+        if last.tools:
+            raise ConfigError("the partner of combined has tools: add it to parts, or choose a partner without tools")
+        text = "\n".join(turn.text for turn in turns if turn.text)
+        return replace(last, text=text, images=[image for turn in turns for image in turn.images], tools=calls.tools)
 
     def step(self, text: str) -> Turn:
         """The results of the calls in a text, as ``respond``."""
@@ -87,30 +112,37 @@ class CombinedEnvironment(Environment, SupportsCalls):
         """None: the call that took too long still uses its part, so the conversation ends."""
         return None
 
+    def final_reward(self) -> float | None:
+        """The partner's, if it rewards conversations that it did not end."""
+        return self._partner.final_reward() if isinstance(self._partner, SupportsFinalReward) else None
+
     def close(self) -> None:
         """Closes the parts and the partner."""
         for part in (*self._parts, *filter(None, [self._partner])):
             part.close()
 
 
-def _environment(settings: dict[str, Any]) -> Environment:
-    name = settings.pop("name", None)
+def _named(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of an environment and its settings."""
+    others = dict(settings)
+    name = others.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"a part of combined needs the name of an environment, got {name!r}")
-    return resolve("environments", name)(**settings)
+    return name, others
 
 
-def _part(settings: dict[str, Any]) -> Environment:
-    if shared := [setting for setting in COMBINED if setting in settings]:
+def _part(name: str, settings: Mapping[str, Any]) -> Environment:
+    kind = resolve("environments", name)
+    has_tools = isinstance(kind, type) and issubclass(kind, PARTS)
+    if not has_tools:
+        raise ConfigError(
+            f"combined cannot combine the environment {name}: parts are python, search, sql, tools, tool_object, and "
+            "classes that implement SupportsTools"
+        )
+    of_combined = ("answer_tag", "describe") if issubclass(kind, SupportsTools) else ("answer_tag", *TOOL_SETTINGS)
+    if shared := [setting for setting in of_combined if setting in settings]:
         raise ConfigError(f"{' and '.join(shared)} of a part: set it for combined, not for a part")
-    part = _environment(dict(settings))
-    if isinstance(part, SupportsTools | ToolEnvironment | ToolObjectEnvironment):
-        return part
-    part.close()
-    raise ConfigError(
-        f"combined cannot combine the environment {settings['name']}: parts are python, search, sql, tools, "
-        "tool_object, and environments that implement SupportsTools"
-    )
+    return kind(**settings, describe=False)
 
 
 def _tools_of(part: Environment) -> Tools:
@@ -120,7 +152,8 @@ def _tools_of(part: Environment) -> Tools:
     return part.tools
 
 
-def _joined(parts: Sequence[Environment], describe: bool) -> Tools:
+def _joined(parts: Sequence[Environment], settings: Mapping[str, Any]) -> Tools:
+    """The tools of the parts; settings are those of ``ToolEnvironment``."""
     tools = [_tools_of(part) for part in parts]
     with_schemas = [each for each in tools if isinstance(each, ToolEnvironment)]
     with_formats = [tool for each in tools if not isinstance(each, ToolEnvironment) for tool in each]
@@ -129,7 +162,9 @@ def _joined(parts: Sequence[Environment], describe: bool) -> Tools:
             "the parts of combined have calls of two kinds: set call: tool_call for all parts, or for none"
         )
     if with_schemas:
-        return ToolEnvironment([tool for each in with_schemas for tool in each.tools], describe)
+        return ToolEnvironment([tool for each in with_schemas for tool in each.tools], **settings)
+    if unused := sorted(settings.keys() - {"describe"}):
+        raise ConfigError(f"combined has no setting {', '.join(unused)} for calls in text formats: leave it out")
     _require_distinct(with_formats)
     return with_formats
 

@@ -132,7 +132,10 @@ Tools = Sequence[TextTool] | ToolEnvironment
 
 
 class SupportsTools(ABC):
-    """An environment whose tools ``CombinedEnvironment`` can combine with others."""
+    """An environment whose tools ``CombinedEnvironment`` can combine with others.
+
+    Its setting ``describe`` is whether its opening turn describes them, which is false where they are combined.
+    """
 
     @property
     @abstractmethod

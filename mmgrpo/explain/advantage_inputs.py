@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.config import Named, RunConfig
-from mmgrpo.config.registry import resolve, samples_tokens
+from mmgrpo.config import RunConfig
+from mmgrpo.config.registry import may_reward_turns, samples_tokens
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.feedback import Estimator
 from mmgrpo.maths.strategies import OF_GROUP_SIZE
@@ -32,7 +32,12 @@ def require_advantages(algorithm: Algorithm) -> None:
             )
         if isinstance(part, Estimator) and part.turns and environment is None:
             raise ConfigError(f"{name} reads turns of conversations: set rollout.environment")
-        if isinstance(part, Estimator) and part.turn_rewards and environment and not _gives_rewards(environment):
+        if (
+            isinstance(part, Estimator)
+            and part.turn_rewards
+            and environment
+            and not may_reward_turns(environment.name, environment.numbers)
+        ):
             raise ConfigError(without_turn_rewards(name, f"the environment {environment.name} gives none"))
         moves = any(key.startswith(name.replace(": ", ".")) for key in config.schedules)
         if part.keeps is not None and size is not None and part.keeps >= size and not moves:
@@ -49,11 +54,6 @@ def without_turn_rewards(reader: str, reason: str) -> str:
         "(Turn(reward=...), 0.0 for a turn that earns nothing), or set reward: LABEL there, a reward of the complete "
         "sample that counts in its last turn"
     )
-
-
-def _gives_rewards(environment: Named) -> bool:
-    """Whether the turns of an environment may have rewards; True for a function that makes one."""
-    return getattr(resolve("environments", environment.name), "gives_rewards", True)
 
 
 def _samples_tokens(config: RunConfig) -> bool:

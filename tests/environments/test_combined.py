@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from mmgrpo.environments.combined import CombinedEnvironment
 from mmgrpo.errors import ConfigError
@@ -21,6 +22,42 @@ pytestmark = needs_sandbox
 pytest.importorskip("bm25s")
 
 USER = {"url": "http://127.0.0.1:8000/v1", "model": "m", "system": "You are a customer."}
+
+
+CALLER = {"name": "python", "call": "tool_call"}
+
+
+def double(number: int) -> int:
+    """Doubles a number.
+
+    Args:
+        number: the number.
+    """
+    return 2 * number
+
+
+class Orders:
+    """The orders of a customer, as an object with tools."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    def reset(self) -> list[dict[str, Any]]:
+        self.cancelled = []
+        image = {"type": "image", "image": Image.new("RGB", (4, 2))}
+        return [{"type": "text", "text": "A customer writes."}, image]
+
+    def cancel(self, order: str) -> str:
+        """Cancels an order.
+
+        Args:
+            order: its number.
+
+        Returns:
+            What happened.
+        """
+        self.cancelled.append(order)
+        return f"{order} is cancelled"
 
 
 def combined(corpus: Path, call: str, **settings: Any) -> CombinedEnvironment:
@@ -83,7 +120,12 @@ def test_a_server_without_a_reply_ends_the_conversation(cities: Path) -> None:
     [
         ([{"name": "python"}], "two or more parts"),
         ([{"name": "python"}, {**USER, "name": "simulated"}], "cannot combine the environment simulated: parts are"),
-        ([{"name": "python", "answer_tag": "answer"}, {"name": "python"}], "set it for combined"),
+        ([{"name": "python", "answer_tag": "answer"}, {"name": "python"}], "answer_tag of a part: set it for combined"),
+        (
+            [{"name": "tools", "functions": [double], "retries": 2, "max_pixels": 4}, CALLER],
+            "retries and max_pixels of",
+        ),
+        ([{"name": "tool_object", "factory": Orders, "fences": {}}, CALLER], "fences of a part: set it for combined"),
         ([{"name": "python"}, {"name": "python"}], "begin with '```python"),
         ([{"name": "python"}, {"name": "python", "call": "tool_call"}], "set call: tool_call for all parts"),
         ([{"call": "tag"}, {"name": "python"}], "needs the name of an environment"),
@@ -94,26 +136,28 @@ def test_parts_that_cannot_be_combined_are_errors(parts: list[dict[str, Any]], m
         CombinedEnvironment(parts)
 
 
-class Orders:
-    """The orders of a customer, as an object with tools."""
+def test_settings_of_tools_are_those_of_the_combination() -> None:
+    parts = [{"name": "tools", "functions": [double]}, CALLER]
+    environment = CombinedEnvironment(parts, max_characters=3, fences={"python": "python"})
+    try:
+        doubled = environment.step('<tool_call>{"name": "double", "arguments": {"number": 5000}}</tool_call>')
+        fenced = environment.step("```python\nprint(12)\n```")
+    finally:
+        environment.close()
+    assert doubled.text == "100\n[2 characters are cut off]"
+    assert fenced.text == "12"
+    with pytest.raises(ConfigError, match="no setting fences, retries for calls in text formats"):
+        CombinedEnvironment([{"name": "python"}, {"name": "python", "call": "tag"}], fences={}, retries=1)
 
-    def __init__(self) -> None:
-        self.cancelled: list[str] = []
 
-    def reset(self) -> None:
-        self.cancelled = []
-
-    def cancel(self, order: str) -> str:
-        """Cancels an order.
-
-        Args:
-            order: its number.
-
-        Returns:
-            What happened.
-        """
-        self.cancelled.append(order)
-        return f"{order} is cancelled"
+def test_rows_select_tools_of_all_parts() -> None:
+    environment = CombinedEnvironment([{"name": "tools", "functions": [double]}, CALLER])
+    tools = [{"type": "function", "function": {"name": "python"}}]
+    opening = environment.reset(Prompt("?", chat_template_kwargs={"tools": tools}))
+    reply = environment.step('<tool_call>{"name": "double", "arguments": {"number": 5}}</tool_call>')
+    environment.close()
+    assert [tool["function"]["name"] for tool in opening.tools] == ["python"]
+    assert "there is no function 'double'; known are python" in reply.text
 
 
 def test_turns_without_calls_go_to_the_partner() -> None:
@@ -127,6 +171,7 @@ def test_turns_without_calls_go_to_the_partner() -> None:
         result = environment.step('<tool_call>{"name": "cancel", "arguments": {"order": "7"}}</tool_call>')
         end = environment.step("It is cancelled.")
         environment.close()
+    assert (opening.text, [image.size for image in opening.images]) == ("A customer writes.", [(4, 2)])
     assert [tool["function"]["name"] for tool in opening.tools] == ["cancel"]
     assert (question.text, result.text, end.done) == ("Order 7, please.", "7 is cancelled", True)
     assert [(each.name, each.arguments) for each in result.results] == [("cancel", {"order": "7"})]
@@ -134,3 +179,21 @@ def test_turns_without_calls_go_to_the_partner() -> None:
     assert texts == ["Which order?", "It is cancelled."]
     with pytest.raises(ConfigError, match="leave out answer_tag"):
         CombinedEnvironment([{"name": "python"}], answer_tag="answer", partner={"name": "simulated"})
+
+
+class Paying(Orders):
+    """Orders with a reward."""
+
+    def get_reward(self) -> float:
+        return float(len(self.cancelled))
+
+
+def test_a_partner_rewards_conversations_that_it_did_not_end() -> None:
+    environment = CombinedEnvironment([CALLER], partner={"name": "tool_object", "factory": Paying, "describe": False})
+    environment.reset(Prompt("?"))
+    assert environment.final_reward() == 0.0
+    environment.close()
+    with_tools = CombinedEnvironment([CALLER], partner={"name": "tool_object", "factory": Paying})
+    with pytest.raises(ConfigError, match="the partner of combined has tools"):
+        with_tools.reset(Prompt("?"))
+    with_tools.close()

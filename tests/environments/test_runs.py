@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, final
 
 import pytest
 
 from mmgrpo import Trainer
+from mmgrpo.environment import Environment, Turn
+from mmgrpo.runs.checkpoint import list_checkpoints
 from mmgrpo.types import Prompt, Sample
 from tests.environments.chat_server import ChatServer
 from tests.environments.test_mcp_tools import SERVER
 from tests.environments.test_search import CITIES, written
 from tests.environments.test_sql import SCHEMA
 from tests.environments.test_video_tools import frame
+from tests.faults.runs import differing, run_state
 from tests.policies.test_language_exchanges import terse
-from tests.policies.tiny_language import picture
+from tests.policies.tiny_language import picture, prompts_of
 from tests.rewards.sandboxed import needs_sandbox
 from tests.test_tools import call
 
@@ -107,6 +113,71 @@ def test_text_game(tmp_path: Path) -> None:
     lines, report = trained(tmp_path, environment, "I guess [7]", columns={"seed": 3})
     check(lines, None)
     assert "target number is" in report
+
+
+def test_recorded_screens(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{number}.png") for number in range(3)]
+    for path in paths:
+        picture(32, 32).save(path)
+    actions = ["click(x=9, y=9)", "press_back()", "finished()"]
+    environment = {"name": "recorded_screens", "match": {"distance": 4}}
+    prefix = "<think>So.</think>click(x=9, y=8)\n"
+    columns = {"screens": paths, "actions": actions}
+    lines, _ = trained(tmp_path / "run", environment, prefix, VLM, columns=columns)
+    check(lines, None)
+    files = list(tmp_path.glob("run/**/samples.jsonl"))
+    turns = [json.loads(row)["turns"] for file in files for row in file.read_text().splitlines()]
+    assert [[turn["reward"] for turn in sample] for sample in turns] == [[1.0, 0.0]] * (2 * 2 * 3)
+
+
+@final
+class Tally(Environment):
+    """Its replies depend on all turns of the conversation; one of its conversations may interrupt the run."""
+
+    resets: ClassVar[Any] = count(1)
+    interrupt_at: ClassVar[int | None] = None
+    open_ones: ClassVar[set[Environment]] = set()
+
+    def reset(self, prompt: Prompt) -> Turn:
+        self.open_ones.add(self)
+        self.number, self.total = next(self.resets), 0
+        return Turn()
+
+    def step(self, text: str) -> Turn:
+        if self.number == self.interrupt_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.total += len(text) + 1
+        return Turn(text=("two red", "two blue")[self.total % 2], reward=float(self.total))
+
+    def close(self) -> None:
+        self.open_ones.discard(self)
+
+
+def test_a_run_interrupted_within_conversations_resumes_to_the_same_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trainer(folder: Path, resume: Path | None = None) -> Trainer:
+        rollout = {"prompts_per_step": 2, "group_size": 2, "environment": f"python:{__name__}:Tally", "max_turns": 3}
+        values = {
+            "steps": 3,
+            "rollout": rollout,
+            "update": {"optimizer": {"lr": 1e-3}},
+            "checkpoint": {"every": 1},
+            "output": str(folder),
+        }
+        rewards = ["environment_return"]
+        return Trainer(terse("llama"), rewards, prompts_of("llama"), values, resume=resume)
+
+    uninterrupted = trainer(tmp_path / "uninterrupted").train()
+    monkeypatch.setattr(Tally, "resets", count(1))
+    monkeypatch.setattr(Tally, "interrupt_at", 2 * 4 + 1)  # the first of four conversations in the third step
+    interrupted = trainer(tmp_path / "interrupted")
+    folder = interrupted.train()
+    assert interrupted.status == "terminated"
+    assert [path.name for path in list_checkpoints(folder)][-1] == "step-000002"
+    assert trainer(tmp_path / "interrupted", resume=folder).train() == folder
+    assert list(differing(run_state(folder), run_state(uninterrupted))) == []
+    assert not Tally.open_ones
 
 
 def test_simulated(tmp_path: Path) -> None:
