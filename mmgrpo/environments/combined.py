@@ -63,8 +63,7 @@ class CombinedEnvironment(Environment, SupportsCalls, SupportsFinalReward, Suppo
         try:
             self._parts += (_part(*_named(part)) for part in parts)
             if partner is not None:
-                name, others = _named(partner)
-                self._partner = resolve("environments", name)(**others)
+                self._partner = _environment(*_named(partner))
             if len(self._parts) < 2 - (self._partner is not None):
                 raise ConfigError(f"combined needs two or more parts, got {len(parts)}: name a single one directly")
             tools = _joined(self._parts, {"describe": describe, **settings})
@@ -91,9 +90,9 @@ class CombinedEnvironment(Environment, SupportsCalls, SupportsFinalReward, Suppo
         """
         others = {name: value for name, value in prompt.chat_template_kwargs.items() if name != "tools"}
         of_part = replace(prompt, chat_template_kwargs=others)  # a row selects among the tools of all parts
-        turns = [part.reset(of_part) for part in self._parts]
-        turns.append(calls := self._calls.reset(prompt))
-        turns.append(last := Turn() if self._partner is None else self._partner.reset(of_part))
+        calls = self._calls.reset(prompt)
+        last = Turn() if self._partner is None else self._partner.reset(of_part)
+        turns = [*(part.reset(of_part) for part in self._parts), calls, last]
         if last.tools:
             raise ConfigError("the partner of combined has tools: add it to parts, or choose a partner without tools")
         text = "\n".join(turn.text for turn in turns if turn.text)
@@ -131,10 +130,13 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, others
 
 
+def _environment(name: str, settings: Mapping[str, Any]) -> Environment:
+    return resolve("environments", name)(**settings)
+
+
 def _part(name: str, settings: Mapping[str, Any]) -> Environment:
     kind = resolve("environments", name)
-    has_tools = isinstance(kind, type) and issubclass(kind, PARTS)
-    if not has_tools:
+    if not (isinstance(kind, type) and issubclass(kind, PARTS)):
         raise ConfigError(
             f"combined cannot combine the environment {name}: parts are python, search, sql, tools, tool_object, and "
             "classes that implement SupportsTools"
@@ -142,7 +144,7 @@ def _part(name: str, settings: Mapping[str, Any]) -> Environment:
     of_combined = ("answer_tag", "describe") if issubclass(kind, SupportsTools) else ("answer_tag", *TOOL_SETTINGS)
     if shared := [setting for setting in of_combined if setting in settings]:
         raise ConfigError(f"{' and '.join(shared)} of a part: set it for combined, not for a part")
-    return kind(**settings, describe=False)
+    return _environment(name, {**settings, "describe": False})
 
 
 def _tools_of(part: Environment) -> Tools:
