@@ -10,6 +10,7 @@ from typing import Literal, final, get_args
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.environments.seeds import seed_of
+from mmgrpo.environments.unused_settings import require_unset
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt
 
@@ -43,7 +44,7 @@ class BanditEnvironment(Environment):
         pulls: int = 10,
         family: Family = "bernoulli",
         reward: BanditReward = "regret",
-        deviation: float = 1.0,
+        deviation: float | None = None,
         invalid: float = -1.0,
     ) -> None:
         """Checks the settings.
@@ -53,13 +54,16 @@ class BanditEnvironment(Environment):
             pulls: number of turns, after which the conversation ends.
             family: distribution of the payoffs: 0 or 1, or normal.
             reward: reward of a pull: payoff, regret or ucb.
-            deviation: standard deviation of normal payoffs.
+            deviation: standard deviation of normal payoffs; None: 1.
             invalid: reward of a turn without an arm.
 
         Raises:
             ConfigError: a setting is not allowed.
         """
-        if not 2 <= arms <= MAX_ARMS or pulls < 1 or not 0 < deviation < math.inf:
+        if family == "bernoulli":
+            require_unset("bandit", "set family: gaussian, or remove it", deviation=deviation)
+        self._deviation = 1.0 if deviation is None else deviation
+        if not 2 <= arms <= MAX_ARMS or pulls < 1 or not 0 < self._deviation < math.inf:
             raise ConfigError(
                 f"bandit needs 2 to {MAX_ARMS} arms, pulls >= 1 and deviation > 0, got {arms}, {pulls}, {deviation}"
             )
@@ -69,7 +73,7 @@ class BanditEnvironment(Environment):
                 f"{family!r} and {reward!r}"
             )
         self._arms, self._pulls, self._invalid = arms, pulls, invalid
-        self._family, self._deviation, self._reward = family, deviation, REWARDS[reward]
+        self._family, self._reward = family, REWARDS[reward]
         self._seed = 0
         self._means: Sequence[float] = ()
         self._payoffs: list[list[float]] = []

@@ -11,6 +11,7 @@ from PIL import Image
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.environments.seeds import seed_of
+from mmgrpo.environments.unused_settings import require_unset
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import required
 from mmgrpo.system.targets import import_python_target
@@ -47,17 +48,23 @@ class GymnasiumEnvironment(Environment):
             actions: names of the numbered actions, in order; None: the numbers.
             read_action: the action of a turn, a function or ``python:module:function``, which raises ValueError for a
                 turn without one; None: by name, or the turn.
-            observation: the text of an observation, likewise; None: as above.
-            settings: arguments of ``gymnasium.make``, such as ``{render_mode: ansi, is_slippery: false}``.
+            observation: the text of an observation, likewise; None: as above. Not with ``render_mode: ansi``.
+            settings: arguments of ``gymnasium.make``, such as ``{render_mode: ansi, is_slippery: false}``; its
+                ``render_mode`` is ansi or rgb_array, if it has one.
             max_chars: maximum length of an observation.
 
         Raises:
-            ConfigError: there is no such environment, it has actions of another kind and no ``read_action``, or
-                ``actions`` does not name each of them.
+            ConfigError: there is no such environment, it has actions of another kind and no ``read_action``,
+                ``actions`` does not name each of them, or a setting would have no effect.
             MissingPackageError: ``gymnasium`` is not installed.
         """
         if max_chars < 1:
             raise ConfigError(f"max_chars must be at least 1, got {max_chars}")
+        render_mode = (settings or {}).get("render_mode")
+        if render_mode not in (None, "ansi", "rgb_array"):
+            raise ConfigError(f"settings.render_mode of gymnasium must be ansi or rgb_array, got {render_mode!r}")
+        if render_mode == "ansi":
+            require_unset("gymnasium", "remove it, or settings.render_mode: ansi", observation=observation)
         gymnasium = required("gymnasium", "the environment gymnasium")
         try:
             self._game = gymnasium.make(game, **(settings or {}))

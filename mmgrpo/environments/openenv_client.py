@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any, final
 
 from mmgrpo.environment import Environment, SupportsCalls, Turn
-from mmgrpo.errors import ConfigError
+from mmgrpo.environments.unused_settings import require_unset
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.bounded_http import download
 from mmgrpo.system.extras import required
 from mmgrpo.system.json_requests import require_server
@@ -38,7 +39,7 @@ class OpenEnvEnvironment(Environment, SupportsCalls):
         url: str,
         action: str | None = None,
         observation: str | None = None,
-        columns: Sequence[str] = ("seed",),
+        columns: Sequence[str] | None = None,
         max_chars: int = 4000,
         timeout_s: float = 60.0,
         **settings: Any,
@@ -49,19 +50,21 @@ class OpenEnvEnvironment(Environment, SupportsCalls):
             url: its address.
             action: field of an action that is the turn's text; None: actions are calls of a tool.
             observation: field of an observation that is the text of the answer; None: the observation as JSON.
-            columns: columns of the row that are arguments of the server's reset, where the row has them.
+            columns: columns of the row that are arguments of the server's reset; None: ``seed``, if the row has it.
             max_chars: maximum length of an answer.
             timeout_s: seconds that a request may take.
             **settings: without ``action``, settings of ``ToolEnvironment``.
 
         Raises:
             MissingPackageError: ``openenv-core`` is not installed.
-            ConfigError: the server does not answer, or its actions have no such field.
+            ConfigError: the server does not answer, its actions have no such field, or a setting would have no effect.
         """
+        if action is not None:
+            require_unset("openenv", "it is one of the tool: remove it, or action", **settings)
         require_server(url, "url of the environment openenv")
         package = required("openenv.core", "the environment openenv")
         self._action, self._observation = action, observation
-        self._columns, self._max_chars = tuple(columns), max_chars
+        self._columns, self._max_chars = columns, max_chars
         self._reward, self._done = 0.0, False
         try:
             schema = json.loads(download(f"{url.rstrip('/')}/schema", limit=MAX_SCHEMA_BYTES, timeout_s=timeout_s))
@@ -79,8 +82,14 @@ class OpenEnvEnvironment(Environment, SupportsCalls):
         self._tools = None if action else ToolEnvironment([Tool("step", step, self._call)], **settings)
 
     def reset(self, prompt: Prompt) -> Turn:
-        """The first observation, and the tool."""
-        arguments = {name: prompt.columns[name] for name in self._columns if name in prompt.columns}
+        """The first observation, and the tool.
+
+        Raises: DataError if the row has none of a column that is set.
+        """
+        if missing := [name for name in self._columns or () if name not in prompt.columns]:
+            raise DataError(f"the row has no {', '.join(missing)}: change 'columns' of the environment openenv")
+        names = ("seed",) if self._columns is None else self._columns
+        arguments = {name: prompt.columns[name] for name in names if name in prompt.columns}
         result = self._client.reset(**arguments)
         turn = Turn() if self._tools is None else self._tools.reset(prompt)
         return replace(turn, text=self._text(result.observation))

@@ -8,6 +8,7 @@ from typing import Any, final
 
 from mmgrpo.data.image_loading import load_image_column
 from mmgrpo.environment import Environment, Turn
+from mmgrpo.environments.unused_settings import require_unset
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.targets import import_attribute
 from mmgrpo.types import Prompt, Sample, Score
@@ -15,6 +16,8 @@ from mmgrpo.types import Prompt, Sample, Score
 ACTION_REWARD = "mmgrpo.rewards.grounding.gui_action:GuiAction"
 ACTION = "expert_action"
 MATCH = {"column": ACTION, "coordinates": "original"}
+UNUSED = ("column", "type_weight", "place_weight", "text_weight")
+"""Settings of ``gui_action`` without a part in the match of an action."""
 
 PARSED, SAME_TYPE, SAME = 0.1, 0.5, 1.0
 """Scores of an action of another type than the expert's, of its type, and of one that is the expert's."""
@@ -50,8 +53,8 @@ class RecordedScreensEnvironment(Environment):
         Args:
             max_patches: patches per conversation; None: no limit.
             format_weight: weight of the thought in the reward of a turn, from 0 to below 1.
-            match: settings of ``gui_action``, such as ``distance``; without ``coordinates``, positions are pixels of
-                the screens.
+            match: settings of ``gui_action`` but ``column`` and its weights, such as ``distance``; without
+                ``coordinates``, positions are pixels of the screens.
 
         Raises:
             ConfigError: a setting is not allowed.
@@ -61,6 +64,8 @@ class RecordedScreensEnvironment(Environment):
                 "recorded_screens needs max_patches of at least 0 (or null) and 0 <= format_weight < 1, got "
                 f"{max_patches} and {format_weight}"
             )
+        unused = {name: value for name, value in (match or {}).items() if name in UNUSED}
+        require_unset("recorded_screens.match", "each part of an action must match; remove it", **unused)
         try:
             self._reward = import_attribute(ACTION_REWARD)(**{**MATCH, **(match or {})})
         except TypeError as error:

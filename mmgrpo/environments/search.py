@@ -14,6 +14,7 @@ from typing import Any, Protocol, final
 from mmgrpo.data.json_texts import row_of
 from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.environments.text_calls import CallFormat, SupportsTools, TextCalls, TextTool, Tools
+from mmgrpo.environments.unused_settings import require_unset
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.extras import required
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, post_json, require_server
@@ -96,7 +97,7 @@ class Corpus:
             path: the file.
 
         Raises:
-            ConfigError: there is no such file, or no document in it.
+            ConfigError: there is no such file, or no document or word in it.
             MissingPackageError: ``bm25s`` is not installed.
         """
         self._bm25s = required("bm25s", "the environment search with a corpus")
@@ -109,7 +110,10 @@ class Corpus:
             raise ConfigError(f'{path} has no documents: a line is such as {{"title": "..", "text": ".."}}')
         self._index = self._bm25s.BM25()
         texts = [f"{document.title}\n{document.text}" for document in self._documents]
-        self._index.index(self._bm25s.tokenize(texts, show_progress=False), show_progress=False)
+        tokens = self._bm25s.tokenize(texts, show_progress=False)
+        if not any(tokens.ids):
+            raise ConfigError(f"{path} has no words that can be searched: they have two letters, and are no stop words")
+        self._index.index(tokens, show_progress=False)
 
     def search(self, query: str, topk: int) -> Sequence[Document]:
         """The best documents that share a word with the query, without stop words; best first.
@@ -213,8 +217,8 @@ class SearchEnvironment(Environment, SupportsCalls, SupportsTools):
         answer_tag: str | None = "answer",
         describe: bool = True,
         max_chars: int = 4000,
-        timeout_s: float = 20.0,
-        retries: int = 2,
+        timeout_s: float | None = None,
+        retries: int | None = None,
     ) -> None:
         """Loads the knowledge bases; environments of a process share a corpus.
 
@@ -228,13 +232,16 @@ class SearchEnvironment(Environment, SupportsCalls, SupportsTools):
             answer_tag: tag of the final answer; None: a turn without a call ends the conversation.
             describe: whether the description of the calls is appended to the prompt.
             max_chars: maximum length of a result.
-            timeout_s: time limit of a request, in seconds.
-            retries: number of retries of a request.
+            timeout_s: time limit of a request to a retriever, in seconds; None: 20.
+            retries: number of retries of a request to a retriever; None: 2.
 
         Raises:
-            ConfigError: a setting is not allowed, or a corpus cannot be read.
+            ConfigError: a setting is not allowed or would have no effect, or a corpus cannot be read.
             MissingPackageError: a corpus needs ``bm25s``.
         """
+        if url is None and not any("url" in base for base in (bases or {}).values()):
+            require_unset("search", "set it with a url, or remove it", timeout_s=timeout_s, retries=retries)
+        timeout_s, retries = 20.0 if timeout_s is None else timeout_s, 2 if retries is None else retries
         if topk < 1 or max_chars < 1 or not timeout_s > 0 or retries < 0:
             raise ConfigError(
                 "search needs topk >= 1, max_chars >= 1, timeout_s > 0 and retries >= 0, got "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import final
+from collections.abc import Mapping
+from typing import Any, final
 
 from mmgrpo.data.prompt_templates import fill_template
-from mmgrpo.environment import Environment, Turn
+from mmgrpo.environment import Environment, SupportsOptionalRewards, Turn
 from mmgrpo.environments.chat_models import ChatModel, LoadedModel, ServedModel
+from mmgrpo.environments.unused_settings import require_unset
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, require_server
 from mmgrpo.tool_calls import bounded
@@ -15,7 +17,7 @@ from mmgrpo.types import Prompt
 
 
 @final
-class SimulatedEnvironment(Environment):
+class SimulatedEnvironment(Environment, SupportsOptionalRewards):
     """Replies by a model at an OpenAI-compatible server, or by one that is loaded into the process.
 
     The model reads the instruction ``system``, in which ``{column}`` is a column of the row and ``{prompt}`` its text,
@@ -40,10 +42,10 @@ class SimulatedEnvironment(Environment):
         temperature: float = 0.0,
         max_chars: int = 4000,
         key_variable: str | None = None,
-        timeout_s: float = 50.0,
-        retries: int = 2,
+        timeout_s: float | None = None,
+        retries: int | None = None,
         device: str | None = None,
-        dtype: str = "bfloat16",
+        dtype: str | None = None,
     ) -> None:
         """Checks the settings; the server is called, or the model loaded, with the first conversation.
 
@@ -56,15 +58,22 @@ class SimulatedEnvironment(Environment):
             max_new_tokens: maximum number of tokens of a reply.
             temperature: sampling temperature of the model.
             max_chars: maximum length of a turn.
-            key_variable: environment variable with the API key; None sends none.
-            timeout_s: time limit of a request, in seconds.
-            retries: number of retries of a request.
+            key_variable: environment variable with the API key of the server; None sends none.
+            timeout_s: time limit of a request to the server, in seconds; None: 50.
+            retries: number of retries of a request to the server; None: 2.
             device: device of a loaded model; None: the GPU of the process, or the CPU.
-            dtype: data type of a loaded model: float32, bfloat16 or float16.
+            dtype: data type of a loaded model: float32, bfloat16 or float16; None: bfloat16.
 
         Raises:
-            ConfigError: a setting is not allowed.
+            ConfigError: a setting is not allowed, or one of a server is set without ``url``, or of a loaded model with
+                it.
         """
+        if url is None:
+            of_server = {"key_variable": key_variable, "timeout_s": timeout_s, "retries": retries}
+            require_unset("simulated", "set url for a model at a server, or remove it", **of_server)
+        else:
+            require_unset("simulated", "remove url for a loaded model, or remove it", device=device, dtype=dtype)
+        timeout_s, retries = 50.0 if timeout_s is None else timeout_s, 2 if retries is None else retries
         if not done or max_new_tokens < 1 or max_chars < 1 or not timeout_s > 0 or retries < 0 or temperature < 0:
             raise ConfigError(
                 "simulated needs a text done, max_new_tokens >= 1, max_chars >= 1, timeout_s > 0, retries >= 0 and "
@@ -73,7 +82,11 @@ class SimulatedEnvironment(Environment):
         self._model: ChatModel
         if url is None:
             self._model = LoadedModel(
-                model=model, max_new_tokens=max_new_tokens, temperature=temperature, device=device, dtype=dtype
+                model=model,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                device=device,
+                dtype=dtype or "bfloat16",
             )
         else:
             require_server(url, "the url of the environment simulated")
@@ -89,6 +102,11 @@ class SimulatedEnvironment(Environment):
         tag = re.escape(reward_tag or "")
         self._reward = re.compile(rf"<{tag}>\s*([^<]{{1,40}}?)\s*</{tag}>") if reward_tag else None
         self._messages: list[dict[str, str]] = []
+
+    @classmethod
+    def may_reward(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether there is a tag of the reward."""
+        return settings.get("reward_tag") is not None
 
     def reset(self, prompt: Prompt) -> Turn:
         """Writes the instruction; the conversation begins with the policy's turn.

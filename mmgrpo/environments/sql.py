@@ -11,6 +11,7 @@ from mmgrpo.data.prompt_templates import fill_template
 from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.environments.sandboxing import require_sandbox
 from mmgrpo.environments.text_calls import CallFormat, SupportsTools, TextCalls, Tools, tools_of
+from mmgrpo.environments.unused_settings import require_unset
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.extras import required
 from mmgrpo.system.sandbox import PYTHON, START_S, Program, SandboxLimits, Session
@@ -43,7 +44,7 @@ class SqlEnvironment(Environment, SupportsCalls, SupportsTools):
     def __init__(
         self,
         database: str | None = None,
-        schema: str = "schema",
+        schema: str | None = None,
         engine: Engine = "sqlite",
         call: str | Mapping[str, str] = "tag",
         answer_tag: str | None = None,
@@ -58,7 +59,7 @@ class SqlEnvironment(Environment, SupportsCalls, SupportsTools):
         Args:
             database: path of the database, such as ``databases/{db_id}.sqlite`` with the column ``db_id``; None: in
                 memory.
-            schema: column with the script that creates a database in memory.
+            schema: column with the script that creates a database in memory; None: ``schema``.
             engine: ``sqlite`` or ``duckdb``.
             call: ``tag`` (``<sql>``), ``fence`` (a code block of Markdown), ``tool_call``, or ``opening``, ``closing``
                 and ``result`` with ``{result}``.
@@ -70,7 +71,7 @@ class SqlEnvironment(Environment, SupportsCalls, SupportsTools):
             memory_mb: memory limit, in MiB.
 
         Raises:
-            ConfigError: a setting is not allowed, or the machine cannot run the sandbox.
+            ConfigError: a setting is not allowed or would have no effect, or the machine cannot run the sandbox.
             MissingPackageError: ``duckdb`` is not installed.
         """
         if engine not in get_args(Engine) or max_rows < 1 or max_chars < 1:
@@ -78,12 +79,14 @@ class SqlEnvironment(Environment, SupportsCalls, SupportsTools):
                 f"sql needs an engine of {', '.join(get_args(Engine))}, max_rows >= 1 and max_chars >= 1, got "
                 f"{engine!r}, {max_rows} and {max_chars}"
             )
+        if database is not None:
+            require_unset("sql", "remove it, or database", schema=schema)
         if engine == "duckdb":
             required("duckdb", "the environment sql with engine: duckdb")
         require_sandbox("sql")
         self._settings = {"engine": engine, "max_rows": max_rows, "database": "", "schema": ""}
         self._limits = SandboxLimits(time_s=time_s, memory_mb=memory_mb, output_kb=64 << 10)
-        self._database, self._schema, self._max_chars = database, schema, max_chars
+        self._database, self._schema, self._max_chars = database, schema or "schema", max_chars
         self._session: Session | None = None
         tools = tools_of(self.query, "To query the database", CallFormat.of(call, FORMATS), describe=describe)
         self._calls = TextCalls(tools, answer_tag=answer_tag, describe=describe)

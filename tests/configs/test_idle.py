@@ -124,6 +124,18 @@ def test_rewards_of_turns_that_the_tools_never_give_are_an_error(tmp_path: Path)
     assert "GiGPO" in explanation(load_config(path, {"advantage.estimators": paid}))
 
 
+@pytest.mark.parametrize("method", ["methods/gigpo", "methods/ui-s1"])
+def test_rewards_of_turns_depend_on_the_settings_of_an_environment(method: str) -> None:
+    simulated = {"name": "simulated", "model": "m", "system": "Talk.", "url": "http://127.0.0.1:8000/v1"}
+    combined = {"name": "combined", "parts": [{"name": "sql"}, {"name": "python"}]}
+    for environment in (simulated, combined, {**combined, "partner": simulated}):
+        with pytest.raises(ConfigError, match=f"the environment {environment['name']} gives none"):
+            explanation(load_config(method, {"rollout.environment": environment}))
+    rewarding = {**simulated, "reward_tag": "score"}
+    for environment in (rewarding, {**combined, "partner": rewarding}):
+        assert environment["name"] in explanation(load_config(method, {"rollout.environment": environment}))
+
+
 @final
 class Silent(Environment):
     """Answers twice and never gives a reward."""

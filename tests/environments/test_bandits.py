@@ -74,5 +74,7 @@ def test_bad_settings_and_rows_without_a_seed_are_errors() -> None:
         BanditEnvironment(arms=1)
     with pytest.raises(ConfigError, match="payoff, regret, ucb"):
         BanditEnvironment(reward="profit")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="deviation of bandit would have no effect: set family: gaussian"):
+        BanditEnvironment(deviation=2.0)
     with pytest.raises(DataError, match="seed"):
         BanditEnvironment().reset(Prompt("q"))

@@ -128,6 +128,8 @@ def test_texts_are_actions_and_renderings_images() -> None:
         ({"game": "TextEcho-v0", "actions": ["a"]}, "actions names numbered actions, but the space is Text"),
         ({"game": "Pendulum-v1"}, "set read_action to python:module:function"),
         ({"game": "FrozenLake-v1", "max_chars": 0}, "max_chars must be at least 1"),
+        ({**LAKE, "settings": {"render_mode": "human"}}, "must be ansi or rgb_array, got 'human'"),
+        ({**LAKE, "settings": DRY, "observation": describe}, "observation of gymnasium would have no effect"),
     ],
 )
 def test_wrong_settings_are_errors(settings: dict[str, Any], message: str) -> None:

@@ -18,7 +18,7 @@ from datasets import Dataset
 from transformers.utils import get_json_schema
 
 from mmgrpo.environments.openenv_client import OpenEnvEnvironment
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.tool_calls import AssistantMessage, FunctionCall
 from mmgrpo.types import Prompt
 from tests.tiny.tool_callers import caller, example, hermes
@@ -112,6 +112,10 @@ def test_an_observation_without_a_field_is_json(url: str) -> None:
 def test_wrong_settings_are_errors(url: str) -> None:
     with pytest.raises(ConfigError, match=r"action='message': actions of .* have the fields guess"):
         OpenEnvEnvironment(url, action="message")
+    with pytest.raises(ConfigError, match="retries of openenv would have no effect: it is one of the tool"):
+        OpenEnvEnvironment(url, action="guess", retries=2)
+    with pytest.raises(DataError, match="the row has no sed: change 'columns'"):
+        started(url, action="guess", columns=["sed"])
     with pytest.raises(ConfigError, match=r"the OpenEnv server http://127\.0\.0\.1:9 does not answer"):
         OpenEnvEnvironment("http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="url of the environment openenv must be such as"):

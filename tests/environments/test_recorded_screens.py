@@ -91,3 +91,5 @@ def test_rows_without_a_trajectory_and_wrong_settings_are_errors(trajectory: Pro
         RecordedScreensEnvironment(max_patches=-1)
     with pytest.raises(ConfigError, match=r"settings of gui_action: .*reach"):
         RecordedScreensEnvironment(match={"reach": 3})
+    with pytest.raises(ConfigError, match=r"column, text_weight of recorded_screens\.match would have no effect"):
+        RecordedScreensEnvironment(match={"distance": 3, "column": "action", "text_weight": 0.0})

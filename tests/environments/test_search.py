@@ -172,6 +172,7 @@ def test_calls_select_one_of_several_bases(cities: Path, tmp_path: Path, servers
         ({"url": "localhost:8000"}, "must be such as http://"),
         ({"bases": {"a": {"file": "x"}}}, "knowledge base a is"),
         ({"url": "http://127.0.0.1:1/retrieve", "topk": 0}, "topk >= 1"),
+        ({"corpus": "nowhere.jsonl", "retries": 0}, "retries of search would have no effect: set it with a url"),
         (
             {
                 "bases": {"a": {"url": "http://127.0.0.1:1/"}},
@@ -184,3 +185,9 @@ def test_calls_select_one_of_several_bases(cities: Path, tmp_path: Path, servers
 def test_bad_settings_are_errors(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("environments", "search")(**settings)
+
+
+def test_a_corpus_without_words_is_an_error(tmp_path: Path) -> None:
+    corpus = written(tmp_path / "letters.jsonl", [{"text": "a"}, {"text": "the"}])
+    with pytest.raises(ConfigError, match=r"letters\.jsonl has no words that can be searched"):
+        SearchEnvironment(str(corpus))

@@ -94,6 +94,10 @@ def test_absent_columns_and_bad_settings_are_errors() -> None:
         SimulatedEnvironment("127.0.0.1", "m", SYSTEM)
     with pytest.raises(ConfigError, match="max_new_tokens >= 1"):
         SimulatedEnvironment("m", SYSTEM, "http://127.0.0.1:1/v1", max_new_tokens=0)
+    with pytest.raises(ConfigError, match="device, dtype of simulated would have no effect: remove url"):
+        SimulatedEnvironment("m", SYSTEM, "http://127.0.0.1:1/v1", device="cpu", dtype="float32")
+    with pytest.raises(ConfigError, match="key_variable, retries of simulated would have no effect: set url"):
+        SimulatedEnvironment("m", SYSTEM, key_variable="KEY", retries=0)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +116,8 @@ def test_a_loaded_model_replies_as_transformers_generate(partner: str) -> None:
     shop = loaded(partner)
     shop.reset(PROMPT)
     replies = [shop.step("How much?").text, shop.step("Too much.").text]
-    model, tokenizer = make("llama", seed=3)
+    parts: tuple[Any, Any] = make("llama", seed=3)
+    model, tokenizer = parts
     messages = [{"role": "system", "content": "You are a shop that sells tea. The customer wants: a good price"}]
     for text, reply in zip(("How much?", "Too much."), replies, strict=True):
         messages.append({"role": "user", "content": text})

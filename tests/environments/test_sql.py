@@ -124,5 +124,7 @@ def test_rows_without_a_readable_database_are_errors() -> None:
         answers(columns={})
     with pytest.raises(DataError, match='cannot be opened: OperationalError: near "BROKEN"'):
         answers(columns={"schema": "BROKEN;"})
+    with pytest.raises(ConfigError, match="schema of sql would have no effect: remove it, or database"):
+        answers(database="d.sqlite", schema="schema")
     with pytest.raises(ConfigError, match="sqlite, duckdb"):
         answers(engine="oracle")
