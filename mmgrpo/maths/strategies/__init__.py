@@ -292,6 +292,7 @@ def strategy(
 def second_round(
     *,
     keep: Callable[..., Sequence[Tensor]] = all_trained,
+    places: Callable[..., Places] | None = None,
     start: Callable[..., int] | int = 0,
     check: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[Concatenate[Round, Setting, Numbers], Sequence[Request]]], Callable[Numbers, Strategy]]:
@@ -301,22 +302,24 @@ def second_round(
 
     Args:
         keep: as that of ``strategy``.
+        places: likewise.
         start: likewise.
         check: likewise.
 
     Returns:
         The decorator.
     """
-    return factory(_of_two_rounds, "further", check=check, functions={"keep": keep}, start=start)
+    return factory(_of_two_rounds, "further", check=check, functions={"keep": keep}, places=places, start=start)
 
 
 def _of_two_rounds(
     *,
     further: Callable[[Round, Setting], Sequence[Request]],
     keep: Callable[[Sequence[Round], Setting], Sequence[Tensor]],
+    places: Places | None,
     start: int,
 ) -> Strategy:
-    return Strategy(ask=partial(ask_then, further=further), keep=keep, looks_back=True, start=start)
+    return Strategy(ask=partial(ask_then, further=further), keep=keep, looks_back=True, places=places, start=start)
 
 
 def ask_then(
@@ -332,6 +335,22 @@ def failed(round_: Round, setting: Setting, below: float) -> Sequence[int]:
     """The prompts with all rewards of a round under a bound; a prompt without rewards has not failed."""
     rewards = round_.rewards()
     return [prompt for prompt in range(setting.num_prompts) if max(rewards.get(prompt, UNREWARDED).values()) < below]
+
+
+def failed_branches(round_: Round, below: float) -> list[tuple[int, Branch]]:
+    """The prompt and the first branch point of each row with a reward under a bound, by prompt and member.
+
+    Rows without a reward or a branch point have none.
+    """
+    columns = (column.tolist() for column in (round_.prompt_B, round_.member_B, round_.reward_B, round_.valid_B))
+    return sorted(
+        (
+            (prompt, Branch(member, places[0]))
+            for prompt, member, reward, valid, places in zip(*columns, round_.places_B, strict=True)
+            if valid and reward < below and places
+        ),
+        key=lambda row: (row[0], row[1].member),
+    )
 
 
 UNREWARDED: Mapping[int, float] = {0: math.inf}

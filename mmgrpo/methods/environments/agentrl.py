@@ -48,7 +48,7 @@ def cross_policy(
     if size < 2:
         raise ConfigError("cross_policy needs groups of 2 or more: raise rollout.group_size")
     crossed = min(max(round(share * size), 1), size - 1)
-    own, num_beginnings = size - crossed, (crossed + 1) // 2
+    num_current, num_beginnings = size - crossed, (crossed + 1) // 2
     if len(rounds) > 1:
         return ()
     if not rounds:
@@ -57,7 +57,7 @@ def cross_policy(
             request
             for prompt in range(setting.num_prompts)
             for request in (
-                Request(prompt=prompt, members=tuple(range(own))),
+                Request(prompt=prompt, members=tuple(range(num_current))),
                 Request(prompt=prompt, members=beginnings, weights=weights, trained=False),
             )
         )
@@ -68,9 +68,9 @@ def cross_policy(
     for prompt in range(setting.num_prompts):
         for number in range(crossed):
             begins_older = number % 2 == 0
-            start = size + number // 2 if begins_older else number // 2 % own
+            start = size + number // 2 if begins_older else number // 2 % num_current
             starts = places.get((prompt, start), ())
-            member = own + number
+            member = num_current + number
             branch = None
             if starts:
                 random = Random(derive_seed(setting.seed, prompt, member, len(rounds)))

@@ -13,7 +13,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.group_stats import standardized_among
-from mmgrpo.maths.strategies import STRATEGIES, Branch, Request, Round, Setting, strategy
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, failed_branches, second_round
 from mmgrpo.maths.strategies.branch_points import Places, Row
 from mmgrpo.system.lazy import torch
 
@@ -47,9 +47,9 @@ def _check_recover_from_errors(members: int, most: int | None) -> None:
 
 
 @STRATEGIES.register
-@strategy(looks_back=True, places=lambda pattern: after_errors(pattern=pattern), check=_check_recover_from_errors)
+@second_round(places=lambda pattern: after_errors(pattern=pattern), check=_check_recover_from_errors)
 def recover_from_errors(
-    rounds: Sequence[Round],
+    first: Round,
     setting: Setting,
     *,
     pattern: str = "error",
@@ -66,23 +66,15 @@ def recover_from_errors(
     Source: Fission-GRPO, arXiv:2601.15625. Deviation: the environment's own answer is the feedback, in place of that of
         a trained simulator of errors.
     """
-    if not rounds:
-        return setting.groups(0, setting.num_prompts)
-    if len(rounds) > 1:
-        return ()
-    first = rounds[0]
-    columns = (first.prompt_B.tolist(), first.member_B.tolist(), first.reward_B.tolist(), first.valid_B.tolist())
-    rows = sorted(zip(*columns, map(tuple, first.places_B), strict=True))
     requests: list[Request] = []
     num_of: dict[int, int] = {}
-    for prompt, member, reward, valid, places in rows:
+    for prompt, branch in failed_branches(first, below):
         number = num_of.get(prompt, 0)
-        if not (valid and reward < below and places) or (most is not None and number >= most):
+        if most is not None and number >= most:
             continue
         num_of[prompt] = number + 1
         start = setting.group_size + number * members
-        new = tuple(range(start, start + members))
-        requests.append(Request(prompt=prompt, members=new, continues=Branch(member, places[0])))
+        requests.append(Request(prompt=prompt, members=tuple(range(start, start + members)), continues=branch))
     return requests
 
 

@@ -7,6 +7,7 @@ ways of sampling.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS, estimator
 from mmgrpo.maths.feedback import Feedback
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.maths.strategies import STRATEGIES, Branch, Request, Round, Setting, strategy
+from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, failed_branches, second_round
 from mmgrpo.maths.strategies.branch_points import Places, Row
 from mmgrpo.system.lazy import torch
 
@@ -46,9 +47,9 @@ def _check_explore_failed(texts: Sequence[str], probability: float, limit: float
 
 
 @STRATEGIES.register
-@strategy(looks_back=True, places=lambda room: last_turn(room=room), check=_check_explore_failed)
+@second_round(places=lambda room: last_turn(room=room), check=_check_explore_failed)
 def explore_failed(
-    rounds: Sequence[Round],
+    first: Round,
     setting: Setting,
     *,
     texts: Sequence[str],
@@ -69,22 +70,15 @@ def explore_failed(
         ``execute_predictions``, and ray_trainer.py, ``reorder_batch``). Deviations: the code keeps the added rows whose
         inserted text is likeliest; it also continues rows of one turn, and trains the inserted text.
     """
-    del room  # of the branch points
-    if not rounds:
-        return setting.groups(0, setting.num_prompts)
-    if len(rounds) > 1:
-        return ()
-    first = rounds[0]
-    columns = (first.prompt_B.tolist(), first.member_B.tolist(), first.reward_B.tolist(), first.valid_B.tolist())
-    chosen = []
-    for prompt, member, reward, valid, places in sorted(zip(*columns, map(tuple, first.places_B), strict=True)):
-        random = Random(derive_seed(setting.seed, prompt, member, len(rounds)))
-        if valid and reward < below and places and random.random() < probability:
-            chosen.append((random.random(), prompt, member, places[0], random.choice(texts)))
-    kept = sorted(sorted(chosen)[: int(limit * len(first.prompt_B))], key=lambda row: row[1:3])
+    candidates = []
+    for prompt, branch in failed_branches(first, below):
+        random = Random(derive_seed(setting.seed, prompt, branch.member, 1))
+        if random.random() < probability:
+            candidates.append((random.random(), prompt, replace(branch, then=random.choice(texts))))
+    chosen = sorted(candidates, key=lambda row: row[0])[: int(limit * len(first.prompt_B))]
     return tuple(
-        Request(prompt=prompt, members=(setting.group_size + member,), continues=Branch(member, start, text))
-        for _, prompt, member, start, text in kept
+        Request(prompt=prompt, members=(setting.group_size + branch.member,), continues=branch)
+        for _, prompt, branch in sorted(chosen, key=lambda row: (row[1], row[2].member))
     )
 
 
