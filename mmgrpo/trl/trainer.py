@@ -122,6 +122,7 @@ class GRPOTrainer:
             logger.warning("unlike TRL: %s", note)
         self._accelerator = make_accelerator(self._config)
         self._model, self._processing_class = model, processing_class
+        self._last_entry: list[dict[str, float]] = []
         self._arguments = {
             "rewards": _rewards(reward_funcs, self.args, lambda: self.state) or None,
             "prompts": train_dataset,
@@ -157,7 +158,7 @@ class GRPOTrainer:
             max_steps=total * updates,
             epoch=step / per_epoch if per_epoch else 0.0,
             num_train_epochs=math.ceil(total / per_epoch) if per_epoch else 0,
-            log_history=self._log_history(self._log_interval),
+            log_history=self._log_history(self._log_interval) + self._last_entry,
             is_world_process_zero=self.trainer.job.is_main,
         )
 
@@ -179,6 +180,7 @@ class GRPOTrainer:
         self.trainer.train()
         updates = [line for line in self._log_history(every=1) if "loss" in line]
         mean = sum(line["loss"] for line in updates) / max(len(updates), 1)
+        self._last_entry = [{"step": self.state.global_step, "train_loss": mean}]
         return TrainOutput(self.state.global_step, mean, {**(updates[-1] if updates else {}), "train_loss": mean})
 
     def evaluate(self, eval_dataset: Dataset | None = None, metric_key_prefix: str = "eval") -> dict[str, float]:
