@@ -111,7 +111,7 @@ def on_policy_gap(checked: CheckedPolicy, update: ProbeUpdate) -> CheckResult:
     """Checks that recomputed log-probabilities equal those stored in the rollout."""
     gap = float(update.gradient.diagnostics.log_ratio_abs_max)
     bound = checked.clip_bound
-    measured = f"log-prob {update.gradient.max_gap:.1e}, log-ratio {gap:.1e}; " + (
+    measured = f"log-prob {_largest(_difference_BT(checked), checked.rollout):.1e}, log-ratio {gap:.1e}; " + (
         "no clip bound" if bound is None else f"smallest clip bound {bound:g}"
     )
     if gap <= checked.limit:
@@ -148,11 +148,9 @@ def turn_gaps(subject: CheckedPolicy) -> CheckResult:
     rollout = subject.rollout
     num_turns = [len(sample.turn_ends) for sample in rollout.samples]
     errors = [sample.environment_error for sample in rollout.samples if sample.environment_error]
-    gap_BT = (
-        _values(subject.policy, rollout, range(len(rollout.samples))) - rollout.old_logprob_BT.float().cpu()
-    ).abs()
+    difference_BT = _difference_BT(subject)
     turns = [rollout.mask_BT & (rollout.segment_BT == turn) for turn in range(max(num_turns))]
-    gaps = [float(gap_BT.where(turn_BT.cpu(), 0.0).amax()) for turn_BT in turns]
+    gaps = [_largest(difference_BT, rollout.keep(turn_BT)) for turn_BT in turns]
     fewest, most = min(num_turns), max(num_turns)
     turn_range = f"{most}" if fewest == most else f"{fewest} to {most}"
     gaps_text = " ".join(f"{gap:.1e}" for gap in gaps)
@@ -341,6 +339,12 @@ def _values(policy: Policy, rollout: Rollout, rows: Sequence[int]) -> Tensor:
         columns = torch.as_tensor(list(evaluation.columns))
         logprob_BT[index[:, None], columns[None, :]] = evaluation.logprob_BT.float().cpu()
     return logprob_BT.where(rollout.mask_BT, 0.0)
+
+
+def _difference_BT(subject: CheckedPolicy) -> Tensor:
+    """(B, T) log-probabilities under the current policy minus those of the rollout."""
+    rollout = subject.rollout
+    return _values(subject.policy, rollout, range(len(rollout.samples))) - rollout.old_logprob_BT.float().cpu()
 
 
 def _largest(difference_BT: Tensor, rollout: Rollout) -> float:
