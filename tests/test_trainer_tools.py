@@ -12,6 +12,8 @@ from datasets import Dataset
 from mmgrpo.policies.language import LanguagePolicy
 
 from mmgrpo import Trainer
+from mmgrpo.config.loading import validated
+from mmgrpo.doctor.examination import examine
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.samples import EnvironmentHandle
 from mmgrpo.scoring import named_rewards, score
@@ -28,6 +30,19 @@ class Other:
     def stay(self) -> str:
         """Stays."""
         return "stayed"
+
+
+def increment(step: int) -> int:
+    """
+    Increment the internal counter.
+
+    Args:
+        step: Value to add to the counter.
+
+    Returns:
+        The updated counter value.
+    """
+    return step
 
 
 ASK, DONE = ask(question(2)), counted(2)
@@ -87,18 +102,6 @@ def test_rows_choose_their_environment(policy: LanguagePolicy, tmp_path: Path) -
 
 
 def test_functions_are_tools(policy: LanguagePolicy, tmp_path: Path) -> None:
-    def increment(step: int) -> int:
-        """
-        Increment the internal counter.
-
-        Args:
-            step: Value to add to the counter.
-
-        Returns:
-            The updated counter value.
-        """
-        return step
-
     def right(samples: list[Sample]) -> list[float]:
         return [float(list(sample.turn_texts)[-1:] == ["Done."]) for sample in samples]
 
@@ -108,6 +111,18 @@ def test_functions_are_tools(policy: LanguagePolicy, tmp_path: Path) -> None:
     both = {**values_of(tmp_path), "rollout": {"environment": "tools", "prompts_per_step": 2, "group_size": 2}}
     with pytest.raises(ConfigError, match=r"remove rollout\.environment"):
         Trainer(policy, right, [{"prompt": ASK}] * 2, both, tools=[increment])
+
+
+def test_doctor_scores_the_turn_after_a_call(policy: LanguagePolicy) -> None:
+    environment = {"name": "tools", "functions": [f"python:{__name__}:increment"]}
+    config = validated({"rollout": {"prompts_per_step": 1, "group_size": 2, "environment": environment}})
+    results = examine(config, policy, {"length": lambda samples: [1.0] * len(samples)}, [Prompt("", messages=ASK)])
+    (turns,) = [result for result in results if result.check == "turns"]
+    assert (turns.ok, turns.fix) == (True, "")
+    assert turns.measured.startswith("turns a sample: 2; log-prob by turn ")
+    assert turns.measured.endswith("environments failed on 0 of 2 samples; 0 of 2 calls of tools failed")
+    gaps = turns.measured.split("by turn ")[1].split(",")[0].split()
+    assert all(float(gap) < 1e-5 for gap in gaps)
 
 
 def test_objects_of_another_process_are_an_error() -> None:
