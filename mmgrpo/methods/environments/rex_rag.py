@@ -65,17 +65,23 @@ def explore_failed(
     decisions, is not continued: a text of fewer tokens fits into the length limit of the row.
 
     Units: probability and limit are shares; below in the reward's units; room in decisions.
-    Raises: ConfigError for numbers that continue nothing.
+    Raises: ConfigError for numbers that continue nothing, also for a limit of less than one row of a step.
     Source: REX-RAG, arXiv:2508.08149, and its code (MiliLab/REX-RAG, search_r1/llm_agent/generation.py,
         ``execute_predictions``, and ray_trainer.py, ``reorder_batch``). Deviations: the code keeps the added rows whose
         inserted text is likeliest; it also continues rows of one turn, and trains the inserted text.
     """
+    most = int(limit * len(first.prompt_B))
+    if most < 1:
+        raise ConfigError(
+            f"explore_failed adds at most limit = {limit:g} of {len(first.prompt_B)} rows, which is none: raise limit, "
+            "rollout.prompts_per_step or rollout.group_size"
+        )
     candidates = []
     for prompt, branch in failed_branches(first, below):
         random = Random(derive_seed(setting.seed, prompt, branch.member, 1))
         if random.random() < probability:
             candidates.append((random.random(), prompt, replace(branch, then=random.choice(texts))))
-    chosen = sorted(candidates, key=lambda row: row[0])[: int(limit * len(first.prompt_B))]
+    chosen = sorted(candidates, key=lambda row: row[0])[:most]
     return tuple(
         Request(prompt=prompt, members=(setting.group_size + branch.member,), continues=branch)
         for _, prompt, branch in sorted(chosen, key=lambda row: (row[1], row[2].member))

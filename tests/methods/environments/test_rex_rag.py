@@ -51,6 +51,13 @@ def test_failed_rows_with_two_turns_are_continued() -> None:
     assert strategy.ask([first, first], setting) == ()
 
 
+def test_a_limit_of_less_than_a_row_raises() -> None:
+    strategy, setting = strategy_of("rex-rag"), Setting(step=0, num_prompts=2, group_size=6)
+    first = replace(round_of(strategy.ask((), setting), [0.0] * 12), places_B=[(7,)] * 12)
+    with pytest.raises(ConfigError, match=r"0\.08 of 12 rows, which is none: raise limit"):
+        strategy.ask([first], setting)
+
+
 def test_rows_are_continued_from_a_last_turn_with_room() -> None:
     places = strategy_of("rex-rag").places
     assert places is not None
