@@ -92,8 +92,12 @@ class _Browser:
         with tempfile.TemporaryFile() as output:
             self._process = GuardedProcess([driver, "--port=0"], output=output)
             atexit.register(self._process.end)
-            url = f"http://127.0.0.1:{_port(output)}"
-        self._driver = webdriver.Remote(remote.ChromeRemoteConnection(url, ignore_proxy=True), options=options)
+            try:
+                connection = remote.ChromeRemoteConnection(f"http://127.0.0.1:{_port(output)}", ignore_proxy=True)
+                self._driver = webdriver.Remote(connection, options=options)
+            except BaseException:  # the next conversation starts another one
+                self._process.end()
+                raise
         self._first_tab = self._driver.current_window_handle
         self._lock = threading.Lock()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 from mmgrpo.environment import Environment
 from mmgrpo.environments.miniwob_pages import HEIGHT, WIDTH, MiniwobEnvironment
-from mmgrpo.errors import ConfigError, DataError, MissingPackageError
+from mmgrpo.errors import ConfigError, DataError, MissingPackageError, ProcessLostError
 from mmgrpo.types import Prompt
 from tests.test_process_guard import wait_until_ended
 
@@ -178,6 +179,19 @@ def test_a_missing_browser_and_unknown_tasks_are_errors(monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(MissingPackageError, match="apt-get install chromium chromium-driver"):
         MiniwobEnvironment("click-button")
+
+
+def test_no_driver_is_left_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("chromium", "chromedriver"):
+        (tmp_path / name).write_text("#!/bin/sh\nsleep 1000\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr("mmgrpo.environments.miniwob_pages._browsers", [])
+    monkeypatch.setattr("mmgrpo.environments.miniwob_pages.START_S", 0.5)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    others = descendants(os.getpid())
+    with pytest.raises(ProcessLostError, match=r"chromedriver does not start within 0\.5 s"):
+        MiniwobEnvironment("click-button")
+    assert set(descendants(os.getpid())) <= set(others)
 
 
 @needs_browser
