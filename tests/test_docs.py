@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pkgutil
@@ -22,7 +23,7 @@ import mmgrpo
 from mmgrpo.cli import app
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import CONFIGS, shipped
-from mmgrpo.config.registry import names
+from mmgrpo.config.registry import names, resolve
 from mmgrpo.config.renamed import renamed_key
 from mmgrpo.config.sections import unknown_keys
 from mmgrpo.docgen.configuration import configuration_page
@@ -258,13 +259,27 @@ def test_pages_name_no_earlier_keys() -> None:
     assert {key: renamed_key(key) for key in named if renamed_key(key) is not None} == {}
 
 
-def test_keys_of_the_yaml_on_pages_exist() -> None:
+def yaml_runs() -> list[tuple[str, dict[str, Any]]]:
+    """The runs in the YAML of pages, with the names of the pages."""
     blocks = [
         (page.name, parse_yaml(block))
         for page in PAGES
         for block in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     ]
-    runs = [(page, run) for page, block in blocks for run in (block, *tasks_in(block))]
+    return [(page, run) for page, block in blocks for run in (block, *tasks_in(block))]
+
+
+def test_settings_of_environments_on_pages_exist() -> None:
+    environments = [(run.get("rollout") or {}).get("environment") for _, run in yaml_runs() if isinstance(run, dict)]
+    named = [dict(each) for each in environments if isinstance(each, dict) and each["name"] in names("environments")]
+    assert len({each["name"] for each in named}) > 10
+    for settings in named:
+        kind = resolve("environments", settings.pop("name"))
+        inspect.signature(kind).bind(**settings)  # raises TypeError for an unknown or absent one
+
+
+def test_keys_of_the_yaml_on_pages_exist() -> None:
+    runs = yaml_runs()
     assert len(runs) > 60
     of_files = ("include", "use_paper_hparams")
     unknown = [(page, key) for page, run in runs for key in unknown_keys(RunConfig, run) if key not in of_files]

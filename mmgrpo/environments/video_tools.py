@@ -16,6 +16,7 @@ from mmgrpo.data.videos import FILES, open_video
 from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.environments.image_tools import FILTERS, within_pixels
 from mmgrpo.environments.media_tools import MediaTools
+from mmgrpo.environments.unused_settings import require_unset
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import import_python_target
 from mmgrpo.tool_calls import AssistantMessage
@@ -267,8 +268,12 @@ class VideoToolsEnvironment(Environment, SupportsCalls):
             **settings: fields of ``VideoToolSettings``.
 
         Raises:
-            ConfigError: a setting is not allowed.
+            ConfigError: a setting is not allowed, or would have no effect.
         """
+        if "select_frames" not in tools:
+            require_unset("video_tools", "add the tool select_frames", num_frames=settings.get("num_frames"))
+        if "search_frames" not in tools:
+            require_unset("video_tools", "add the tool search_frames", candidates=settings.get("candidates"))
         if ("search_frames" in tools) != (ranker is not None):
             raise ConfigError("search_frames needs a ranker, python:module:function, and no other tool uses it")
         self._settings = VideoToolSettings(**settings)

@@ -190,6 +190,8 @@ def test_prompts_without_videos_raise() -> None:
         ({"ranker": redness}, "search_frames needs a ranker"),
         ({"max_frames": 32}, "max_frames x max_calls must be at most 64, got 32 x 4"),
         ({"num_frames": 0}, "num_frames must be at least 1, got 0"),
+        ({"tools": ["view_clip"], "num_frames": 4}, "num_frames of video_tools would have no effect: add the tool"),
+        ({"candidates": 4}, "candidates of video_tools would have no effect: add the tool search_frames"),
         ({"pixels": [4, 2]}, r"pixels must be \[least, most\]"),
         ({"resample": "sinc"}, "resample must be one of nearest"),
     ],
