@@ -47,7 +47,7 @@ def test_tensorboard_has_a_sheet_of_images_and_a_table_of_texts(tmp_path: Path) 
     log_evaluations("tensorboard", tmp_path)
     file = min(tmp_path.rglob("*tfevents*"), key=lambda path: len(path.parts))  # settings have one of their own
     events = EventAccumulator(str(file.parent), size_guidance={"images": 0, "tensors": 0}).Reload()
-    (picture,) = events.Images("evaluation/pictures")
+    (picture,) = events.Images("evaluation/images")
     assert picture.step == 0
     sheet = Image.open(io.BytesIO(picture.encoded_image_string)).convert("RGB")
     assert [sheet.getpixel((72 + 136 * number, 72)) for number in range(2)] == [(255, 0, 0), (0, 0, 255)]
@@ -93,4 +93,4 @@ def test_trackio_has_a_sheet_and_a_table(tmp_path: Path) -> None:
     assert Image.open(sheet).convert("RGB").getpixel((72, 72)) == (255, 0, 0)
     stored = b"".join(path.read_bytes() for path in (tmp_path / "kept").rglob("*.db*"))
     assert b"one\\ntwo" in stored
-    assert b"evaluation/pictures" in stored
+    assert b"evaluation/images" in stored

@@ -149,7 +149,7 @@ def test_trackers_get_the_same_numbers(tmp_path: Path) -> None:
     events.Reload()
     last = {event.step: event.value for event in events.Scalars("reward/mean")}
     assert last == {line["step"]: pytest.approx(line["reward/mean"], rel=1e-6) for line in lines(trainer)}
-    sheets = events.Images("evaluation/pictures")
+    sheets = events.Images("evaluation/images")
     assert [(sheet.step, sheet.width) for sheet in sheets] == [(0, 8 * 136 + 8), (2, 8 * 136 + 8)]
     assert sheets[0].encoded_image_string != sheets[1].encoded_image_string
 

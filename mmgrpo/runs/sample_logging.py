@@ -71,7 +71,7 @@ def _to_tensorboard(
     writer: Any, prefix: str, step: int, images: list[Image.Image], captions: list[list[str]], table: _TextTable | None
 ) -> None:
     if images:
-        writer.add_image(f"{prefix}/pictures", np.asarray(contact_sheet(images, captions)), step, dataformats="HWC")
+        writer.add_image(f"{prefix}/images", np.asarray(contact_sheet(images, captions)), step, dataformats="HWC")
     if table is not None:
         rows = [table.columns, ["---"] * len(table.columns), *table.rows]
         writer.add_text(f"{prefix}/texts", "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows), step)
@@ -85,7 +85,7 @@ def _to_wandb(
 
     values: dict[str, Any] = {}
     if images:
-        values[f"{prefix}/pictures"] = [
+        values[f"{prefix}/images"] = [
             wandb.Image(image, caption=caption) for image, caption in zip(images, captions, strict=True)
         ]
     if table is not None:
@@ -100,7 +100,7 @@ def _to_trackio(
 
     values: dict[str, Any] = {}
     if images:
-        values[f"{prefix}/pictures"] = trackio.Image(contact_sheet(images, captions), caption=f"step {step}")
+        values[f"{prefix}/images"] = trackio.Image(contact_sheet(images, captions), caption=f"step {step}")
     if table is not None:
         values[f"{prefix}/texts"] = trackio.Table(columns=table.columns, data=table.rows)
     run.log(values, step=step)
