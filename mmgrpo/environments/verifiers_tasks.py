@@ -12,7 +12,7 @@ from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.extras import install_command, required
 from mmgrpo.system.targets import import_python_target, is_python_target
-from mmgrpo.tool_calls import AssistantMessage, FunctionCall, ToolResult, bounded, calls_in
+from mmgrpo.tool_calls import AssistantMessage, FunctionCall, ToolResult, bounded, calls_in, without_calls
 from mmgrpo.types import Prompt
 
 INPUTS = ("answer", "info", "task", "example_id")
@@ -182,7 +182,9 @@ def _assistant_message(text: str, calls: Sequence[FunctionCall]) -> dict[str, An
         }
         for number, call in enumerate(calls)
     ]
-    return {"role": "assistant", "content": text, **({"tool_calls": tool_calls} if calls else {})}
+    if not calls:
+        return {"role": "assistant", "content": text}
+    return {"role": "assistant", "content": without_calls(text), "tool_calls": tool_calls}
 
 
 def _content(message: Mapping[str, Any]) -> str:

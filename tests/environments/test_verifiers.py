@@ -100,7 +100,7 @@ def test_tools_answer_calls() -> None:
     conversation, opening = started("calculator", calculator())
     (tool,) = opening.tools
     assert tool["function"]["name"] == "multiply"
-    turn = conversation.step(hermes("multiply", '{"a": 6, "b": 7}'))
+    turn = conversation.step("I multiply.\n" + hermes("multiply", '{"a": 6, "b": 7}'))
     assert [(result.name, result.text) for result in turn.results] == [("multiply", "42")]
     calls = [FunctionCall("multiply", {"a": 2, "b": 3}), FunctionCall("divide", {"a": 2})]
     turn = conversation.respond(AssistantMessage("", calls))
@@ -109,6 +109,8 @@ def test_tools_answer_calls() -> None:
     last = conversation.step("42")
     assert (last.done, last.reward) == (True, 1.0)
     assert conversation.instance["metrics"]["multiply_calls"] == 2
+    texts = [message["content"] for message in conversation.instance["completion"] if message["role"] == "assistant"]
+    assert texts == ["I multiply.", "", "42"]
 
 
 def test_a_run_reads_the_rows_of_a_function() -> None:
