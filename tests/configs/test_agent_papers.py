@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mmgrpo.config.loading import load_config
-from mmgrpo.samples import ToolResult, Turn
+from mmgrpo.samples import ToolResult
 from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
@@ -23,6 +23,7 @@ from tests.environments.test_search import CITIES, written
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import picture, prompts_of
 from tests.rewards.sandboxed import needs_sandbox
+from tests.rewards.written import conversation
 from tests.running import running
 
 pytestmark = needs_sandbox
@@ -180,24 +181,6 @@ def train(
     assert {line["step"] for line in lines} == {1, 2}
     assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)
     assert all(line["optimizer/grad_norm"] < float("inf") for line in lines)
-
-
-def conversation(columns: Columns, turns: Sequence[str], results: Sequence[Sequence[ToolResult]] = ()) -> Sample:
-    """A sample with turns, and the results of the calls of each."""
-    replies = [Turn(text="result", results=answers) for answers in results]
-    spans = list(range(len(turns)))
-    return Sample(
-        Prompt("q", columns=columns),
-        0,
-        0,
-        text="".join(turns),
-        turn_texts=list(turns),
-        turn_starts=spans,
-        turn_ends=[end + 1 for end in spans],
-        turn_rewards=[None] * len(turns),
-        turn_keys=[None] * len(turns),
-        turn_replies=[*replies, *([Turn(done=True)] * (len(turns) - len(replies)))],
-    )
 
 
 def total(name: str, changes: Mapping[str, Any], sample: Sample) -> float:

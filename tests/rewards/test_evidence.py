@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,26 +13,11 @@ from mmgrpo.rewards.text.answers import ExactMatch
 from mmgrpo.rewards.video.frame_evidence import FrameEvidence
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.samples import ToolResult, Turn
-from mmgrpo.types import Prompt, Sample
+from mmgrpo.samples import ToolResult
+from mmgrpo.types import Sample
 from tests.rewards.endpoint import Server
-from tests.rewards.written import explained, scores_of, wrote
+from tests.rewards.written import conversation, explained, scores_of, wrote
 from tests.running import running
-
-
-def talked(columns: Mapping[str, Any], turns: Sequence[str], results: Sequence[Sequence[ToolResult]]) -> Sample:
-    """A conversation whose environment answers each turn with results of calls."""
-    replies = [Turn(text="result", results=each) for each in results]
-    return Sample(
-        Prompt("q", columns=columns),
-        0,
-        0,
-        text="".join(turns),
-        turn_texts=list(turns),
-        turn_starts=list(range(len(turns))),
-        turn_ends=[end + 1 for end in range(len(turns))],
-        turn_replies=[*replies, *([Turn(done=True)] * (len(turns) - len(replies)))],
-    )
 
 
 def choice(server: Server, **settings: Any) -> ToolChoice:
@@ -87,7 +72,7 @@ def submitted(*numbers: Any, before: int = 5, after: Sequence[ToolResult] = (), 
     """A conversation with results and a submission of some of them."""
     results = [ToolResult("tap", f"screen {number}") for number in range(before)]
     last = ToolResult("submit", "done", arguments={"message": "I did it.", "evidences": list(numbers)})
-    return talked({"task": task}, ["a", "b"], [results, [last, *after]])
+    return conversation({"task": task}, ["a", "b"], [results, [last, *after]])
 
 
 def verdict(text: str) -> str:
@@ -114,7 +99,7 @@ def test_submissions_of_a_wrong_form_score_minus_1_without_a_judge() -> None:
         twice = submitted(2, after=[ToolResult("submit", "done", arguments={"evidences": [2]})])
         rows = [submitted(), submitted(5), submitted(9), submitted("2"), submitted(True), late, twice]
         assert scores_of(reward, rows) == [-1] * 7
-        assert scores_of(reward, [talked({"task": "a"}, ["a"], [])]) == [-1]
+        assert scores_of(reward, [conversation({"task": "a"}, ["a"], [])]) == [-1]
         assert scores_of(reward, [wrote("a", task="a")]) == [None]
         assert server.requests == []
 
@@ -139,20 +124,20 @@ def test_frames_are_identified_and_retrieved_as_in_conan() -> None:
     """Turn 1 scores 12 s (frame 1) 4 and frame 0 4: of {1, 3} and {0, 1} one of three. Turn 2 scores frame 5 4: all of
     {5}. The retrieval shows frames 4 and 5: of the evidence left, 5 and 7, a half."""
     turns = ["<score>00:00:12: 4, 00:00:10: 4, 00:00:16: 2</score>", "<score>00:00:18-00:00:20: 4</score>"]
-    sample = talked({"frames": FRAMES}, turns, [shown(18.0, 20.0)])
+    sample = conversation({"frames": FRAMES}, turns, [shown(18.0, 20.0)])
     assert scores_of(FrameEvidence(), [sample]) == pytest.approx([(1 / 3 + 1 / 2) / 2 + 1 / 2])
 
 
 def test_without_a_retrieval_identification_counts_twice() -> None:
-    sample = talked({"frames": FRAMES}, ["<score>00:00:12: 5, 00:00:16: 4</score>"], [])
+    sample = conversation({"frames": FRAMES}, ["<score>00:00:12: 5, 00:00:16: 4</score>"], [])
     assert scores_of(FrameEvidence(), [sample]) == [2]
-    assert scores_of(FrameEvidence(), [talked({"frames": FRAMES}, ["no scores"], [])]) == [0]
+    assert scores_of(FrameEvidence(), [conversation({"frames": FRAMES}, ["no scores"], [])]) == [0]
 
 
 def test_frames_with_a_score_of_3_count_where_4_is_missing() -> None:
     """No frame has 4: of {2} and {1, 2} a half; the retrieval shows the one frame of 3 that is left."""
     row = {"scores": [1, 2, 3, 3], "fps": 1, "start": 0, "visible": [1, 2]}
-    sample = talked({"frames": row}, ["<score>00:00:01-00:00:02: 3</score>", "no"], [shown(3.0)])
+    sample = conversation({"frames": row}, ["<score>00:00:01-00:00:02: 3</score>", "no"], [shown(3.0)])
     assert scores_of(FrameEvidence(), [sample]) == [0.5 + 1]
 
 
@@ -169,4 +154,4 @@ def test_frames_with_a_score_of_3_count_where_4_is_missing() -> None:
 )
 def test_frames_that_cannot_be_read_are_reported(row: Any) -> None:
     assert FrameEvidence().reference_error(row) == "it is not a mapping of scores, fps, start and visible"
-    assert scores_of(FrameEvidence(), [talked({"frames": row}, ["a"], [])]) == [None]
+    assert scores_of(FrameEvidence(), [conversation({"frames": row}, ["a"], [])]) == [None]
