@@ -354,6 +354,14 @@ def test_a_load_balancing_loss_is_not_left_out_silently(tmp_path: Path) -> None:
         GRPOTrainer(str(tmp_path), length, short(tmp_path / "out"), ROWS)
 
 
+def test_evaluation_without_a_score_has_no_number(tmp_path: Path) -> None:
+    def unscored(completions: list[str], **columns: Any) -> list[None]:
+        return [None] * len(completions)
+
+    trainer = GRPOTrainer(folder_of(tmp_path), unscored, short(tmp_path / "out"), ROWS, eval_dataset=ROWS)
+    assert trainer.evaluate() == {}
+
+
 def test_evaluation_without_a_dataset_is_an_error(tmp_path: Path) -> None:
     trainer = GRPOTrainer(folder_of(tmp_path), length, short(tmp_path / "out"), ROWS)
     with pytest.raises(ConfigError, match="needs eval_dataset"):
@@ -400,6 +408,7 @@ def test_a_run_resumes_as_if_never_stopped(tmp_path: Path) -> None:
         ({"rollout_func": print}, "instead: an environment_factory"),
         ({"optimizers": (object(), None)}, "the optimizer is AdamW"),
         ({"train_dataset": [{"prompt": "a"}]}, r"must be a datasets\.Dataset, got list"),
+        ({"eval_dataset": {"easy": ROWS, "hard": ROWS}}, "eval_dataset must be one dataset, got easy, hard"),
         ({"train_dataset": ROWS.select([])}, "train_dataset has no rows"),
         (
             {"args": {"logging_strategy": "step", "logging_steps": 10}},

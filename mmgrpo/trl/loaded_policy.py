@@ -19,8 +19,10 @@ from mmgrpo.policy import Policy
 LOADING_SETTINGS = ("model", "revision", "dtype", "attention")
 """Settings that load a model."""
 
-UNUSED = ("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
-UNUSED += ("inference_mode", "runtime_config")
+UNUSED = (
+    *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+    *("inference_mode", "runtime_config"),
+)
 """Settings of peft without an effect on training."""
 
 INITIAL = {True: "kaiming", "gaussian": "gaussian"}

@@ -191,7 +191,7 @@ class GRPOTrainer:
             metric_key_prefix: begins the names of the metrics.
 
         Returns:
-            The means of the combined reward and of each reward.
+            The means of the combined reward and of each reward, over the samples that have one.
 
         Raises:
             ConfigError: there is no ``eval_dataset``.
@@ -261,14 +261,16 @@ def _require_unset(arguments: Mapping[str, Any], optimizers: tuple[Any, Any]) ->
 
 
 def _require_dataset(name: str, dataset: Any) -> None:
-    if dataset is not None and not (hasattr(dataset, "column_names") and hasattr(dataset, "__len__")):
+    if dataset is None:
+        return
+    if isinstance(dataset, Mapping):
+        raise ConfigError(f"{name} must be one dataset, got {', '.join(dataset)}; pass one split")
+    if not (hasattr(dataset, "column_names") and hasattr(dataset, "__len__")):
         raise ConfigError(
             f"{name} must be a datasets.Dataset, got {type(dataset).__name__}; make one of it: "
             "Dataset.from_list(list(rows))"
         )
-    if isinstance(dataset, Mapping):
-        raise ConfigError(f"{name} must be one dataset, got {', '.join(dataset)}; pass one split")
-    if dataset is not None and not len(dataset):
+    if not len(dataset):
         raise ConfigError(f"{name} has no rows")
 
 
@@ -323,7 +325,8 @@ def _with_evaluation(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 def _means(result: EvaluationResult, prefix: str) -> dict[str, float]:
     scores, valid_BR = result.scores, result.scores.valid_BR
     total_B = (scores.value_BR * scores.weight_R * valid_BR).sum(1)[valid_BR.any(1)]
-    return {f"{prefix}_reward": float(total_B.mean()), **evaluation_means(result.metrics(), prefix)}
+    combined = {f"{prefix}_reward": float(total_B.mean())} if len(total_B) else {}
+    return combined | evaluation_means(result.metrics(), prefix)
 
 
 def _stored(dataset: Dataset, output: Path) -> str:
