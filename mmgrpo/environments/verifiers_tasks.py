@@ -32,7 +32,8 @@ class VerifiersEnvironment(Environment, SupportsCalls, SupportsFinalReward):
 
     The rows of the run are those of its dataset (``load_environment(..).get_dataset()``), with the columns ``prompt``,
     ``answer``, ``info`` and ``task``. It answers turns and ends rollouts by its own conditions; the reward of the last
-    turn is that of its rubric. Its tools are those of the chat template.
+    turn is that of its rubric. Its tools are those of the chat template; a call that cannot be read is text, as at a
+    server of verifiers.
 
     Source: verifiers 0.1.10 (Brown 2025). Later versions require a client of a model server, and datasets below 4.7 or
     mcp below 2.3.
@@ -85,7 +86,8 @@ class VerifiersEnvironment(Environment, SupportsCalls, SupportsFinalReward):
 
     def respond(self, message: AssistantMessage) -> Turn:
         """The answer of the environment; at the end the reward of its rubric."""
-        calls = list(message.calls or (calls_in(message.text, self._schemas) if self._schemas else ()))
+        read = message.calls or (calls_in(message.text, self._schemas) if self._schemas else ())
+        calls = [call for call in read if call.error is None]
         new_messages = _run(self._advance(_assistant_message(message.text, calls)))
         if new_messages is None:
             return Turn(done=True, reward=self._state["reward"])

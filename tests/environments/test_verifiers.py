@@ -113,6 +113,14 @@ def test_tools_answer_calls() -> None:
     assert texts == ["I multiply.", "", "42"]
 
 
+def test_a_call_that_cannot_be_read_is_text() -> None:
+    conversation, _ = started("calculator", calculator())
+    text = "<tool_call>\n{bad\n</tool_call>"
+    last = conversation.step(text)
+    assert (last.done, last.reward) == (True, 0.0)
+    assert conversation.instance["completion"] == [{"role": "assistant", "content": text}]
+
+
 def test_a_run_reads_the_rows_of_a_function() -> None:
     (prompt,) = load_prompts(f"{HERE}rows")
     assert prompt.messages is not None
