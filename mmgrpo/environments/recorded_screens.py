@@ -39,7 +39,7 @@ class RecordedScreensEnvironment(Environment):
 
     Source: Lu et al. 2025 (UI-S1), arXiv:2509.11543; MobileAgent, UI-S1/verl/utils/reward_score/gui_traj.py and
     verl/utils/dataset/universal_multiround.py. Deviation: a patch follows the action of the policy, which stays in the
-    conversation; ``gui_action`` compares the actions, and compares no end of a drag.
+    conversation; ``gui_action`` compares the actions.
     """
 
     def __init__(

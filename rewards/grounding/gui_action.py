@@ -10,7 +10,7 @@ from typing import Any, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample, Score
 
-from ..parsing.boxes import Box
+from ..parsing.boxes import Box, Point
 from ..parsing.coordinate_frames import Declared, coordinates_from
 from ..parsing.coordinates import StatedBox
 from ..parsing.explanations import comparison, points_explanation, rounded
@@ -27,7 +27,8 @@ class GuiAction:
 
     0 unless the answer has exactly one action, of the type of the reference. Else the weighted mean of the components
     of the reference: the type (``type_weight``, always satisfied), the position for types in ``pointing`` (1 inside the
-    reference box, edges included, or less than ``distance`` from its point), and the text, if there is one (F1 of its
+    reference box, edges included, or less than ``distance`` from its point; for a drag also the end, if the reference
+    has one, less than ``distance`` from it), and the text, if there is one (F1 of its
     words, thresholded by ``text_threshold`` unless that is null). If only the type applies: 1.
 
     Parsed are JSON, ``{"action": "click", "coordinate": [x, y], "text": ".."}`` with common alternative keys, and
@@ -98,6 +99,8 @@ class GuiAction:
         if self._kind(wanted) in self._pointing and wanted.position is not None:
             parts["place"], point_explanation = self._placed(sample.prompt, stated[0], wanted)
             explanation |= point_explanation
+            if wanted.end is not None:
+                parts["place"] *= self._is_near(self._points(sample.prompt, stated[0].end), wanted.end)
         if wanted.text is not None:
             parts["text"] = self._text(stated[0].text or "", wanted.text)
         return Score(self._weighted(parts), explanation | {"parts": rounded(parts)})
@@ -115,14 +118,22 @@ class GuiAction:
 
     def _placed(self, prompt: Prompt, stated: Action, wanted: Action) -> tuple[float, dict[str, Any]]:
         """Score of the position, and its explanation."""
-        points = self._coordinates.points(prompt, [] if stated.position is None else [stated.position])
+        points = self._points(prompt, stated.position)
         if wanted.point is None and wanted.box is not None:
             _, (box,) = self._coordinates.boxes(prompt, [], [StatedBox(wanted.box)])
             return float(any(box.holds(point) for point in points)), points_explanation(points, box)
         x, y = wanted.position or (0.0, 0.0)
-        near = any((point.x - x) ** 2 + (point.y - y) ** 2 < self._distance**2 for point in points)
+        near = self._is_near(points, (x, y))
         reach, frame = self._distance, self._coordinates.of_reference(prompt)
         return float(near), points_explanation(points, Box(x - reach, y - reach, x + reach, y + reach, frame))
+
+    def _points(self, prompt: Prompt, stated: tuple[float, float] | None) -> Sequence[Point]:
+        """A stated position in the frame of the reference; empty without one."""
+        return self._coordinates.points(prompt, [] if stated is None else [stated])
+
+    def _is_near(self, points: Sequence[Point], wanted: tuple[float, float]) -> bool:
+        x, y = wanted
+        return any((point.x - x) ** 2 + (point.y - y) ** 2 < self._distance**2 for point in points)
 
     def _text(self, stated: str, wanted: str) -> float:
         value = word_f1(stated, wanted)

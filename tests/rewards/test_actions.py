@@ -25,6 +25,15 @@ def reward(**settings: Any) -> GuiAction:
     return GuiAction(**{"coordinates": alike(), **settings})
 
 
+def test_the_end_of_a_drag_is_compared_where_the_reference_has_one() -> None:
+    with_end = {"action": "drag", "start_point": [10, 10], "end_point": [80, 10]}
+    answers = ["drag(start_point=[12, 10], end_point=[78, 10])", "drag(start_point=[10, 10], end_point=[10, 80])"]
+    answers += ["drag(start_point=[10, 10])", "drag(start_point=[80, 10], end_point=[80, 10])"]
+    assert [score_of(reward(distance=5), answer, with_end) for answer in answers] == [1, 0, 0, 0]
+    without_end = {"action": "drag", "start_point": [10, 10]}
+    assert [score_of(reward(distance=5), answer, without_end) for answer in answers] == [1, 1, 1, 0]
+
+
 @pytest.mark.parametrize(
     "text",
     [
