@@ -179,9 +179,7 @@ class GRPOConfig:
     vespo_lambda_pos: Annotated[float, Key("objective.surrogate.positive_decay", needs=("loss_type", "vespo"))] = 3.0
     vespo_k_neg: Annotated[float, Key("objective.surrogate.negative_power", needs=("loss_type", "vespo"))] = 3.0
     vespo_lambda_neg: Annotated[float, Key("objective.surrogate.negative_decay", needs=("loss_type", "vespo"))] = 2.0
-    importance_sampling_level: Annotated[
-        str, Key("objective.ratio_level", needs=("loss_type", *CLIPPED, "cispo", "sapo"))
-    ] = "token"
+    importance_sampling_level: Annotated[str, Key("objective.ratio_level")] = "token"
     mask_truncated_completions: Annotated[bool, Key("objective.truncated")] = False
     top_entropy_quantile: Annotated[float, Key("objective.selections")] = 1.0
     off_policy_mask_threshold: Annotated[float | None, Key("objective.selections")] = None
@@ -407,6 +405,12 @@ def _unsupported(args: GRPOConfig) -> Iterator[str]:
             if current not in values if values else current == defaults[other]:
                 where = f", only with {', '.join(map(repr, values))}" if values else ""
                 yield f"{name}={value!r} has no effect with {other}={current!r}{where}: leave it out"
+    corrects_kl = args.beta and args.use_bias_correction_kl
+    if args.importance_sampling_level == "sequence" and args.loss_type == "vespo" and not corrects_kl:
+        yield (
+            "importance_sampling_level='sequence' has no effect with loss_type='vespo', only with beta and "
+            "use_bias_correction_kl: leave it out"
+        )
 
 
 def _parsed(name: str, text: str) -> dict[str, Any]:

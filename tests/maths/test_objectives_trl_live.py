@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 from random import Random
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from mmgrpo.algorithm import objective_of
 from mmgrpo.config import ObjectiveConfig
 from mmgrpo.trl import GRPOConfig
+from mmgrpo.trl.arguments import ARGUMENTS
 from mmgrpo.trl.run_values import objective_values
 from tests.maths.trl_oracle import Batch, our_outcome, totals_as_trl, trl_outcome
 
@@ -61,10 +63,24 @@ def draw_options(random: Random) -> dict[str, Any]:
     return options
 
 
+def with_effect(options: dict[str, Any]) -> dict[str, Any]:
+    """Without the options that ``mmgrpo.trl`` takes only together with others; TRL, which has all, must ignore them."""
+    defaults = {field.name: field.default for field in fields(GRPOConfig)}
+    values = defaults | options
+
+    def has_effect(name: str) -> bool:
+        if name == "importance_sampling_level" and values["loss_type"] == "vespo":
+            return bool(values["beta"] and values["use_bias_correction_kl"])
+        other, *effective = getattr(ARGUMENTS[name], "needs", ()) or (name, values[name])
+        return values[other] in effective if effective else values[other] != defaults[other]
+
+    return {name: value for name, value in options.items() if has_effect(name)}
+
+
 def ours(options: dict[str, Any]) -> ObjectiveConfig:
     """The same as a configuration of ours: as ``mmgrpo.trl`` makes it, or by hand for TRL's other trainers."""
     if "trainer" not in options:
-        values = objective_values(GRPOConfig(max_completion_length=8, **options))
+        values = objective_values(GRPOConfig(max_completion_length=8, **with_effect(options)))
         section = {key.removeprefix("objective."): value for key, value in values.items()}
         return ObjectiveConfig.model_validate({**section, "entropy_bonus": options.get("entropy_coef", 0.0)})
     low, high, beta = options["epsilon"], options.get("epsilon_high", options["epsilon"]), options.get("beta", 0.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import ceil
 from random import Random
 
 import pytest
@@ -175,7 +176,8 @@ def setting_of(strategy: Strategy, case: Case, data: st.DataObject, random: Rand
     sizes = case.numbers.get("sizes")
     prompt_templates = len(case.numbers.get("prompt_templates", ())) or 1
     size = sum(sizes) if sizes else size - size % prompt_templates or prompt_templates
-    num_prompts = data.draw(st.integers(1, 4))
+    fewest = ceil(1 / (size * case.numbers["limit"])) if case.name == "explore_failed" else 1  # a row of the step
+    num_prompts = data.draw(st.integers(fewest, 4))
     keys = [f"{case.numbers.get('source', 'prompt')}/{n}" for n in range(num_prompts)]
     memory = Memory().declared(strategy.memory)
     for column in strategy.memory:

@@ -240,8 +240,8 @@ def test_the_requests_and_their_literal_rewritings() -> None:
 
 def test_the_configuration_of_a_paper_on_the_page_loads() -> None:
     page = (CONFIGS.resolve().parent / "docs" / "how-to/mixed-runs.md").read_text()
-    (rewriter_block,) = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(rewriter:.*?)```", page, re.DOTALL)]
-    tasks = tasks_of(validated({"tasks": rewriter_block}))
+    _, paper = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(tasks:\n  rewriter:.*?)```", page, re.DOTALL))
+    tasks = tasks_of(validated(paper))
     assert tasks["painter"].rollout.prompts_per_step == tasks["rewriter"].rollout.prompts_per_step
     assert tasks["painter"].advantage.scale.numbers == {"eps": 1e-4, "correction": 0}
 
