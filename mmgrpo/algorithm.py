@@ -489,11 +489,17 @@ def answer_source_of(config: AuxiliaryConfig) -> AnswerSource | None:
 
 def answer_weight_of(config: AuxiliaryConfig) -> Callable[[Tensor], Tensor]:
     """Weights of answers by the pass rate of their groups. Raises ConfigError as ``objective_of``."""
-    source = answer_source_of(config)
-    if source is None or source.weight_by_success is None:
+    weight = success_weight_of(config)
+    if weight is None:
         return torch.ones_like
-    weight = Named.model_validate(source.weight_by_success)
     return bound(f"objective.auxiliary ({config.label}): weight_by_success", ANSWER_WEIGHTS, weight)
+
+
+def success_weight_of(config: AuxiliaryConfig) -> Named | None:
+    """The function that weighs the answers of an auxiliary loss by pass rates, with its numbers; None: none."""
+    source = answer_source_of(config)
+    weight = None if source is None else source.weight_by_success
+    return None if weight is None else Named.model_validate(weight)
 
 
 def reward_schedule(config: RewardConfig) -> Callable[[int], float]:

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pydantic import Field, model_validator
 
 from mmgrpo.config.sections import Named
 from mmgrpo.maths.answer_sources import ANSWER_SOURCES
-
-EARLIER = {
-    "begun": "{name: prefixes}",
-    "column": "{name: answers, column: COLUMN}",
-    "examples": "{name: rows, source: FILE, column: COLUMN}, or another function of examples",
-    "from_prefix": "{name: prefixes}",
-}
-"""Keys that named the source of a loss before it was a name -> the function."""
 
 
 class AuxiliaryConfig(Named):
@@ -33,16 +22,6 @@ class AuxiliaryConfig(Named):
     weight: float = Field(
         default=1.0, ge=0, description="weight of the loss that is added to the objective's; 0: it is not computed"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _names_source(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and "name" not in value:
-            for key, named in EARLIER.items():
-                if key in value:
-                    raise ValueError(f"unknown key {key!r} of a loss without a name; it is now {named}")
-            raise ValueError("name is missing: answers, prefixes, or a function of examples")
-        return value
 
     @model_validator(mode="after")
     def _has_batches(self) -> AuxiliaryConfig:

@@ -84,12 +84,20 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
                 "...}, or include a model before the file: include: [models/NAME, ...]"
             )
         elif location[-1:] == ["name"] and problem["type"] == "missing" and _is_function(model, location[:-1]):
-            settings = ", ".join(map(str, problem["input"]))
-            lines.append(f"{where} is missing: write the name of the function next to its settings ({settings})")
+            lines.append(_missing_function(where, problem["input"]))
         else:
             lines.append(f"{where or 'configuration'}: {_plain_message(problem, where)}")
     more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []
     return "; ".join([*lines, *more])
+
+
+def _missing_function(where: str, settings: Mapping[str, Any]) -> str:
+    """The message for settings without the name of their function; earlier keys stood for a name."""
+    keys = {key: renamed_key(f"{where.rpartition('.')[0]}.{key}") for key in settings}
+    named = [f"{key!r} is not a setting; it is now {new}" for key, new in keys.items() if new is not None]
+    return f"{where} is missing: " + (
+        "; ".join(named) or f"write the name of the function next to its settings ({', '.join(map(str, settings))})"
+    )
 
 
 def _moved_apart(where: str, new: str | None, value: Any) -> list[tuple[str, str]]:

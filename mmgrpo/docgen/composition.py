@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mmgrpo.algorithm import answer_source_of
+from mmgrpo.algorithm import answer_source_of, success_weight_of
 from mmgrpo.config import (
     AdvantageConfig,
     AuxiliaryConfig,
@@ -132,8 +132,8 @@ def _auxiliary(auxiliary: AuxiliaryConfig) -> str:
     source = "the prefixes of rows" if answers is not None and answers.column is None else source
     times = "" if auxiliary.weight == 1 else f"{auxiliary.weight:g} "
     weighting = ""
-    if answers is not None and answers.weight_by_success is not None:
-        weighting = f", {_function(Named.model_validate(answers.weight_by_success))} {answers.whose_success}"
+    if answers is not None and (weight := success_weight_of(auxiliary)) is not None:
+        weighting = f", {_function(weight)} {answers.whose_success}"
     return f"{times}supervised loss of {source}{weighting}"
 
 

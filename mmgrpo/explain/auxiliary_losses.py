@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mmgrpo.algorithm import answer_source_of
-from mmgrpo.config import Named, RunConfig
+from mmgrpo.algorithm import answer_source_of, success_weight_of
+from mmgrpo.config import RunConfig
 
 
 def auxiliary_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -17,7 +17,6 @@ def auxiliary_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         else:
             source = f"its groups' answers ({answers.column})" if answers.column else "the prefixes of its rows"
         line = f"{loss.weight:g} times the supervised loss of {source}"
-        if answers is not None and answers.weight_by_success is not None:
-            function = Named.model_validate(answers.weight_by_success)
-            line += f", weighted by {function.name} {answers.whose_success}"
+        if answers is not None and (weight := success_weight_of(loss)) is not None:
+            line += f", weighted by {weight.name} {answers.whose_success}"
         yield "auxiliary", f"{loss.label}: in every update {line}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def at_key(key: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("old", [key for key in RENAMED if not key.startswith(("policy.", "objective.terms."))])
 def test_an_earlier_key_names_the_new_one(old: str, tmp_path: Path) -> None:
     old, new = old.replace("*", "masked"), RENAMED[old].replace("*", "masked")
-    message = rf"it is now .*{new}"
+    message = rf"it is now .*{re.escape(new)}"
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(at_key(old, True)))
     with pytest.raises(ConfigError, match=message):

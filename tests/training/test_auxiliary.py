@@ -12,12 +12,10 @@ import torch
 from accelerate import Accelerator
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.policies.language import LanguagePolicy
-from pydantic import ValidationError
 from torch import Tensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.config import AuxiliaryConfig
 from mmgrpo.config.loading import validated
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError, DataError
@@ -281,16 +279,15 @@ def test_below_weights_by_1_or_0() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({}, "name is missing: answers, prefixes, or a function of examples"),
-        ({"column": "a"}, "unknown key 'column' of a loss without a name; it is now {name: answers, column: COLUMN}"),
-        ({"from_prefix": True}, "it is now {name: prefixes}"),
+        ({}, "name is missing: write the name of the function next to its settings"),
+        ({"column": "a"}, "'column' is not a setting; it is now {name: answers, column: COLUMN}"),
         ({"examples": "rows"}, "it is now {name: rows, source: FILE, column: COLUMN}"),
         ({"name": "answers", "column": "a", "batch_size": 2}, "leave out batch_size"),
     ],
 )
-def test_an_empty_section_raises(section: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        AuxiliaryConfig.model_validate(section)
+def test_a_section_without_a_name_raises(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validated({"objective": {"auxiliary": [section]}})
 
 
 @pytest.mark.parametrize(
