@@ -273,6 +273,19 @@ class Sample:
         return [result for reply in self.turn_replies if reply is not None for result in reply.results]
 
     @property
+    def turn_spans(self) -> list[tuple[int, int] | None]:
+        """First character and one past the last of each turn in ``text``; None for turns that are not in it as they
+        are, such as empty ones.
+        """
+        spans: list[tuple[int, int] | None] = []
+        searched = 0
+        for text in self.turn_texts:
+            start = (self.text or "").find(text, searched) if text else -1
+            spans.append(None if start < 0 else (start, start + len(text)))
+            searched = searched if start < 0 else start + len(text)
+        return spans
+
+    @property
     def turns(self) -> dict[str, Any]:
         """Its fields ``TURNS`` by name; empty without a conversation."""
         return {name: list(getattr(self, name)) for name in TURNS} if self.turn_ends else {}

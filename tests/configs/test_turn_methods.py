@@ -20,6 +20,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.scoring import NamedReward
+from mmgrpo.training.build import build_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
 from tests.configs.ablation_runs import CRITIC
@@ -93,8 +94,11 @@ def even_length(samples: Sequence[Sample]) -> list[float]:
 
 
 def rewards_of(config: RunConfig) -> list[NamedReward]:
-    """The return of the environment, and one in place of each reward that the method adds or reads by its label."""
+    """The return of the environment, and one in place of each reward that the method adds or reads by its label; those
+    of which it reads parts are the method's own.
+    """
     added = {reward.logged_name: reward for reward in config.rewards if reward.from_method}
+    of_parts = [name for name in added if name in Algorithm.of(config).advantages.span_rewards]
     names = sorted(set(labels(config.advantage.model_dump())) - added.keys())
     return [
         NamedReward("returns", EnvironmentReturn()),
@@ -102,7 +106,9 @@ def rewards_of(config: RunConfig) -> list[NamedReward]:
         *(
             NamedReward(name, even_length, weight=reward.weight, from_method=reward.from_method)
             for name, reward in added.items()
+            if name not in of_parts
         ),
+        *build_rewards([added[name] for name in of_parts]),
     ]
 
 

@@ -20,6 +20,7 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "estimators.among_most_efficient": TIES,
         "estimators.prune_width": TIES,
         "estimators.trunk_and_exits": "exits that leave the trunk at one decision go by their order",
+        "filters.balanced_outcomes": "the first members of each outcome train",
         "filters.best_and_worst": TIES,
         "filters.each_decision_once": "of the rows that share a decision the first trains it",
         "filters.most_efficient": TIES,
