@@ -78,7 +78,6 @@ def run(name: str, warm: Path, output: Path, *, reward: str = "brightness", **ch
 
 def _train(changes: Mapping[str, Any], output: Path, warm: Path | None) -> Path:
     config: RunConfig = load_config("quickstart/digits-image", {**changes, "output": str(output)})
-    assert config.prompts is not None
     policy = build_policy(config, "cpu")
     if warm is not None:
         policy.load(weights_folder(warm))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mmgrpo.data.prompt_loading import load_prompts_of
     from mmgrpo.distributed.job import Job
     from mmgrpo.loop import Step
+    from mmgrpo.policy import Policy
     from mmgrpo.scoring import Scorer
     from mmgrpo.training.auxiliary import Auxiliaries
     from mmgrpo.training.build import (
@@ -51,6 +52,7 @@ HOMES = {
     "Auxiliaries": "mmgrpo.training.auxiliary",
     "Job": "mmgrpo.distributed.job",
     "Step": "mmgrpo.loop",
+    "Policy": "mmgrpo.policy",
     "Components": "mmgrpo.training.components",
     "Scorer": "mmgrpo.scoring",
     "Warmup": "mmgrpo.training.supervision",
@@ -82,6 +84,7 @@ __all__ = [
     "MixedTrainer",
     "Noise",
     "Plan",
+    "Policy",
     "Prompt",
     "Rollout",
     "RunConfig",

@@ -1,4 +1,4 @@
-"""A recipe whose prompts are not there yet: what a person is told, before any model is loaded."""
+"""A recipe whose prompts are missing: the error, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmgrpo.cli import app
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import CONFIGS, load_config, shipped
 from mmgrpo.data.prompt_loading import load_prompts_of
-from mmgrpo.errors import DataError
+from mmgrpo.errors import ConfigError, DataError
 
 NOTE = (
     "Wants prompts.txt and held_out.txt: train.txt and test.txt in dataset/ocr of github.com/yifan123/flow_grpo (MIT). "
@@ -72,3 +72,8 @@ def test_a_one_gpu_variant_is_its_recipe_with_a_smaller_batch() -> None:
         assert batch[0] < batch[1]
         changes = {"name": f"{full.about.name}-one-gpu", "method": small.about.method}
         assert small.about == full.about.model_copy(update=changes)
+
+
+def test_a_configuration_without_prompts_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match=r"the configuration has no prompts: section; set prompts\.source"):
+        load_prompts_of(None)

@@ -194,9 +194,7 @@ def prompts_of(settings: RunConfig) -> list[Prompt]:
     """The prompts of the ``prompts:`` section. Raises ConfigError without one, DataError for missing files."""
     from mmgrpo.data.prompt_loading import load_prompts_of, require_source
 
-    if settings.prompts is None:
-        raise ConfigError("the configuration has no prompts: section; set prompts.source to a file or dataset")
-    if settings.evaluation is not None and settings.evaluation.prompts is not None:
+    if settings.prompts and settings.evaluation is not None and settings.evaluation.prompts is not None:
         require_source(settings.evaluation.prompts, key="evaluation.prompts", note=settings.about.note)
     return load_prompts_of(settings.prompts, note=settings.about.note)
 
@@ -242,7 +240,6 @@ def evaluation_of(settings: RunConfig, checkpoint: Path | None, *, trust: bool =
 
     config = settings.held_out
     assert config is not None
-    assert config.prompts is not None
     scorer = Scorer(build_rewards(config.rewards or settings.rewards), max_failure_frac=1.0)
     prompts = load_prompts_of(config.prompts, key="evaluation.prompts", note=settings.about.note)
     job = Job(make_accelerator(updated(settings, "runtime.trackers", ())))  # first: selects the GPU

@@ -123,12 +123,12 @@ def load_prompts(
 
 
 def load_prompts_of(
-    config: PromptsConfig | HeldOutPromptsConfig, *, key: str = "prompts", note: str | None = None
+    config: PromptsConfig | HeldOutPromptsConfig | None, *, key: str = "prompts", note: str | None = None
 ) -> list[Prompt]:
     """The prompts of a section of the configuration; with several sources, each prompt has the label of its source.
 
     Args:
-        config: the section.
+        config: the section; None: the configuration has none, which is an error.
         key: key of the section.
         note: note of the configuration, for the error of a missing source.
 
@@ -137,8 +137,10 @@ def load_prompts_of(
 
     Raises:
         DataError: as ``load_prompts``; for a missing source with the setting and the file to provide.
-        ConfigError: the section has no source.
+        ConfigError: there is no section, or it has no source.
     """
+    if config is None:
+        raise ConfigError(f"the configuration has no {key}: section; set {key}.source to a file or dataset")
     if config.source is None and not config.sources:
         raise ConfigError(f"{key} names no source: set {key}.source to a file or dataset")
     if config.source is not None:

@@ -39,6 +39,7 @@ class Job:
 
     Attributes:
         accelerator: Accelerate's view of the processes.
+        device: of the models: ``runtime.device``, or else the accelerator's.
         process: index of this process.
         num_processes: number of processes.
         rank: index of this process's data-parallel rank.
@@ -49,17 +50,21 @@ class Job:
         shared_error: the error that was last raised on all processes together.
     """
 
-    def __init__(self, accelerator: Accelerator, *, context_parallel: int = 1) -> None:
+    def __init__(
+        self, accelerator: Accelerator, *, context_parallel: int = 1, device: str | torch.device | None = None
+    ) -> None:
         """Reads ranks and sharding off the accelerator; no collective yet.
 
         Args:
             accelerator: Accelerate's view of the processes.
             context_parallel: number of processes that split each sequence.
+            device: of the models; None: the accelerator's.
 
         Raises:
             ConfigError: the number of processes is no multiple of it, or it is combined with sharding.
         """
         self.accelerator = accelerator
+        self.device = device or accelerator.device
         self.process, self.num_processes = accelerator.process_index, accelerator.num_processes
         if self.num_processes % context_parallel:
             raise ConfigError(
@@ -81,7 +86,8 @@ class Job:
     @classmethod
     def of(cls, config: RunConfig, accelerator: Accelerator | None = None) -> Job:
         """Returns the processes of a run; makes the accelerator if None is passed."""
-        return cls(accelerator or make_accelerator(config), context_parallel=config.runtime.context_parallel)
+        runtime, accelerator = config.runtime, accelerator or make_accelerator(config)
+        return cls(accelerator, context_parallel=runtime.context_parallel, device=runtime.device)
 
     @property
     def _ranks_text(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.schedules import Moved
@@ -77,7 +77,6 @@ class Components:
         prompts: Sequence[Prompt],
         *,
         job: Job,
-        device: Any = "cpu",
         owner: Components | None = None,
     ) -> Components:
         """Creates the components.
@@ -87,8 +86,7 @@ class Components:
             policy: the policy, on its device.
             rewards: the rewards.
             prompts: all prompts of the run.
-            job: the processes.
-            device: of further models: the critic, and the policies of views.
+            job: the processes, and the device of further models: the critic, and the policies of views.
             owner: the components of the task that owns the policy; None: of this one.
 
         Returns:
@@ -118,10 +116,10 @@ class Components:
             stream=stream,
             job=job,
             average=average,
-            views=build_views(algorithm, policy, device=device, average=average),
+            views=build_views(algorithm, policy, device=job.device, average=average),
             optimizer=owner.optimizer if owner else optimizer_of(algorithm, parameters, job=job, average=average),
             auxiliaries=Auxiliaries(policy, config.objective.auxiliary, seed=config.seed, job=job),
-            critic=None if loss is None else CriticTrainer(config, build_critic(config, device), loss, job),
+            critic=None if loss is None else CriticTrainer(config, build_critic(config, job.device), loss, job),
             warmup=warmup_of(policy, config, job),
             owner=owner,
         )

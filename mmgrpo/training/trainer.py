@@ -111,14 +111,13 @@ class Trainer:
         task = self.config.rollout.task or TaskConfig()
         self._leader = before[task.after] if before and task.after else None
         owner = before[task.policy_of].components if before and task.policy_of else None
-        device = self.config.runtime.device or self.job.accelerator.device
         with self.job.deferred_placement():
-            self.policy = policy = policy_of(policy, self.config, device)
+            self.policy = policy = policy_of(policy, self.config, self.job.device)
             if owner is None:
                 self.job.distribute(policy)
         self.task_link = TaskLink(self._leader.policy, self.algorithm, self._leader.average) if self._leader else None
-        components_of = partial(Components.of, job=self.job, device=device, owner=owner)
-        self.components = components = components_of(self.algorithm, policy, self.rewards, loaded_prompts)
+        components = Components.of(self.algorithm, policy, self.rewards, loaded_prompts, job=self.job, owner=owner)
+        self.components = components
         self.parameters, self.optimizer, self.average = policy.trainable, components.optimizer, components.average
         self.stream, self.critic, self.warmup = components.stream, components.critic, components.warmup
         self.held_out = HeldOut.of(self.config, self.rewards, policy)
