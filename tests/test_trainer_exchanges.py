@@ -94,7 +94,7 @@ def test_the_calculator_is_supervised_as_it_is_used() -> None:
         *encoder(first.prompt).ids_P.tolist(),
         *encoder.encode_text(first.text or "").tolist(),
         encoder.end_id(policy._end_ids.tolist()),
-        *encoder.encode_reply(reply, end_ids=policy._end_ids.tolist()).token_T.tolist(),
+        *encoder.encode_reply(reply, prompt=first.prompt, end_ids=policy._end_ids.tolist()).token_T.tolist(),
     ]
     assert encoder(second.prompt).ids_P.tolist() == row
 

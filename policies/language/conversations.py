@@ -85,7 +85,10 @@ def with_turns(
     for turn, following in pairwise(completion.turns):
         if turn.reply is None or not turn.reply.num_media:
             continue
-        encoded, token_T = encoder.encode_reply(turn.reply, end_ids=end_ids), completion.token_T[: following.start]
+        encoded, token_T = (
+            encoder.encode_reply(turn.reply, prompt=prompt.prompt, end_ids=end_ids),
+            completion.token_T[: following.start],
+        )
         if not torch.equal(token_T[turn.end :], encoded.token_T.to(token_T)):
             raise DataError(
                 f"the answer to {prompt.prompt.text!r:.60} has a turn with media whose tokens differ from those that "
@@ -370,7 +373,7 @@ def _with_reply(
     Raises DataError for a turn that template or processor do not take.
     """
     prompt, completion = row.prompt, row.completion
-    encoded = encoder.encode_reply(reply, end_ids=params.end_ids.tolist())
+    encoded = encoder.encode_reply(reply, prompt=prompt.prompt, end_ids=params.end_ids.tolist())
     if len(completion.token_T) + len(encoded.token_T) >= params.length:
         return None
     token_T = torch.cat([completion.token_T, encoded.token_T.to(torch.long)])

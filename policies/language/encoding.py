@@ -27,7 +27,18 @@ from .audio_inputs import audio_arguments, is_audio_tensor
 from .literal_text import MARK, LiteralText
 from .media_check import KINDS, kinds_dropped_by_processor, kinds_dropped_by_template, media_arrangement, media_probe
 from .settings import LanguageSettings
-from .tool_turns import FUNCTION, FUNCTION_SCHEMA, after_answer, media_prompt, parts_of, reply_messages, template_calls
+from .tool_turns import (
+    ANSWER,
+    CALL_FORMS,
+    FUNCTION,
+    FUNCTION_SCHEMA,
+    CallForm,
+    after_answer,
+    media_prompt,
+    parts_of,
+    reply_messages,
+    template_calls,
+)
 from .visual_inputs import visual_inputs
 
 MASK = "attention_mask"
@@ -204,18 +215,26 @@ class PromptEncoder:
         """Token ids of an answer, or of its beginning, without an end token."""
         return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
 
-    def encode_reply(self, reply: Turn, *, end_ids: Sequence[int]) -> EncodedReply:
+    def encode_reply(self, reply: Turn, *, prompt: Prompt, end_ids: Sequence[int]) -> EncodedReply:
         """A turn of the environment after a finished answer, up to the beginning of the next answer.
 
         Its tokens follow the chat template, except for the end token, which the answer has already. The processor
         replaces the placeholders of its media. Special tokens in its texts are encoded as their characters. Without a
         template, a text that no tool wrote has the special tokens of its format, and is tokenized as it is.
 
+        Args:
+            reply: the turn.
+            prompt: prompt of the conversation, whose arguments for the template hold in every turn.
+            end_ids: tokens that end an answer.
+
+        Returns:
+            The tokens.
+
         Raises: PolicyError if the template takes no such turn, DataError if the processor cannot process this one.
         """
         if self._uses_template or reply.role == "tool" or reply.results:
             reply = self._literal.mark(reply)
-        text = self._reply_text(reply) if self._uses_template else reply.text
+        text = self._reply_text(reply, prompt) if self._uses_template else reply.text
         if not reply.num_media:
             reply_T, per_token = self._literal.encode(text), {}
             if bool(torch.isin(reply_T, self._media_ids).any()):
@@ -232,21 +251,28 @@ class PromptEncoder:
             reply_T, per_token = reply_T[1:], {name: tensor[:, 1:] for name, tensor in per_token.items()}
         return EncodedReply(reply_T, per_token)
 
-    def _reply_text(self, reply: Turn) -> str:
-        turns = [{"role": "user", "content": "x"}, *reply_messages(reply, takes_results=self.takes_results)]
+    def _reply_text(self, reply: Turn, prompt: Prompt) -> str:
+        question, answer, *replies = [{"role": "user", "content": "x"}, *reply_messages(reply, self.call_form)]
+        arguments = {name: value for name, value in prompt.chat_template_kwargs.items() if name != "tools"}
         try:
-            rendered = self._rendered_turns([self._turn(turn) for turn in turns], add_generation_prompt=True)
+            rendered = self._rendered_turns([question, answer, *replies], add_generation_prompt=True, **arguments)
         except Exception as error:  # of the template's own, jinja2's among them
             raise PolicyError(f"the chat template takes no turn of {reply.role!r} after an answer: {error}") from error
-        tail = after_answer(rendered, self._ends if "tool_calls" in turns[1] else ())
+        tail = after_answer(rendered, self._ends if "tool_calls" in answer else ())
         if tail is None:
             raise PolicyError("the chat template does not write answers as they are, so nothing can follow one")
-        return tail
+        return tail.removeprefix(self._text_before_end)
+
+    @cached_property
+    def _text_before_end(self) -> str:
+        """The text of the chat template between an answer and its end token, which the policy writes itself."""
+        answered = self._probe([{"role": "user", "content": "x"}, {"role": "assistant", "content": ANSWER}])
+        tail = after_answer(answered, ()) or ""
+        return tail.removesuffix(after_answer(answered, self._ends) or tail)
 
     def _rendered_turns(self, turns: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
-        return self.processor.apply_chat_template(
-            list(turns), tokenize=False, **{"add_generation_prompt": False, **arguments, **self.settings.template}
-        )
+        arguments = {"add_generation_prompt": False, **self.settings.template, **arguments}
+        return self.processor.apply_chat_template([self._turn(turn) for turn in turns], tokenize=False, **arguments)
 
     @cached_property
     def takes_tools(self) -> bool:
@@ -255,19 +281,25 @@ class PromptEncoder:
         return FUNCTION in self._probe(probe, tools=[{"type": "function", "function": FUNCTION_SCHEMA}])
 
     @cached_property
-    def takes_results(self) -> bool:
-        """Whether the chat template writes the results of calls, after an answer with calls, as turns of a tool."""
+    def call_form(self) -> CallForm | None:
+        """The form in which the chat template writes the results of calls, after an answer with calls, as turns of a
+        tool; None: it does not.
+        """
         turn = Turn(role="tool", results=[ToolResult(FUNCTION, "probe_result")])
-        messages = [{"role": "user", "content": "x"}, *reply_messages(turn, takes_results=True)]
-        tail = after_answer(self._probe(messages), self._ends)
-        return tail is not None and "probe_result" in tail
+        for form in CALL_FORMS:
+            tail = after_answer(
+                self._probe([{"role": "user", "content": "x"}, *reply_messages(turn, form)]), self._ends
+            )
+            if tail is not None and "probe_result" in tail:
+                return form
+        return None
 
     def _probe(self, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
         """The messages in the chat template; an empty text without a template, or if it rejects them."""
         if not self._uses_template:
             return ""
         try:
-            return self._rendered_turns([self._turn(message) for message in messages], **arguments)
+            return self._rendered_turns(messages, **arguments)
         except Exception:  # of the template's own, jinja2's among them
             return ""
 
@@ -340,7 +372,7 @@ class PromptEncoder:
         messages = list(prompt.messages or [{"role": "user", "content": parts_of(prompt)}])
         if messages[-1]["role"] != "assistant" or turn.results:
             messages.append({"role": "assistant", "content": "x"})
-        answer, *replies = reply_messages(turn, takes_results=self.takes_results)
+        answer, *replies = reply_messages(turn, self.call_form)
         messages = [*messages[:-1], {**answer, **messages[-1]}, *replies]
         return replace(prompt, messages=messages, **media)
 

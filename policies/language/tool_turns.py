@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mmgrpo.environment import Turn
@@ -14,26 +16,47 @@ FUNCTION = "probe_function"
 FUNCTION_SCHEMA = {"name": FUNCTION, "description": "x", "parameters": {"type": "object", "properties": {}}}
 
 
-def reply_messages(reply: Turn, *, takes_results: bool) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """A form of the answer before results in which a chat template writes them.
+
+    Attributes:
+        content: its content; empty for templates that write the content after the results (Gemma 4).
+        arguments: arguments of its calls, with ``ANSWER``; a text for templates that need JSON (DeepSeek).
+    """
+
+    content: str
+    arguments: Mapping[str, str] | str
+
+
+CALL_FORMS = (
+    CallForm(ANSWER, {"x": ANSWER}),
+    CallForm("", {"x": ANSWER}),
+    CallForm(ANSWER, json.dumps({"x": ANSWER})),
+)
+
+
+def reply_messages(reply: Turn, call_form: CallForm | None) -> list[dict[str, Any]]:
     """An answer of the policy, ``ANSWER``, and a turn of the environment after it.
 
     Args:
         reply: the turn.
-        takes_results: whether the chat template writes results of calls as turns of a tool; if not, they are a turn
-            of the user.
+        call_form: form in which the chat template writes results of calls as turns of a tool; None: results are a
+            turn of the user.
 
     Returns:
         The messages. Each result has its own, and the answer has calls with ``ANSWER`` in them, as some templates need
         them.
     """
     answer: dict[str, Any] = {"role": "assistant", "content": ANSWER}
-    if reply.role != "tool" or not takes_results or not reply.results:
-        role = "user" if reply.role == "tool" and not takes_results else reply.role
+    if reply.role != "tool" or call_form is None or not reply.results:
+        role = "user" if reply.role == "tool" and call_form is None else reply.role
         content = parts_of(media_prompt(reply)) if reply.num_media else reply.text
         return [answer, {"role": role, "content": content}]
     names = [result.name or "unknown" for result in reply.results]
-    calls = [{"type": "function", "function": {"name": name, "arguments": {"x": ANSWER}}} for name in names]
-    messages = [{**answer, "tool_calls": calls}]
+    functions = [{"name": name, "arguments": call_form.arguments} for name in names]
+    calls = [{"type": "function", "function": function} for function in functions]
+    messages = [{**answer, "content": call_form.content, "tool_calls": calls}]
     for name, result, images in zip(names, reply.results, reply.result_images, strict=True):
         content = parts_of(Prompt(result.text, images=images)) if images else result.text
         messages.append({"role": "tool", "name": name, "content": content})

@@ -104,7 +104,7 @@ def test_demonstrations_have_the_tokens_of_rollouts(policy: LanguagePolicy) -> N
             *encoder(first.prompt).ids_P.tolist(),
             *encoder.encode_text(first.text or "").tolist(),
             encoder.end_id(ends),
-            *encoder.encode_reply(reply, end_ids=ends).token_T.tolist(),
+            *encoder.encode_reply(reply, prompt=first.prompt, end_ids=ends).token_T.tolist(),
         ]
         assert encoder(second.prompt).ids_P.tolist() == row
         image = second.prompt.images[1].convert("RGB")

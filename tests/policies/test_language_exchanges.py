@@ -149,7 +149,8 @@ def test_environment_texts_are_forced_and_turns_are_trained(name: str, settings:
     handed: list[Any] = []
     rollout = exchange(policy, name, make, on_samples=handed.extend)
     assert sorted(map(id, handed)) == sorted(map(id, rollout.samples))
-    token_ids = policy._encoder.encode_reply(Turn(text="two red"), end_ids=policy._end_ids.tolist()).token_T.tolist()
+    encoded = policy._encoder.encode_reply(Turn(text="two red"), prompt=Prompt("?"), end_ids=policy._end_ids.tolist())
+    token_ids = encoded.token_T.tolist()
     ends = set(policy._end_ids.tolist())
     most = max(len(sample.turn_ends) for sample in rollout.samples)
     assert most == 3  # and rows that were cut off before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ def tokenizer_of(template: str = "qwen3", specials: Sequence[str] = (), **ends: 
     """A tokenizer with the chat template of a published model, and its response template where TRL has one."""
     text = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
     tokens: dict[str, Any] = {**(ends or CHATML_ENDS)}
-    return add_response_schema(build([*CHATML, *specials], text, **tokens))
+    tokenizer = build([*CHATML, *specials], text, **tokens)
+    with suppress(ValueError):
+        return add_response_schema(tokenizer)
+    return tokenizer
 
 
 def caller(template: str, examples: Sequence[Example], **settings: Any) -> LanguagePolicy:
