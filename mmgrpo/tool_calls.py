@@ -199,7 +199,7 @@ def description(tools: Sequence[Mapping[str, Any]]) -> str:
     Returns:
         The text.
     """
-    schemas = "\n".join(json.dumps(tool["function"]) for tool in tools)
+    schemas = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return (
         f"You may call these functions:\n<tools>\n{schemas}\n</tools>\n"
         "To call one, write its name and arguments as JSON, and nothing after it:\n"

@@ -289,7 +289,7 @@ class ToolEnvironment(Environment, SupportsCalls):
             reason = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
         except Exception:  # of an error that cannot be written
             reason = "its text cannot be made"
-        text = json.dumps({"error": f"{type(error).__name__}: {reason}"[:MAX_ERROR]})
+        text = json.dumps({"error": f"{type(error).__name__}: {reason}"[:MAX_ERROR]}, ensure_ascii=False)
         name = call.name if call.name in self._callable else ""
         return ToolResult(name, text, failed=True, seconds=seconds, arguments=call.arguments)
 
@@ -449,7 +449,7 @@ def _text_of(result: Any, images: list[Image.Image]) -> str:
     plain = _without_images(result, images)
     if isinstance(result, Image.Image):
         return ""
-    return plain if isinstance(plain, str) else json.dumps(plain, default=_plain)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=_plain)
 
 
 def _is_block(part: Any) -> bool:

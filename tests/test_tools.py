@@ -109,6 +109,22 @@ def test_a_bad_call_does_not_cost_the_others() -> None:
     assert turn.results[1].arguments == {"a": 1, "b": 2}
 
 
+def weather(city: str) -> dict[str, str]:
+    """Returns the weather.
+
+    Args:
+        city: 城市.
+    """
+    return {"城市": city}
+
+
+def test_characters_of_results_errors_and_descriptions_are_not_escaped() -> None:
+    tools = ToolEnvironment([weather, place])
+    turn = tools.step(call("weather", city="北京") + call("place", city="北京"))
+    assert [result.text for result in turn.results] == ['{"城市": "北京"}', '{"error": "KeyError: 北京"}']
+    assert "城市" in description(tools.reset(Prompt("?")).tools)
+
+
 def test_calls_inside_of_reasoning_are_not_executed() -> None:
     turn = ToolEnvironment([divide]).step(f"<think>{call('divide', a=1, b=2)}</think>It is 0.5.")
     assert turn.done

@@ -146,4 +146,6 @@ def _function(function: Callable[..., Any] | str | None) -> Callable[..., Any] |
 def _text(observation: Any) -> str:
     if isinstance(observation, str):
         return observation
-    return json.dumps(observation, default=lambda value: value.tolist())  # numbers and arrays of numpy
+    return json.dumps(
+        observation, ensure_ascii=False, default=lambda value: value.tolist()
+    )  # numbers and arrays of numpy

@@ -131,5 +131,6 @@ class OpenEnvEnvironment(Environment, SupportsCalls):
         if self._observation is not None:
             text = str(observation.get(self._observation, ""))
         else:
-            text = json.dumps({name: value for name, value in observation.items() if name not in NO_OBSERVATION})
+            fields = {name: value for name, value in observation.items() if name not in NO_OBSERVATION}
+            text = json.dumps(fields, ensure_ascii=False)
         return bounded(text, self._max_chars)

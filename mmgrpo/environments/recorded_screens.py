@@ -104,7 +104,7 @@ class RecordedScreensEnvironment(Environment):
         is_beyond = self._max_patches is not None and self._num_patches > self._max_patches
         if is_beyond or self._step == len(self._prompts):
             return Turn(reward=reward, done=True)
-        written = action if isinstance(action, str) else json.dumps(action)
+        written = action if isinstance(action, str) else json.dumps(action, ensure_ascii=False)
         return self._screen(PATCH.format(action=written) if is_patched else "", reward)
 
     def _screen(self, text: str, reward: float | None = None) -> Turn:
