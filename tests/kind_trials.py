@@ -2,11 +2,12 @@
 
     python -m tests.kind_trials --trials 200 --seed 0
 
-The kinds: mixed runs, a rewriter with its painter, conversations with and without images or interpreters, trees,
-replay, a critic, a verifier that is fitted while the run loads, a series by the command, and a comparison by the
-command. A trial sends SIGKILL, SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C, once or twice; a third of the trials while the
-run loads or fits. Then the run is resumed to its end. Compared bitwise: all lines without times, weights and states
-of checkpoints, files, samples, and the status. No process may be left when the interrupted one has ended.
+The kinds: mixed runs, a rewriter with its painter, conversations with and without images, interpreters or a search
+server, trees, replay, a critic, a verifier that is fitted while the run loads, a series by the command, and a
+comparison by the command. A trial sends SIGKILL, SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C, once or twice; a third of the
+trials while the run loads or fits. Then the run is resumed to its end. Compared bitwise: all lines without times,
+weights and states of checkpoints, files, samples, and the status. No process may be left when the interrupted one has
+ended.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, final
@@ -42,6 +44,7 @@ from mmgrpo import Trainer
 from mmgrpo.cli import app
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.environments.python import PythonEnvironment
+from mmgrpo.environments.search import SearchEnvironment
 from mmgrpo.errors import PolicyError
 from mmgrpo.runs.stopping import BOUNCE_S, TERMINATING
 from mmgrpo.scoring import NamedReward
@@ -49,6 +52,7 @@ from mmgrpo.system import interrupts
 from mmgrpo.system.process_guard import PR_SET_CHILD_SUBREAPER
 from mmgrpo.training.mixed import MixedTrainer
 from mmgrpo.types import Prompt
+from tests.environments.retrieval_server import RetrievalServer, written
 from tests.faults.runs import ALL, Case, Reward, differing, lengths, run_state, texts
 from tests.faults.sittings import DONE, INTERRUPTED, Place, Sitting, begin, ended, placed, worked_s
 from tests.policies.test_language_exchanges import terse
@@ -122,11 +126,52 @@ class Totals(Environment):
 
 def sandboxes(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     """Turns with an interpreter per sample, a process of the sandbox."""
-    environment = {"name": "python:tests.kind_trials:Totals"}
+    return _rewarded_turns(output, resume, reward, {"name": "python:tests.kind_trials:Totals"})
+
+
+def _rewarded_turns(output: Path, resume: Path | None, reward: Reward, environment: dict[str, Any]) -> Trainer:
     rollout = {"prompts_per_step": 2, "group_size": 3, "environment": environment, "max_turns": 3}
     values = {**EVERY_STEP, "output": str(output), "rollout": rollout, "update": {"optimizer": {"lr": 1e-3}}}
     rewards = {"lengths": reward, "environment_return": EnvironmentReturn()}
     return Trainer(policy_of("llama", max_new_tokens=12), rewards, prompts_of("llama"), values, resume=resume)
+
+
+WORDS = ("red two", "blue squares left", "picture number")
+"""Documents of the search server: words that the policy writes."""
+
+
+@cache
+def retriever() -> RetrievalServer:
+    """A server of this process, which all runs ask."""
+    with tempfile.TemporaryDirectory() as folder:
+        return RetrievalServer(
+            written(Path(folder) / "corpus.jsonl", [{"text": text} for text in WORDS]), [], delay_s=0.02
+        )
+
+
+@final
+class Looks(Environment):
+    """Searches for each turn by a server, and counts the documents that were returned."""
+
+    def __init__(self, url: str) -> None:
+        self._search = SearchEnvironment(url=url)
+        self._num_documents = 0
+
+    def reset(self, prompt: Prompt) -> Turn:
+        """Searches for the prompt."""
+        self._search.search(prompt.text)
+        return Turn()
+
+    def step(self, text: str) -> Turn:
+        """The color that the documents determine, and their number as the reward."""
+        self._num_documents += self._search.search(text).count("Doc ")
+        return Turn(text=("two red", "two blue")[self._num_documents % 2], reward=float(self._num_documents))
+
+
+def searches(output: Path, resume: Path | None, reward: Reward) -> Trainer:
+    """Turns with a search server."""
+    environment = {"name": "python:tests.kind_trials:Looks", "url": retriever().url}
+    return _rewarded_turns(output, resume, reward, environment)
 
 
 def image_turns(output: Path, resume: Path | None, reward: Reward) -> Trainer:
@@ -233,6 +278,7 @@ MAKERS: dict[str, Callable[[Path, Path | None, Reward], Any]] = {
     "conversations": conversations,
     "image turns": image_turns,
     "sandboxes": sandboxes,
+    "searches": searches,
     "trees": trees,
     "replay": replay,
     "critic": critic,

@@ -14,7 +14,8 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.json_requests import NoReplyError
 from mmgrpo.types import Prompt
 from tests.environments.chat_server import ChatServer
-from tests.environments.test_search import CITIES, RetrievalServer, written
+from tests.environments.retrieval_server import RetrievalServer, written
+from tests.environments.test_search import CITIES
 from tests.rewards.sandboxed import needs_sandbox
 from tests.running import running
 

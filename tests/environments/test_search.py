@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmgrpo.config.registry import resolve
-from mmgrpo.environments.search import Corpus, SearchEnvironment
+from mmgrpo.environments.search import SearchEnvironment
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.json_requests import NoReplyError
 from mmgrpo.types import Prompt
+from tests.environments.retrieval_server import RetrievalServer, written
 
 pytest.importorskip("bm25s")
 
@@ -28,54 +27,9 @@ TAGS = {"opening": "<s>", "closing": "</s>", "result": "{result}"}
 RIVERS = [{"title": "Tiber", "text": "A river that flows through Rome."}, {"text": "The Glomma is long."}]
 
 
-def written(path: Path, rows: list[Any]) -> Path:
-    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
-    return path
-
-
 @pytest.fixture
 def cities(tmp_path: Path) -> Path:
     return written(tmp_path / "cities.jsonl", CITIES)
-
-
-class RetrievalServer(ThreadingHTTPServer):
-    """Serves a corpus by the protocol of Search-R1's retrieval_server.py; ``statuses`` are sent before it does."""
-
-    daemon_threads = True
-
-    def __init__(self, corpus: Path, statuses: list[int], body: bytes | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), RetrievalHandler)
-        self.corpus, self.statuses, self.body = Corpus(corpus), statuses, body
-        self.requests: list[Any] = []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/retrieve"
-
-
-class RetrievalHandler(BaseHTTPRequestHandler):
-    server: RetrievalServer  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append(request)
-        status = self.server.statuses.pop(0) if self.server.statuses else 200
-        scored = [
-            [
-                {"document": {"contents": f"{document.title}\n{document.text}"}, "score": 1.0 / rank}
-                for rank, document in enumerate(self.server.corpus.search(query, request["topk"]), 1)
-            ]
-            for query in request["queries"]
-        ]
-        body = self.server.body or json.dumps({"result": scored}).encode()
-        self.send_response(status if self.path == "/retrieve" else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Write nothing."""
 
 
 @pytest.fixture
