@@ -16,7 +16,7 @@ from mmgrpo.config.loading import CONFIGS, find_config, read_layers, shipped
 PLACES = ("prompts", "rollout", "advantage", "objective")
 """Sections in which a method says what it is."""
 
-CHAINS = ["svs", "delethink", "motif", "clpo", "canoe", "multi-module-grpo", "grpo-care", "critique-rl"]
+CHAINS = ["svs", "delethink", "motif", "clpo", "canoe", "multi-module-grpo", "grpo-care", "critique-rl", "comas"]
 """Trained on a language policy whose rows are drawn after others, in ``tests/configs/test_chain_methods.py``."""
 
 ANY_KIND = [

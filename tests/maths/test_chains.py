@@ -76,6 +76,23 @@ def test_rows_inserted_together() -> None:
     ]
 
 
+def test_rows_are_inserted_with_those_before_them() -> None:
+    """Checks of the first two of three drafts, then marks of each draft and its check, and a draft after both."""
+    check = {"prompt_template": "check", "most": 2, "members": 1, "group": "stage"}
+    mark = {"prompt_template": "mark", "inherits": True, "members": 1}
+    strategy = stages(
+        first={"members": 3},
+        then=[check, mark, {"prompt_template": "again", "of": "check", "show": "group", "inherits": True, "most": 1}],
+    )
+    small = replace(SETTING, num_prompts=1)
+    rounds = [round_of(strategy.ask((), small), [0.0] * 3)]
+    for rows in (2, 2):
+        rounds.append(round_of(strategy.ask(rounds, small), [0.0] * rows))
+    assert [request.after for request in rounds[1].requests] == [((0, 0),), ((0, 1),)]
+    assert [request.after for request in rounds[2].requests] == [((0, 0), (1, 0)), ((0, 1), (1, 1))]
+    assert requests_of(strategy, rounds) == [(4, (0, 1), "again", ((0, 0), (1, 0)))]
+
+
 def test_a_stage_without_rows_is_left_out_and_a_later_one_follows_another() -> None:
     strategy = stages(
         first={"prompt_template": "draft", "trained": False},

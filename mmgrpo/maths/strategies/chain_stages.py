@@ -40,6 +40,7 @@ class Stage:
         most: rows of each group that continue, the first ones; None: all.
         show: each row to separate members; all chosen rows of a group together; or its first right row with its first
             wrong one, of those.
+        inherits: whether the rows that each of them was sampled after are inserted too, before it.
         members: number of members sampled after the inserted rows; None: ``rollout.group_size``.
         group: own, they are a group; parent, they join the group of the row before them; stage, all that are sampled at
             this stage after rows of one group are a group.
@@ -56,6 +57,7 @@ class Stage:
     rate: tuple[float, float] | None = None
     most: int | None = None
     show: Show = "each"
+    inherits: bool = False
     members: int | None = None
     group: Into = "own"
     trained: bool = True
@@ -105,8 +107,8 @@ def stages(
 
     ``first`` holds any of prompt template, members, trained and settings of the step's first rows; ``then`` a mapping
     for each further stage: ``prompt_template``, and any of of, rows (all, right, wrong, unfinished), right, rate, most,
-    show (each, group, pair), members, group (own, parent, stage), trained, settings, weights, times. A stage for which
-    there are no rows is left out.
+    show (each, group, pair), inherits, members, group (own, parent, stage), trained, settings, weights, times. A stage
+    for which there are no rows is left out.
 
     Units: right and rate in those of the reward; times in rounds.
     Raises: ConfigError for invalid stages, or stages that follow no other.
@@ -183,8 +185,11 @@ def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, followed:
     for request in earlier:
         taken[request.prompt] = max(taken.get(request.prompt, 0), max(request.members) + 1)
     requests, num = [], stage.members or setting.group_size
-    for number, after in enumerate(_prompt_samples(stage, parents)):
-        family = after[0][0]
+    before = {(request.prompt, member): request.after for request in earlier for member in request.members}
+    for number, chosen in enumerate(_prompt_samples(stage, parents)):
+        family = chosen[0][0]
+        inherited = before if stage.inherits else {}
+        after = tuple(identity for row in chosen for identity in (*inherited.get(row, ()), row))
         key = number if stage.group == "own" else family
         group = family if stage.group == "parent" else unused + begun.setdefault(key, len(begun))
         start = taken.get(group, 0)
@@ -214,7 +219,7 @@ def _prompt_samples(stage: Stage, parents: Round) -> Iterator[tuple[Identity, ..
         if stage.show == "pair":
             sides = [member for side_B in (right_B, ~right_B) for member in _first(members, side_B[rows])]
             members = sides if len(sides) == 2 else []
-        members = members[: stage.most] if stage.show == "each" else members
+        members = members[: stage.most] if stage.show != "pair" else members
         yield from ([(member,) for member in members] if stage.show == "each" else [tuple(members)] if members else [])
 
 
