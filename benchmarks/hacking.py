@@ -1,9 +1,9 @@
-"""A reward that can be hacked, on the digits model: it rises, accuracy that is not trained on falls, the alarm rings.
+"""Reward hacking on the digits model: the trained reward rises, the held-out accuracy falls, and the watchdog alerts.
 
-``quickstart/digits-image``, warmed up on true captions and then trained on how bright its pictures are in place of the
-verifier. A bright picture is no digit. On fixed seeds, beside it, the held-out judge says how many of the pictures it
-still reads as the digit that was asked for. The run is made three times from the same weights: as it is, with
-``evaluation.watchdog.stop: [hacking]``, and with the knob that the alarm names, ``objective.kl.beta``, turned up.
+``quickstart/digits-image``, warmed up on true captions, then trained on the brightness of its images in place of the
+verifier. A bright image is no digit. The held-out accuracy, on fixed seeds, is the share of images in which a
+classifier reads the digit of the prompt. Three runs start from the same weights: one as it is, one with
+``evaluation.watchdog.stop: [hacking]``, and one with a higher ``objective.kl.beta``, the fix that the alert suggests.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ HACKED: Mapping[str, Any] = {
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "watched": {},
     "stopped": {"evaluation.watchdog.stop": ["hacking"]},
-    "held": {"objective.kl.beta": 10.0},
+    "penalized": {"objective.kl.beta": 10.0},
 }
-"""What differs between the runs."""
+"""The settings in which the runs differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """What a run left.
+class HackingRun:
+    """The curves, the alerts and the end of a run.
 
     Attributes:
         folder: of the run.
         status: how it ended.
         trained: mean of the trained reward at every step.
-        held_out: held-out accuracy by the step it was judged at.
-        alarms: the lines of ``alarms.jsonl``.
+        held_out: held-out accuracy by the step of the evaluation.
+        alerts: the lines of ``alerts.jsonl``.
     """
 
     folder: Path
     status: str
     trained: dict[int, float]
     held_out: dict[int, float]
-    alarms: list[dict[str, Any]]
+    alerts: list[dict[str, Any]]
 
 
 def warmed_up(output: Path, *, steps: int = 1500) -> Path:
@@ -62,17 +62,17 @@ def warmed_up(output: Path, *, steps: int = 1500) -> Path:
     return _train({"about.name": "warm", "steps": 0, "evaluation": None, **warmup}, output, None)
 
 
-def run(name: str, warm: Path, output: Path, *, reward: str = "brightness", **changed: Any) -> Ran:
+def run(name: str, warm: Path, output: Path, *, reward: str = "brightness", **changed: Any) -> HackingRun:
     """Trains on the reward from the warmed-up weights, as ``RUNS`` says, with further changed keys."""
     changes = {**HACKED, "about.name": name, "rewards": [{"name": reward}], **RUNS[name], **changed}
     folder = _train(changes, output, warm)
-    alarms = folder / "alarms.jsonl"
-    return Ran(
+    alerts = folder / "alerts.jsonl"
+    return HackingRun(
         folder=folder,
         status=json.loads((folder / "run.json").read_text())["status"],
         trained={line["step"]: line["reward/mean"] for line in _lines(folder / "metrics.jsonl")},
         held_out={line["step"]: line["eval/held_out_accuracy/mean"] for line in _lines(folder / "evaluation.jsonl")},
-        alarms=_lines(alarms) if alarms.exists() else [],
+        alerts=_lines(alerts) if alerts.exists() else [],
     )
 
 
@@ -89,9 +89,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Prints, of each run, the two curves at the evaluations, the alarms, and how it ended."""
+    """Prints, of each run, the two curves at the evaluations, the alerts, and how it ended."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--reward", default="brightness", help="what is trained on: brightness, jpeg_size, sharpness")
+    parser.add_argument("--reward", default="brightness", help="the trained reward: brightness, jpeg_size, sharpness")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="folder of the run folders; a temporary one if not given")
     options = parser.parse_args()
@@ -104,8 +104,8 @@ def main() -> None:
             for step, accuracy in result.held_out.items():
                 print(f"  step {step:>3}  {options.reward} {result.trained.get(step, float('nan')):.3f}"
                       f"  held-out accuracy {accuracy:.3f}")  # fmt: skip
-            for alarm in result.alarms:
-                print(f"  step {alarm['step']}: {alarm['kind']}: {alarm['measured']}; {alarm['cure']}")
+            for alert in result.alerts:
+                print(f"  step {alert['step']}: {alert['kind']}: {alert['measured']}; {alert['suggested_fix']}")
 
 
 if __name__ == "__main__":

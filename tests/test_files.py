@@ -35,7 +35,7 @@ def test_rewinding_drops_repeated_lines_and_reports_torn_ones(tmp_path: Path) ->
     (tmp_path / "warmup.jsonl").write_text('{"step": 1}\n')
     (tmp_path / ".metrics.jsonl.new").write_text("half")
     (tmp_path / "samples" / ".step-000003").mkdir(parents=True)
-    message = folder.rewind({"metrics.jsonl": 2, "warmup.jsonl": 1, "alarms.jsonl": 2})
+    message = folder.rewind({"metrics.jsonl": 2, "warmup.jsonl": 1, "alerts.jsonl": 2})
     assert message == ["metrics.jsonl: 1 unreadable line(s) dropped"]
     assert folder.lines("metrics.jsonl") == tuple(rows[:2])
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["metrics.jsonl", "samples", "warmup.jsonl"]

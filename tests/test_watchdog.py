@@ -1,4 +1,4 @@
-"""Alarms on series made by hand, and on a run whose reward can be hacked."""
+"""Alerts on series made by hand, and on a run whose reward can be hacked."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ def dog_of(**limits: Any) -> Watchdog:
 
 
 def steps(dog: Watchdog, key: str, values: Sequence[float], start: int = 1) -> list[Alert]:
-    return [alarm for i, value in enumerate(values) for alarm in dog.after_step({"step": start + i, key: value})]
+    return [alert for i, value in enumerate(values) for alert in dog.after_step({"step": start + i, key: value})]
 
 
 def rewarded(
     dog: Watchdog, trained: Sequence[float], held_out: Sequence[float], std: float = 0.5, key: str = "judge"
 ) -> list[Alert]:
     """Evaluations at 0, 2, 4: the first goes with the first step's reward, later ones with the mean of two steps."""
-    alarms = dog.after_evaluation({"step": 0, f"eval/{key}/mean": held_out[0], f"eval/{key}/std": std})
+    alerts = dog.after_evaluation({"step": 0, f"eval/{key}/mean": held_out[0], f"eval/{key}/std": std})
     for i, (reward, judge) in enumerate(zip(trained[1:], held_out[1:], strict=True)):
         first = trained[0] if i == 0 else reward - 0.5
         for step, value in ((2 * i + 1, first), (2 * i + 2, 2 * reward - first)):
-            alarms += dog.after_step({"step": step, "reward/mean": value, "reward/std": 1.0})
-        alarms += dog.after_evaluation({"step": 2 * i + 2, f"eval/{key}/mean": judge, f"eval/{key}/std": std})
-    return alarms
+            alerts += dog.after_step({"step": step, "reward/mean": value, "reward/std": 1.0})
+        alerts += dog.after_evaluation({"step": 2 * i + 2, f"eval/{key}/mean": judge, f"eval/{key}/std": std})
+    return alerts
 
 
-def kinds(alarms: Sequence[Alert]) -> list[tuple[str, int]]:
-    return [(alarm.kind, alarm.step) for alarm in alarms]
+def kinds(alerts: Sequence[Alert]) -> list[tuple[str, int]]:
+    return [(alert.kind, alert.step) for alert in alerts]
 
 
 class TestHacking:
     def test_a_rising_reward_and_a_falling_evaluation_raise_an_alert(self):
         # halves of two of four: 1 to 2 is a rise of 1 std; 0.8 to 0.7 a fall of 0.2 of 0.5
-        alarms = rewarded(dog_of(window=4), [1, 1, 2, 2], [0.8, 0.8, 0.7, 0.7])
-        assert kinds(alarms) == [("hacking", 6)]
-        assert alarms[0].measured == (
+        alerts = rewarded(dog_of(window=4), [1, 1, 2, 2], [0.8, 0.8, 0.7, 0.7])
+        assert kinds(alerts) == [("hacking", 6)]
+        assert alerts[0].measured == (
             "the reward rose from 1 to 2, and 'judge', which is not trained on, fell from 0.8 to 0.7"
         )
-        assert "objective.kl.beta" in alarms[0].suggested_fix
-        assert alarms[0].suggested_fix.endswith("train on 'judge' as well; keep checkpoints: set checkpoint.every")
+        assert "objective.kl.beta" in alerts[0].suggested_fix
+        assert alerts[0].suggested_fix.endswith("train on 'judge' as well; keep checkpoints: set checkpoint.every")
 
     def test_the_alert_names_an_existing_checkpoint(self):
         # the older half of the window ends at step 2, and later checkpoints saw the fall
@@ -78,8 +78,8 @@ class TestHacking:
                 run_of(window=4), ["easy"], ["judge"], checkpoints=lambda saved=steps_saved: saved
             )
             assert subject is not None
-            (alarm,) = rewarded(Watchdog(subject), [1, 1, 2, 2], [0.8, 0.8, 0.7, 0.7])
-            assert alarm.suggested_fix.endswith(text)
+            (alert,) = rewarded(Watchdog(subject), [1, 1, 2, 2], [0.8, 0.8, 0.7, 0.7])
+            assert alert.suggested_fix.endswith(text)
 
     @pytest.mark.parametrize(
         ("trained", "held_out"),
@@ -91,7 +91,7 @@ class TestHacking:
             ([1, 2, 3], [0.8, 0.4, 0.1]),  # the window is not full
         ],
     )
-    def test_no_alarm(self, trained: list[float], held_out: list[float]):
+    def test_no_alert(self, trained: list[float], held_out: list[float]):
         assert rewarded(dog_of(window=4), trained, held_out) == []
 
     def test_constant_rewards_are_measured_by_their_size(self):
@@ -102,11 +102,11 @@ class TestHacking:
     def test_one_sample_of_many_is_no_fall(self):
         # 1, 1, 1, 359/360: a fall of 0.0014; the wrong one makes a std of sqrt(359)/360 = 0.053, of which it is 0.026
         lines = [{"eval/judge/mean": mean, "eval/judge/std": std} for mean, std in [(1, 0)] * 3 + [(359 / 360, 0.0526)]]
-        dog, alarms = dog_of(window=4), []
+        dog, alerts = dog_of(window=4), []
         for step, line in enumerate(lines, 1):
             dog.after_step({"step": step, "reward/mean": step, "reward/std": 0.1})
-            alarms += dog.after_evaluation({"step": step, **line})
-        assert alarms == []
+            alerts += dog.after_evaluation({"step": step, **line})
+        assert alerts == []
 
     def test_trained_rewards_are_not_held_out(self):
         assert rewarded(dog_of(), [1, 2], [0.8, 0.1], key="easy") == []
@@ -118,23 +118,23 @@ class TestNoEffect:
     KEY = "credit/anchor_states/changed_frac"
 
     def test_mechanism_without_effect_in_a_window_raises_an_alert(self):
-        alarms = steps(dog_of(window=3), self.KEY, [0.0, 0.0, 0.0])
-        assert kinds(alarms) == [("no_effect", 3)]
-        assert alarms[0].measured == "in 3 steps no decision is changed by credit/anchor_states/changed_frac"
-        assert "mmgrpo explain" in alarms[0].suggested_fix
+        alerts = steps(dog_of(window=3), self.KEY, [0.0, 0.0, 0.0])
+        assert kinds(alerts) == [("no_effect", 3)]
+        assert alerts[0].measured == "in 3 steps no decision is changed by credit/anchor_states/changed_frac"
+        assert "mmgrpo explain" in alerts[0].suggested_fix
 
     def test_one_changed_decision_in_a_window_is_enough(self):
         assert steps(dog_of(window=3), self.KEY, [0.0, 0.0, 1e-4, 0.0, 0.0]) == []
         assert kinds(steps(dog_of(window=3), self.KEY, [0.0, 1e-4, 0.0, 0.0, 0.0])) == [("no_effect", 5)]
 
-    def test_limit_is_a_share_and_null_switches_the_alarm_off(self):
+    def test_limit_is_a_share_and_null_switches_the_alert_off(self):
         assert kinds(steps(dog_of(no_effect=0.01), self.KEY, [0.005, 0.01])) == [("no_effect", 2)]
         assert steps(dog_of(no_effect=None), self.KEY, [0.0, 0.0]) == []
 
-    def test_all_idle_mechanisms_are_in_one_alarm(self):
+    def test_all_idle_mechanisms_are_in_one_alert(self):
         dog, line = dog_of(), {self.KEY: 0.0, "terms/perception/changed_frac": 0.0, "terms/kl/changed_frac": 1.0}
-        alarms = [alarm for step in (1, 2) for alarm in dog.after_step({"step": step, **line})]
-        assert [alarm.measured for alarm in alarms] == [
+        alerts = [alert for step in (1, 2) for alert in dog.after_step({"step": step, **line})]
+        assert [alert.measured for alert in alerts] == [
             "in 2 steps no decision is changed by credit/anchor_states/changed_frac, terms/perception/changed_frac"
         ]
 
@@ -144,7 +144,7 @@ class TestNoEffect:
         assert kinds(dog_of().replay([{**line, self.KEY: 0.0} for line in lines], [])) == [("no_effect", 2)]
 
 
-class TestOtherAlarms:
+class TestOtherAlerts:
     @pytest.mark.parametrize("key", ["samples/distinct_frac", "samples/pixel_spread", "policy/entropy_mean"])
     def test_diversity(self, key: str):
         # first window 0.8; half of it is 0.4, and 0.39 is below
@@ -162,10 +162,10 @@ class TestOtherAlarms:
     def test_grid(self):
         assert kinds(steps(dog_of(), "reward/grid_artifacts/mean", [0.1, 0.1, 0.2, 0.21])) == [("grid", 4)]
         dog = dog_of()
-        alarms = [
+        alerts = [
             dog.after_evaluation({"step": 5 * i, "eval/grid_artifacts/mean": v}) for i, v in enumerate([0, 0, 0.3, 0.3])
         ]
-        assert [kinds(alarm) for alarm in alarms] == [[], [], [], [("grid", 15)]]
+        assert [kinds(alert) for alert in alerts] == [[], [], [], [("grid", 15)]]
 
     def test_dead_groups(self):
         assert kinds(steps(dog_of(), "groups/zero_std_frac", [0.5, 1.0, 0.9])) == [("dead_groups", 3)]
@@ -177,10 +177,10 @@ class TestOtherAlarms:
         assert kinds(steps(dog_of(on_policy_gap=0.1), "policy/on_policy_gap", [0.03])) == [("on_policy_gap", 1)]
         assert kinds(steps(dog_of(), "policy/on_policy_gap", [float("nan")])) == [("on_policy_gap", 1)]
 
-    def test_an_alarm_is_given_once_an_interval_and_not_again_after_a_resume(self):
+    def test_an_alert_is_raised_once_an_interval_and_not_again_after_a_resume(self):
         values = [1.0] * 12
-        alarms = steps(dog_of(interval=4), "groups/zero_std_frac", values)
-        assert kinds(alarms) == [("dead_groups", step) for step in (2, 6, 10)]
+        alerts = steps(dog_of(interval=4), "groups/zero_std_frac", values)
+        assert kinds(alerts) == [("dead_groups", step) for step in (2, 6, 10)]
         dog = dog_of(interval=4)
         logged = {"groups/zero_std_frac": 1.0, "reward/mean": 0.0, "reward/std": 0.0}
         lines = [{"step": step, "update": u, **logged} for step in (1, 2, 3) for u in (0, 1)]
@@ -345,14 +345,14 @@ def test_a_reward_that_is_hacked_rings(stop: list[str], tmp_path: Path) -> None:
     }
     trainer = Trainer(letters(), {"taste": bad_taste}, [Prompt("one"), Prompt("two")], config)
     folder = trainer.train()
-    alarms = [json.loads(line) for line in (folder / "alarms.jsonl").read_text().splitlines()]
-    rung = [alarm for alarm in alarms if alarm["kind"] == "hacking"]
-    assert rung
-    assert "'no_e', which is not trained on, fell from" in rung[0]["measured"]
+    alerts = [json.loads(line) for line in (folder / "alerts.jsonl").read_text().splitlines()]
+    raised = [alert for alert in alerts if alert["kind"] == "hacking"]
+    assert raised
+    assert "'no_e', which is not trained on, fell from" in raised[0]["measured"]
     about = json.loads((folder / "run.json").read_text())
     if stop:
-        assert about["status"] == "stopped by the alarm hacking"
-        assert trainer.step == rung[0]["step"] < 24
+        assert about["status"] == "stopped by the alert hacking"
+        assert trainer.step == raised[0]["step"] < 24
         assert (folder / f"checkpoints/step-{trainer.step:06d}").is_dir()
     else:
         assert about["status"] == "finished"

@@ -44,7 +44,7 @@ class AlertLimitsConfig(Section):
 
 
 class WatchdogConfig(Section):
-    """Alerts, each with a suggested fix: in ``alarms.jsonl``, on the console and in the report.
+    """Alerts, each with a suggested fix: in ``alerts.jsonl``, on the console and in the report.
 
     Means over ``window`` points are compared: evaluations for hacking and grid artifacts, steps for the rest.
     """

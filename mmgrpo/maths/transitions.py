@@ -375,9 +375,9 @@ def _require_strength(strength: float) -> None:
         raise ConfigError(f"a sampler's strength must be finite and not negative, got {strength}; 0 is deterministic")
 
 
-def _require_flow(level: Level, what: str, cure: str) -> None:
+def _require_flow(level: Level, what: str, fix: str) -> None:
     if abs(level.alpha - (1 - level.sigma)) > _FLOW_TOLERANCE:
-        raise ConfigError(f"{what} needs a flow schedule (alpha = 1 - sigma), got {level}; {cure}")
+        raise ConfigError(f"{what} needs a flow schedule (alpha = 1 - sigma), got {level}; {fix}")
 
 
 def _require_flow_step(step: DenoisingStep, sampler: str) -> None:

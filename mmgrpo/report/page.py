@@ -28,7 +28,7 @@ from mmgrpo.report.run_info import environment, overview_rows, parse_note, parse
 from mmgrpo.report.sample_sets import read_sample_sets
 from mmgrpo.report.text_samples import MEDIA_BYTES, texts_of
 
-ALERT_KEYS = ("step", "kind", "measured", "cure")
+ALERT_KEYS = ("step", "kind", "measured", "suggested_fix")
 
 
 def write_report(run: Path) -> Path:
@@ -52,8 +52,8 @@ def write_report(run: Path) -> Path:
 def _page(run: Path) -> dict[str, Any]:
     files = RunFiles(run)
     about, config_text = parse_mapping(files.text("run.json") or "") or {}, files.text("config.yaml")
-    logs = ("metrics", "warmup", "evaluation", "alarms")
-    metrics, warmup, evaluation, alarms = (read_log(files, f"{name}.jsonl") for name in logs)
+    logs = ("metrics", "warmup", "evaluation", "alerts")
+    metrics, warmup, evaluation, alerts = (read_log(files, f"{name}.jsonl") for name in logs)
     tasks = parse_tasks(config_text)
     evaluation = by_tasks(evaluation) if tasks else evaluation
     sample_sets, trained = read_sample_sets(files), read_sample_sets(files, "train")
@@ -69,7 +69,7 @@ def _page(run: Path) -> dict[str, Any]:
         "facts": overview_rows(about, metrics),
         "headlines": headlines(evaluation),
         "evaluation": evaluation,
-        "alarms": [{key: clip(str(row.get(key, ""))) for key in ALERT_KEYS} for row in alarms.rows],
+        "alerts": [{key: clip(str(row.get(key, ""))) for key in ALERT_KEYS} for row in alerts.rows],
         "measures": measures(evaluation),
         "sections": unique_sections(
             {
@@ -95,7 +95,7 @@ def _page(run: Path) -> dict[str, Any]:
         "cut": list(files.cut),
         "unreadable": [
             log
-            for log in (metrics, warmup, evaluation, alarms, *(a.log for a in (*sample_sets, *trained)))
+            for log in (metrics, warmup, evaluation, alerts, *(a.log for a in (*sample_sets, *trained)))
             if log.num_unreadable
         ],
     }

@@ -38,8 +38,8 @@ class Alert:
     suggested_fix: str
 
     def as_line(self) -> dict[str, Any]:
-        """Returns its line in ``alarms.jsonl``."""
-        return {"step": self.step, "kind": self.kind, "measured": self.measured, "cure": self.suggested_fix}
+        """Returns its line in ``alerts.jsonl``."""
+        return {"step": self.step, "kind": self.kind, "measured": self.measured, "suggested_fix": self.suggested_fix}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from mmgrpo.types import Sample, Scores
 
 PACKAGES = ("mmgrpo", "torch", "diffusers", "transformers", "accelerate", "peft")
 CONFIG, HEADER = "config.yaml", "run.json"
-ENDED = ("finished", "stopped by the alarm")
+ENDED = ("finished", "stopped by the alert")
 """Prefixes of the status of a run that is complete."""
 
 
@@ -121,7 +121,7 @@ class RunFolder:
         return True
 
     def log(self, file: str, values: Mapping[str, Any]) -> None:
-        """Appends one line to ``metrics.jsonl``, ``evaluation.jsonl``, ``alarms.jsonl`` or ``warmup.jsonl``."""
+        """Appends one line to ``metrics.jsonl``, ``evaluation.jsonl``, ``alerts.jsonl`` or ``warmup.jsonl``."""
         append_line(self.path / file, json.dumps(values))
 
     def lines(self, file: str) -> tuple[dict[str, Any], ...]:

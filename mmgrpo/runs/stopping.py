@@ -68,7 +68,7 @@ class StopRequests:
 
     def stop_after_alert(self, kind: str) -> None:
         """Requests the end of the current step because of an alert of this kind."""
-        self.after_step, self.alert_status = True, f"stopped by the alarm {kind}"
+        self.after_step, self.alert_status = True, f"stopped by the alert {kind}"
 
     def is_stopping(self) -> bool:
         """Whether any process received a request; a collective."""

@@ -328,7 +328,7 @@ class CheckpointedRun:
     def _rewound(self) -> list[str]:
         """Drops the lines after the resumed position, and unreadable ones; returns messages about the latter."""
         steps = self.start.step if self.start.step or self._warmed(self.start) else -1
-        limits = dict.fromkeys(("metrics.jsonl", "alarms.jsonl", "skipped.jsonl", "evaluation.jsonl"), steps)
+        limits = dict.fromkeys(("metrics.jsonl", "alerts.jsonl", "skipped.jsonl", "evaluation.jsonl"), steps)
         return self.folder.rewind(limits | {"warmup.jsonl": self.start.warmup_step})
 
     def _prepared(self, explanation: str) -> list[str]:

@@ -38,7 +38,7 @@ from mmgrpo.training.task_chain import require_cross_task_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample, Scores
 
-LOGS = ("metrics.jsonl", "evaluation.jsonl", "alarms.jsonl")
+LOGS = ("metrics.jsonl", "evaluation.jsonl", "alerts.jsonl")
 """Files of the tasks with lines that the file of the run collects."""
 
 WARMED_UP = RunPosition(step=0, warmup_step=sys.maxsize)

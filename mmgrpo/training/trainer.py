@@ -155,9 +155,9 @@ class Trainer:
             self._context.progress.print_line(note)
         if self.watchdog and self.session.resumption:
             alerts = self.watchdog.replay(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
-            logged = {(row["step"], row["kind"]) for row in self.folder.lines("alarms.jsonl")}
+            logged = {(row["step"], row["kind"]) for row in self.folder.lines("alerts.jsonl")}
             unlogged = [alert for alert in alerts if alert.step == self.step and (alert.step, alert.kind) not in logged]
-            self._heed(unlogged)  # a process may have been killed before it gave them
+            self._raise_alerts(unlogged)  # a process may have been killed before it gave them
         if self._warms_up():
             scorers = [self.components.rewards.scorer, *([self.held_out.scorer] if self.config.held_out else [])]
             with naming_phase("the rollout", self.step):
@@ -223,7 +223,7 @@ class Trainer:
         self._context.progress.log_step(log.last)
         if self.step == 1 and (note := first_step_note(log.last)):
             self._context.progress.print_line(note)
-        self._heed(self.watchdog.after_step(log.summary) if self.watchdog else [])
+        self._raise_alerts(self.watchdog.after_step(log.summary) if self.watchdog else [])
         self._step.move_reference()
         self.session.memory = self._step.updated_memory(rollouts, *scored)
         self.session.finished_step = self.step
@@ -231,13 +231,13 @@ class Trainer:
     def _begin_update(self) -> None:
         self.session.finished_step = None
 
-    def _heed(self, alarms: Sequence[Alert]) -> None:
-        """Passes alarms on; one that the configuration names ends the run after this step, with a checkpoint."""
-        for alarm in alarms:
-            self._log("alarms.jsonl", alarm.as_line())
-            self._context.progress.log_alert(alarm)
-            if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
-                self._context.stopping.stop_after_alert(alarm.kind)
+    def _raise_alerts(self, alerts: Sequence[Alert]) -> None:
+        """Logs alerts; one of a kind in ``watchdog.stop`` ends the run after this step, with a checkpoint."""
+        for alert in alerts:
+            self._log("alerts.jsonl", alert.as_line())
+            self._context.progress.log_alert(alert)
+            if self.config.watchdog and alert.kind in self.config.watchdog.stop:
+                self._context.stopping.stop_after_alert(alert.kind)
 
     def _log_skipped(self, update: UpdateMetrics, scored: Scored) -> None:
         """Names and saves the samples, of all processes, whose gradient is not finite."""
@@ -292,7 +292,7 @@ class Trainer:
         return self.warmup is not None and not self.step and self.session.start.warmup_step < self.warmup.config.steps
 
     def evaluate(self) -> None:
-        """Judges the averaged weights if there are any, the trained ones otherwise, where that is due."""
+        """Evaluates the averaged weights if there are any, the trained ones otherwise, where an evaluation is due."""
         config = self.config.held_out
         is_due = self._evaluation_is_due() and self.step not in self.session.evaluated
         if config is None or not is_due or self._context.stopping.is_stopping():
@@ -321,7 +321,7 @@ class Trainer:
             self._log("evaluation.jsonl", line)
             progress.log_evaluation(line)
             self.session.report()
-            self._heed(self.watchdog.after_evaluation(line) if self.watchdog else [])
+            self._raise_alerts(self.watchdog.after_evaluation(line) if self.watchdog else [])
         self.session.keep_best(drops=self._context.within is None)  # of tasks, old ones go once all have theirs
 
     def _log(self, file: str, line: dict[str, Any]) -> None:

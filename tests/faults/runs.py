@@ -21,7 +21,7 @@ from mmgrpo.types import Prompt, Sample
 from tests.policies.tiny_language import policy_of
 from tests.test_trainer import BASE, brightness, make_policy
 
-LINES = ("metrics", "evaluation", "warmup", "alarms", "skipped")
+LINES = ("metrics", "evaluation", "warmup", "alerts", "skipped")
 NUM_CHECKPOINTS = 2
 DIGITS = "python:mmgrpo.examples.digits:digit_prompts"
 ALL: dict[str, Any] = {

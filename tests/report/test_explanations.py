@@ -1,4 +1,4 @@
-"""What rewards read and saw, drawn over the picture; alarms; shares of what was gated and clipped."""
+"""What rewards read and saw, drawn over the picture; alerts; shares of what was gated and clipped."""
 
 from __future__ import annotations
 
@@ -147,10 +147,10 @@ def test_marks() -> None:
     assert [(m.left, m.top, m.width, m.height) for m in marks_of({"x": outside}, None, "after")] == [(0, 50, 100, 50)]
 
 
-def test_alarms_and_shares(run: Path) -> None:
+def test_alerts_and_shares(run: Path) -> None:
     write_lines(
-        run / "alarms.jsonl",
-        [{"step": 7, "kind": "grid", "measured": "<i>up</i>", "cure": "lower update.optimizer.lr"}],
+        run / "alerts.jsonl",
+        [{"step": 7, "kind": "grid", "measured": "<i>up</i>", "suggested_fix": "lower update.optimizer.lr"}],
     )
     shares = {"gated_frac": 0.25, "clipped_frac": 0.5, "failed_frac": 0.0, "cached_frac": 0.75}
     rows = [

@@ -151,7 +151,7 @@ LINES = {
 
 class TestLines:
     @pytest.mark.parametrize("line", LINES)
-    @pytest.mark.parametrize("name", ["metrics", "evaluation", "warmup", "alarms"])
+    @pytest.mark.parametrize("name", ["metrics", "evaluation", "warmup", "alerts"])
     def test_a_line_that_cannot_be_read_is_counted(self, line: str, name: str, run: Path) -> None:
         path = run / f"{name}.jsonl"
         before = path.read_bytes() if path.exists() else b""

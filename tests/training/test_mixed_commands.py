@@ -108,12 +108,12 @@ def test_a_finished_run_is_reported_and_one_task_does_not_resume_alone(run: Path
     assert "more is a task of a mixed run, which resumes as one run" in alone.output
 
 
-def test_alarms_are_of_the_task_that_watches(run: Path) -> None:
+def test_alerts_are_of_the_task_that_watches(run: Path) -> None:
     """Of the task's own second step, the third of the run."""
-    alarms = rows(run / "more" / "alarms.jsonl")
-    assert [(alarm["step"], alarm["kind"]) for alarm in alarms if alarm["kind"] != "no_effect"] == [(2, "dead_groups")]
-    assert rows(run / "alarms.jsonl") == [{"task": "more", **alarm, "step": 3} for alarm in alarms]
-    assert not (run / "sums" / "alarms.jsonl").exists()
+    alerts = rows(run / "more" / "alerts.jsonl")
+    assert [(alert["step"], alert["kind"]) for alert in alerts if alert["kind"] != "no_effect"] == [(2, "dead_groups")]
+    assert rows(run / "alerts.jsonl") == [{"task": "more", **alert, "step": 3} for alert in alerts]
+    assert not (run / "sums" / "alerts.jsonl").exists()
 
 
 def test_the_page_shows_all_tasks(run: Path) -> None:

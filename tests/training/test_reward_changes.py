@@ -32,10 +32,10 @@ def longer(samples: Sequence[Sample]) -> list[float | Score | None]:
     return [float(sample.member == 0) for sample in samples]
 
 
-def lines_and_alarms(folder: Path) -> tuple[list[dict[str, float]], list[str]]:
+def lines_and_alerts(folder: Path) -> tuple[list[dict[str, float]], list[str]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    alarms = folder / "alarms.jsonl"
-    measured = [json.loads(line)["measured"] for line in alarms.read_text().splitlines()] if alarms.exists() else []
+    alerts = folder / "alerts.jsonl"
+    measured = [json.loads(line)["measured"] for line in alerts.read_text().splitlines()] if alerts.exists() else []
     return lines, [text for text in measured if "no decision is changed" in text]
 
 
@@ -47,10 +47,10 @@ def test_reward_of_a_method_without_its_marks_raises_an_alert(
 ) -> None:
     config = load_config(f"methods/{method}", {**SMALL, "output": str(tmp_path)})
     folder = Trainer(policy_of("llama", max_new_tokens=3), right, prompts_of("llama"), config).train()
-    lines, alarms = lines_and_alarms(folder)
+    lines, alerts = lines_and_alerts(folder)
     assert [line[f"reward/{name}/changed_frac"] for line in lines] == [0.0, 0.0]
-    assert len(alarms) == 1
-    assert f"reward/{name}/changed_frac" in alarms[0]
+    assert len(alerts) == 1
+    assert f"reward/{name}/changed_frac" in alerts[0]
     output = capsys.readouterr()
     assert f"by reward/{name} in the first step" in " ".join((output.out + output.err).split())
 
@@ -59,25 +59,25 @@ def test_reward_of_a_method_that_acts_changes_advantages(tmp_path: Path) -> None
     rewards = [NamedReward("right", right), NamedReward("rarity", longer, from_method="arm")]
     config = load_config("methods/arm", {**SMALL, "output": str(tmp_path)})
     folder = Trainer(policy_of("llama", max_new_tokens=3), rewards, prompts_of("llama"), config).train()
-    lines, alarms = lines_and_alarms(folder)
+    lines, alerts = lines_and_alerts(folder)
     assert [line["reward/rarity/changed_frac"] for line in lines] == [1.0, 1.0]
     assert "reward/right/changed_frac" not in lines[0]
-    assert alarms == []
+    assert alerts == []
 
 
 def test_substitute_of_a_method_changes_advantages(tmp_path: Path) -> None:
     config = load_config("methods/noisy-verifiers", {**SMALL, "output": str(tmp_path)})
     folder = Trainer(policy_of("llama", max_new_tokens=3), right, prompts_of("llama"), config).train()
-    lines, alarms = lines_and_alarms(folder)
+    lines, alerts = lines_and_alerts(folder)
     assert [line["reward/noisy_verifier/changed_frac"] for line in lines] == [1.0, 1.0]
-    assert alarms == []
+    assert alerts == []
 
 
 def test_reward_without_weight_has_no_share(tmp_path: Path) -> None:
     rewards = [NamedReward("right", right), NamedReward("rarity", longer, weight=0.0, from_method="arm")]
     config = load_config("methods/arm", {**SMALL, "steps": 1, "output": str(tmp_path)})
     folder = Trainer(policy_of("llama", max_new_tokens=3), rewards, prompts_of("llama"), config).train()
-    (line,), alarms = lines_and_alarms(folder)
+    (line,), alerts = lines_and_alerts(folder)
     assert line["reward/rarity/mean"] == 0.25
     assert "reward/rarity/changed_frac" not in line
-    assert alarms == []
+    assert alerts == []
