@@ -1,1 +1,1 @@
-"""What the engine costs on top of the passes a training step cannot do without; run from the repository's root."""
+"""Measurements of the engine: its cost above the necessary forwards and backwards; run from the repository's root."""

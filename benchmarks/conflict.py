@@ -1,8 +1,8 @@
-"""Two rewards that pull apart, on a policy of four letters: what the sum, GDPO and a gate make of them.
+"""Two conflicting rewards on a policy of four letters: their sum, GDPO, and a gate.
 
 ``many`` gives 5 for four letters a, ``last`` 1 for a b at the end: only one can have the last letter. In the raw sum
-the larger one takes it; normalised by group (GDPO, arXiv:2601.05242, sec. 3) both count alike, and the last letter is
-most of what ``last`` says and a quarter of what ``many`` says.
+the larger one takes it; normalized by group (GDPO, arXiv:2601.05242, sec. 3) both count alike, and the last letter is
+most of the reward ``last`` and a quarter of ``many``.
 
 ``easy`` gives 3 for four letters e, ``right`` 1 for a in the first two places. In the raw sum the easy one wins; gated
 by the other (the paper's conditioned rewards: one counts only where that of higher priority is met) both rise,

@@ -1,4 +1,4 @@
-"""What a change costs: seconds of a step of short runs of this tree and of another commit, by turns.
+"""The cost of a change: seconds of a step of short runs of this tree and of another commit, alternating.
 
 python -m benchmarks.cost BASE [--configs quickstart/digits-image ...] [--steps 12] [--repeat 4] [--set key=value ...]
 """

@@ -1,4 +1,4 @@
-"""Counts what one step of a published method spends on the tiny SD3 pipeline."""
+"""Counts the forwards of one step of a published method on the tiny SD3 pipeline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mmgrpo.types import Prompt, Rollout
 from tests.tiny.pipelines import PIPELINES
 
 GUIDANCE = 4.5
-RUN_STEPS = 1000  # long enough for a moving window to pass over the whole schedule
+RUN_STEPS = 1000  # long enough for a moving window to pass over the schedule
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ def method_config(include: str, changes: Mapping[str, Any]) -> RunConfig:
 
 
 def tiny_policy(config: RunConfig, *, guided: bool) -> DenoisingPolicy:
-    """The tiny SD3 pipeline, drawn from as the method says, with small adapters.
+    """The tiny SD3 pipeline, with the sampling settings of the method and small adapters.
 
     Raises: pydantic's ValidationError for a method of another kind of policy.
     """
@@ -118,7 +118,7 @@ def spend_step(config: RunConfig, policy: DenoisingPolicy, step: int = 0) -> Spe
 
 
 def predicted(config: RunConfig, num_steps: int, *, guided: bool) -> Spending:
-    """The same on average over a long run, by the formula behind ``mmgrpo explain``."""
+    """The same on average over a long run, by the formula of ``mmgrpo explain``."""
     config = config.model_copy(update={"steps": RUN_STEPS})
     forwards: SampleForwards = forwards_per_sample(Algorithm.of(config), num_steps)
     branches = 2 if guided else 1

@@ -52,7 +52,7 @@ class Floor:
             self._pipeline.vae.decode(self._latents[size], return_dict=False)
 
     def learn(self) -> None:
-        """The update's forwards and backwards, and the optimiser's step."""
+        """The update's forwards and backwards, and the optimizer's step."""
         for size in self.passes.backward:
             inputs = self._inputs[size]
             self._call(inputs).backward(inputs["hidden_states"])

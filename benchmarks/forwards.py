@@ -1,4 +1,4 @@
-"""Forwards a sample really costs under every published method, beside what it costs where the method comes from.
+"""Forwards per sample under every published method, compared with its published run.
 
 python -m benchmarks.forwards [--method flow-grpo ...] [--group N] [--window START SIZE]
 """
@@ -64,7 +64,7 @@ def count_method(name: str, changes: Mapping[str, Any]) -> list[Row]:
         changes: what to lay over its ``rollout`` section.
 
     Returns:
-        One row with noise of one's own, one with the group's.
+        One row with independent noise, one with the noise of the group.
 
     Raises:
         ValidationError: pydantic's, for a method of another kind of policy.
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _table_row(row: Row) -> str:
-    noise = ("shared" if row.same_initial_noise else "own") + (" *" if row.as_written else "")
+    noise = ("shared" if row.same_initial_noise else "independent") + (" *" if row.as_written else "")
     spent, mean = row.spent, row.mean.cost(row.weight)
     ours = f"{spent.sample:6.2f} {row.weight * spent.trained:6.2f} {spent.reference:6.2f} {spent.cost(row.weight):6.2f}"
     line = (

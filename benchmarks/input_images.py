@@ -1,4 +1,4 @@
-"""Prompts with input images, batched and row by row: CPU seconds of a rollout and its update, by turns.
+"""Prompts with input images, batched and row by row: CPU seconds of a rollout and its update, alternating.
 
 ``python -m benchmarks.input_images [NAME ...]``: a tiny FLUX Kontext, an SD3 img2img and a FLUX.2, four prompts with an
 image each and four members. A runs the pipeline once per row, B on as many rows as the pipeline takes. The first turn
@@ -43,9 +43,9 @@ def _iteration(policy: DenoisingPolicy, prompts: list[Prompt], seed: int) -> Non
 
 
 def main(names: Sequence[str]) -> None:
-    """Prints a row per pipeline of these names, or of all: seconds of both, and how many times faster, by turns."""
+    """Prints a row per pipeline of these names, or of all: seconds of both, and the speedup of each repetition."""
     torch.set_num_threads(1)
-    print("| pipeline | how rows share a run | alone, s | batched, s | times faster, by turns | median |")
+    print("| pipeline | media of a batch | separate, s | batched, s | times faster, per repetition | median |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name in names or PIPELINES:
         tiny, side, build = PIPELINES[name]

@@ -25,7 +25,7 @@ MAX_GRAD_NORM = 1.0
 
 
 class Learner:
-    """A policy with its optimiser, rewards and objective.
+    """A policy with its optimizer, rewards and objective.
 
     Attributes:
         policy: the policy.
@@ -38,7 +38,7 @@ class Learner:
         prompts: Sequence[Prompt] = PROMPTS,
         rewards: Sequence[NamedReward] = (NamedReward("brightness", Brightness()),),
     ) -> None:
-        """Makes the optimiser; nothing runs yet.
+        """Makes the optimizer; nothing runs yet.
 
         Args:
             policy: on its device.
@@ -76,7 +76,7 @@ class Learner:
         )
 
     def learn(self, rollout: Rollout, credit: SampleAdvantages) -> Gradient:
-        """The gradient of the clipped objective, and the optimiser's step."""
+        """The gradient of the clipped objective, and the optimizer's step."""
         gradient = self.gradient(rollout, credit)
         self.apply_gradient()
         return gradient

@@ -126,7 +126,7 @@ def _small_model_and_processor(case: Case) -> tuple[Any, Any]:
 
 
 def _published_model_and_processor(case: Case) -> tuple[Any, Any]:
-    """Every id of the published vocabulary is a token, so that the whole head is sampled from and scored."""
+    """Every id of the published vocabulary is a token, so that the complete head is sampled from and scored."""
     stock, shape = processors.qwen2_5_vl(), model_configs(PUBLISHED).config
     text, vision = shape["text_config"] | {"rope_parameters": {**ROPE}}, shape["vision_config"]
     tokenizer = _filled(stock.tokenizer, text["vocab_size"])
@@ -169,7 +169,7 @@ def _vision_config(text: dict[str, Any], vision: dict[str, Any], tokenizer: Any)
 
 
 def questions(case: Case, number: int) -> list[tuple[str, Image.Image]]:
-    """Different texts of the same length, each with a picture of its own."""
+    """Different texts of the same length, each with a different image."""
     draw = np.random.default_rng(0)
     texts = [" ".join(draw.choice(chat_tokenizers.WORDS, case.words)) for _ in range(number)]
     pixels = draw.integers(0, 255, (number, case.side, case.side, 3), dtype=np.uint8)
@@ -192,7 +192,7 @@ class Clock:
 
 
 def run_ours(case: Case, steps: int, clock: Clock, folder: str, device: str) -> None:
-    """Our trainer, whole."""
+    """A run of mmgrpo's trainer."""
     from mmgrpo.policies.language import LanguagePolicy
 
     from mmgrpo.training.trainer import Trainer
@@ -253,7 +253,7 @@ def run_trl(case: Case, steps: int, clock: Clock, folder: str, device: str) -> N
 
 
 def worker(side: str, case: Case, steps: int, device: str) -> None:
-    """Prints what one process measured, as JSON."""
+    """Prints the measurements of one process, as JSON."""
     if device == "cpu":
         torch.set_num_threads(1)
     clock = Clock()
@@ -268,7 +268,7 @@ def worker(side: str, case: Case, steps: int, device: str) -> None:
 
 
 def measured(side: str, case: str, steps: int, device: str) -> dict[str, Any]:
-    """What a process of its own measured."""
+    """The measurements of a separate process."""
     options = ["--worker", side, "--case", case, "--steps", str(steps), "--device", device]
     command = [sys.executable, "-m", "benchmarks.language", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -293,7 +293,7 @@ class Comparison:
 
 
 def compare(case: str, rounds: int, steps: int, device: str = "cpu") -> Comparison:
-    """Runs both sides by turns, each time in a process of its own."""
+    """Runs both sides alternately, each time in a separate process."""
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     peak_mb: dict[str, float] = dict.fromkeys(SIDES, 0.0)
     ratios: list[float] = []

@@ -1,9 +1,9 @@
-"""What a process holds while a model is loaded and parted, and after it: all weights trained, two processes on CPUs.
+"""Memory of a process while a model is loaded and sharded, and afterwards: all weights trained, two processes on CPUs.
 
     python -m benchmarks.loading
 
-The models have some 170 to 270 million parameters, random, in bfloat16 files. Memory is what the process has to itself
-(``RssAnon``), above what it had before, every 4 ms; freed memory goes back at once (``MALLOC_MMAP_THRESHOLD_``).
+The models have some 170 to 270 million parameters, random, in bfloat16 files. Memory is the private one (``RssAnon``),
+less that before, read every 4 ms; freed memory is returned at once (``MALLOC_MMAP_THRESHOLD_``).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.tiny.language_models import make
 MIB = 2**20
 KINDS = ("language", "denoising")
 ENGINES = {
-    "whole": {},
+    "replicated": {},
     "fsdp2": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
     "zero3": {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
 }
-"""What accelerate is told for each."""
+"""Settings of accelerate for each."""
 ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
@@ -64,7 +64,7 @@ def save_models(folder: Path) -> dict[str, int]:
 
 
 def load(model: Path) -> None:
-    """In one of two processes: prints its peak and what it holds in the end, in bytes."""
+    """In one of two processes: prints its peak and its final memory, in bytes."""
 
     def anonymous_bytes() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -95,7 +95,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         sizes = save_models(Path(name))
-        print(f"{'':20}{'weights':>10}{'peak':>10}{'held':>10}   MiB")
+        print(f"{'':20}{'weights':>10}{'peak':>10}{'afterwards':>12}   MiB")
         for kind in KINDS:
             for engine, settings in ENGINES.items():
                 command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
@@ -105,7 +105,7 @@ def main() -> None:
                 )
                 (numbers,) = (line.split() for line in done.stdout.splitlines() if line[:1].isdigit())
                 peak, final = map(int, numbers)
-                print(f"{kind + ', ' + engine:20}{sizes[kind] / MIB:10.0f}{peak / MIB:10.0f}{final / MIB:10.0f}")
+                print(f"{kind + ', ' + engine:20}{sizes[kind] / MIB:10.0f}{peak / MIB:10.0f}{final / MIB:12.0f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Iterations, floors and hollow iterations by turns, and what follows from their times."""
+"""Alternating iterations, floors and hollow iterations, and their statistics."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One part of an iteration against its floor.
+    """One part of an iteration compared with its floor.
 
     Attributes:
         part: rollout, update or iteration, which is both and the reward.
         calls: pipeline calls.
         rows: denoiser rows the engine counts.
         floor_rows: denoiser rows of the floor.
-        wall: ours / floor by the clock, over the turns.
+        wall: ours / floor by wall time, over the repeats.
         cpu: ours / floor by processor time.
         best: the fastest of ours / the fastest of the floor, by processor time.
         decode_frac: the autoencoder's share of the floor.
-        hollow_frac: what the part takes beside the denoiser and the autoencoder, as a share of the floor.
-        hollow_ms: the same, in milliseconds of a pipeline call.
+        hollow_frac: time of the part without the denoiser and the autoencoder, as a share of the floor.
+        hollow_ms: the same, in milliseconds per pipeline call.
     """
 
     part: str
@@ -139,5 +139,5 @@ def _of(parts: Parts, name: str) -> Spent:
 
 
 def _median_s(setting: Setting, times: Sequence[Spent]) -> float:
-    """Of processor time, which contention hardly touches; on a GPU by the clock."""
+    """Of processor time, on which contention has little effect; on a GPU of wall time."""
     return median(spent.cpu_s if setting.device == "cpu" else spent.wall_s for spent in times)

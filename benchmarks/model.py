@@ -24,7 +24,7 @@ TEXT_TOKENS = 77 + T5_TOKENS
 
 @final
 class HollowTransformer(SD3Transformer2DModel):
-    """A denoiser that costs nothing: what a training step still takes with it is overhead by definition."""
+    """A denoiser that costs nothing: the time of a training step with it is overhead by definition."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor]:
         """The input times one trainable number."""

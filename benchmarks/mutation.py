@@ -45,7 +45,7 @@ TESTS = (
 SLOWEST_S = 5.0
 """Tests that take longer are left out."""
 MOST_S = 120.0
-"""Of a mutant, beside ten times what its tests take unchanged."""
+"""Time limit of a mutant, in addition to ten times the time of its tests without it."""
 
 KILLED, SURVIVED, TIMED_OUT, UNTESTED = "killed", "survived", "timed out", "untested"
 
@@ -84,7 +84,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of a mutant.
+    """The result of a mutant.
 
     Attributes:
         mutant: the change.
@@ -233,7 +233,7 @@ class MutationRun:
             self._failed = report.nodeid
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Runs the tests unchanged, then those of each mutant in a process of its own."""
+        """Runs the tests unchanged, then those of each mutant in a separate process."""
         gc.unfreeze()  # tests/conftest.py freezes what is imported; the functions are looked up among it
         self._observe(session.items)
         self._leave_out_failing(session.items)
@@ -255,7 +255,7 @@ class MutationRun:
         return True
 
     def _observe(self, items: Sequence[pytest.Item]) -> None:
-        """Which functions each test calls, and what it takes."""
+        """The functions that each test calls, and its time."""
         prefixes = tuple(str(ROOT / package) for package in PACKAGES)
         called: set[tuple[str, str, int]] = set()
 
@@ -298,7 +298,7 @@ class MutationRun:
 
     @staticmethod
     def _forked(run: Callable[[], str], *, limit_s: float) -> tuple[bool, str]:
-        """Whether a function returned within a time in a process of its own, and what it returned."""
+        """Whether a function returned within a time in a separate process, and its result."""
         read, write = os.pipe()
         process = os.fork()
         if process == 0:
@@ -411,7 +411,7 @@ def summary(verdicts: Sequence[Verdict], args: argparse.Namespace) -> dict[str, 
 
 
 def main() -> None:
-    """Prints what became of each mutant, and the score; writes them as JSON."""
+    """Prints the result of each mutant, and the score; writes them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num", type=int, default=300, help="mutants")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")

@@ -28,18 +28,18 @@ CLOCK = "time/"
 
 HEADER = f"{'config':28} {'weights':>9} {'lines':>6} {'numbers':>8} {'differ':>7}"
 LEGEND = """\
-weights: of the last checkpoint, by SHA-256; lines and numbers: of metrics.jsonl, the clock's left out.
-differ: numbers of the other commit that are others here, or missing; what is logged here alone is no difference."""
+weights: of the last checkpoint, by SHA-256; lines and numbers: of metrics.jsonl, without times.
+differ: numbers of the other commit that are different or missing here; metrics logged only here do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What is left of a run.
+    """The result of a run.
 
     Attributes:
         weights: SHA-256 of the weights of the last checkpoint, of each task in a mixed run.
-        lines: what it logged of every update, without the clock.
-        seconds: what each step took: rollout, rewards and all of its updates, of all tasks.
+        lines: the logged metrics of every update, without times.
+        seconds: of each step: rollout, rewards and all updates, of all tasks.
     """
 
     weights: str
@@ -49,14 +49,14 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A run of this tree beside that of the other commit.
+    """A run of this tree compared with that of the other commit.
 
     Attributes:
-        weights: whether they are the same, to the bit.
+        weights: whether they are bitwise equal.
         num_lines: lines of the other commit's metrics.
         num_numbers: numbers in them.
-        differing: what differs, each with the line, the name and both numbers.
-        added: names that are logged here alone.
+        differing: the differences, each with the line, the name and both numbers.
+        added: names of metrics that only this tree logs.
     """
 
     weights: bool
@@ -111,9 +111,9 @@ def _is_under(override: str, keys: Sequence[str]) -> bool:
 
 
 def train(tree: Path, config: str, overrides: Sequence[str]) -> Trained:
-    """Trains a configuration with the code of a tree, in a process of its own.
+    """Trains a configuration with the code of a tree, in a separate process.
 
-    Raises: RuntimeError with the end of what the run said, if it failed.
+    Raises: RuntimeError with the end of its output, if the run failed.
     """
     with tempfile.TemporaryDirectory() as output:
         command = [sys.executable, "-m", "mmgrpo", "train", config, *overrides, f"output={output}"]
@@ -126,7 +126,7 @@ def train(tree: Path, config: str, overrides: Sequence[str]) -> Trained:
 
 
 def read(folder: Path) -> Trained:
-    """What is left of a run in its folder, whose tasks, if it has any, are folders in it."""
+    """The result in a run folder, which has the folders of its tasks, if there are any."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timeless = tuple({name: value for name, value in line.items() if not _is_clock(name)} for line in lines)
     return Trained(weights=_hash(folder), lines=timeless, seconds=_seconds(lines))
@@ -137,7 +137,7 @@ def _is_clock(name: str) -> bool:
 
 
 def compare(here: Trained, base: Trained) -> Comparison:
-    """What of the other commit's run is not the same here."""
+    """The differences from the run of the other commit."""
     differing = [f"{len(here.lines)} lines of metrics, not {len(base.lines)}"] * (len(here.lines) != len(base.lines))
     for number, (actual, other) in enumerate(zip(here.lines, base.lines, strict=False)):
         for name, value in other.items():
@@ -191,7 +191,7 @@ def _table_row(config: str, result: Comparison) -> str:
     lines = [f"{config:28} {weights:>9} {result.num_lines:6} {result.num_numbers:8} {len(result.differing):7}"]
     lines += [f"    {each}" for each in result.differing[:10]]
     if result.added:
-        lines.append(f"    logged here alone: {', '.join(result.added)}")
+        lines.append(f"    logged only here: {', '.join(result.added)}")
     return "\n".join(lines)
 
 

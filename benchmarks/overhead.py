@@ -1,4 +1,4 @@
-"""Seconds of a training iteration against the bare denoiser passes it needs, measured by turns in one run.
+"""Seconds of a training iteration compared with its bare denoiser passes, alternating in one run.
 
 python -m benchmarks.overhead [--steps 4] [--group 4] [--repeat 5] [--threads 1] [--device cpu] [--profile] ...
 """
@@ -20,10 +20,10 @@ HEADER = (
     f"{'cpu ratio (min - max)':22} {'best':>5} {'over %':>6}  {'alone %':>7} {'ms/call':>7}  {'decode %':>8}"
 )
 LEGEND = """\
-ratio: ours / floor, median over the repeats, by the clock; cpu ratio: by processor time, best: of the fastest alone;
-over %: what the cpu ratio is above 1.
+ratio: ours / floor, median over the repeats, by wall time; cpu ratio: by processor time, best: of the fastest repeat;
+over %: excess of the cpu ratio over 1.
 rows: denoiser rows of one sample, as the engine counts them, and of the floor.
-alone: an iteration with a denoiser that costs nothing, less the autoencoder; in % of the floor and ms a pipeline call.
+alone: iteration with a denoiser that costs nothing, less the autoencoder; in % of the floor and ms per pipeline call.
 decode: the autoencoder's share of the floor."""
 
 

@@ -1,9 +1,9 @@
-"""Steps per hour with a reward that waits, asked alongside the rollout and after it: A, B, A, B in one process.
+"""Steps per hour with a reward that waits, called during the rollout and after it, alternating in one process.
 
 python -m benchmarks.overlap [--wait-ms 5 20] [--repeat 5]
 
-The digits model draws ``groups`` groups, one a pipeline run; the reward waits for so long per sample, as a judge behind
-an endpoint does, and computes nothing. A step here is rollout and scoring, without its update.
+The digits model draws ``groups`` groups, one per pipeline run; the reward waits this long per sample, like a judge at
+an endpoint, and computes nothing. A step is a rollout and its scores, without the update.
 """
 
 from __future__ import annotations

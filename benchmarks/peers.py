@@ -1,4 +1,4 @@
-"""What a sample costs in the runs that published methods come from, counted from their papers and code."""
+"""The cost of a sample in the published runs of methods, counted from their papers and code."""
 
 from __future__ import annotations
 

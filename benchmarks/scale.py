@@ -14,7 +14,7 @@ RECIPES = {
     "recipes/wan-flow-grpo": 1,
     "recipes/qwen2.5-vl-clevr-count": 600,
 }
-"""With the tokens of a prompt, which matter to texts alone."""
+"""Recipes with the number of tokens of a prompt, which has an effect on language models only."""
 
 PROCESSES = (1, 8, 64, 1024)
 NODE, LINKS = 8, (400.0, 50.0)  # processes of a node; GB/s of each within one, and between nodes

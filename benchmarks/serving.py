@@ -41,11 +41,11 @@ batched: up to {BATCH} samples a call, over all clients; one by one: a call for 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the clients ask.
+    """The requests of the clients.
 
     Attributes:
-        clients: threads that ask, each its next request once it has the answer.
-        requests: by each.
+        clients: threads; each sends its next request once it has the answer.
+        requests: of each client.
         samples: in each request, one group.
         side: of their square RGB images, in pixels.
     """
@@ -58,7 +58,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What came of it: samples per second by the clients' clock, and samples per call as the server counted."""
+    """Samples per second as the clients measure, and samples per call as the server counts."""
 
     samples_per_s: float
     samples_per_call: float
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured(reward: str, form: Any, load: Load, repeat: int) -> tuple[Rate, Rate]:
-    """One by one and batched, by turns, each on a server process of its own."""
+    """One by one and batched, alternating, each on a separate server process."""
     rounds = [(under_load(reward, form, load, 1), under_load(reward, form, load, BATCH)) for _ in range(repeat)]
     alone, together = (
         Rate(median(rate.samples_per_s for rate in result), median(rate.samples_per_call for rate in result))
@@ -123,7 +123,7 @@ def measured(reward: str, form: Any, load: Load, repeat: int) -> tuple[Rate, Rat
 
 
 def under_load(reward: str, form: Any, load: Load, max_batch: int) -> Rate:
-    """What a server that judges so many samples at once does in a process of its own."""
+    """The rate of a server with this batch size, in a separate process."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(reward, max_batch, port), daemon=True)
@@ -163,7 +163,7 @@ def _random_mask(load: Load) -> list[Sample]:
 
 
 def _counted(port: int) -> tuple[float, float]:
-    """Samples that the server judged so far, and its calls."""
+    """The number of samples that the server has scored, and of its calls."""
     with closing(HTTPConnection("127.0.0.1", port)) as connection:
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()

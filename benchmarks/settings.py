@@ -1,4 +1,4 @@
-"""What an overhead measurement runs, and the passes that no implementation of it could do without."""
+"""Settings of an overhead measurement, and the passes that every implementation needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Setting:
         guidance: guidance scale; above 1 each row goes through the denoiser twice.
         lora: rank of the adapters; 0 trains every weight.
         device: where.
-        dtype: of the weights as loaded; what is trained is float32.
+        dtype: of the loaded weights; trained weights are float32.
     """
 
     steps: int

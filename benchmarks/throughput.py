@@ -1,8 +1,8 @@
-"""Two processes with a thread each against one: seconds of rollouts, updates and supervised steps of digits-image.
+"""Two processes of one thread compared with one: seconds of rollouts, updates and supervised steps of digits-image.
 
     python -m benchmarks.throughput
 
-By turns: one, two, one, two. Two processes divide the rows; what they add is a sum of gradients an update, and they
+Alternating: one, two, one, two. Two processes divide the rows; in addition they sum gradients in each update and
 wait for the slower one. As shipped all weights are trained, on few rows; the other cases have more rows, or adapters.
 """
 

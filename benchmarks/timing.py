@@ -1,4 +1,4 @@
-"""Seconds, by the clock and of the processor, of the parts of a training iteration."""
+"""Wall and processor seconds of the parts of a training iteration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What something took.
+    """The time of a call.
 
     Attributes:
-        wall_s: by the clock.
-        cpu_s: of the processor, over all threads: waiting for a core that others hold does not count.
+        wall_s: wall time.
+        cpu_s: processor time of all threads; waiting for a core does not count.
     """
 
     wall_s: float = 0.0
@@ -34,12 +34,12 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the parts of an iteration took.
+    """The times of the parts of an iteration.
 
     Attributes:
-        rollout: drawing the samples.
+        rollout: generating the samples.
         credit: the reward and the advantages.
-        update: the gradient and the optimiser's step.
+        update: the gradient and the optimizer's step.
     """
 
     rollout: Spent
@@ -63,7 +63,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Timed(Generic[T]):
-    """What something gave, and what it took."""
+    """The result of a call, and its time."""
 
     value: T
     spent: Spent

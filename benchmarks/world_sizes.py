@@ -1,9 +1,9 @@
-"""One process against two and three, each with the whole model or with a part of it: how far the runs lie apart.
+"""Differences of runs on two and three processes from one, with replicated and sharded models.
 
     python -m benchmarks.world_sizes --into /tmp/worlds
 
 Every scenario of ``tests/test_world_sizes.py`` with three times as many groups, which one, two and three processes can
-share. What is compared with one process: the weights at the end, of their norm; and the rewards of every step.
+share. Compared with one process: the final weights, relative to their norm, and the mean rewards of every step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Outcome = tuple[Tensor, list[dict[str, Any]]]
 
 
 def started(way: Way, into: Path, names: Sequence[str]) -> Path:
-    """Runs the scenarios in processes of their own, unless that was done; gives the file of what came of it."""
+    """Runs the scenarios in separate processes, unless their result exists; returns its file."""
     result = into / f"{way.name}.pt"
     if not result.exists():
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={way.processes}", "--standalone"]
@@ -69,7 +69,7 @@ def started(way: Way, into: Path, names: Sequence[str]) -> Path:
 
 
 def run(way: Way, into: Path, names: Sequence[str]) -> None:
-    """The scenarios in this process, one of several; the main one leaves what came of them."""
+    """The scenarios in this process, one of several; the main one writes the results."""
     from tests import test_sharding, test_world_sizes
 
     if way.trains == "adapters":
@@ -84,7 +84,7 @@ def run(way: Way, into: Path, names: Sequence[str]) -> None:
 
 
 def apart(outcome: Outcome, other: Outcome) -> tuple[float, float]:
-    """The distance of the weights, of their norm, and the largest difference of a step's mean reward."""
+    """The difference of the weights relative to their norm, and the largest difference of a mean reward."""
     rewards = [[line["reward/mean"] for line in lines if "reward/mean" in line] for _, lines in (outcome, other)]
     distance = float((other[0] - outcome[0]).norm() / outcome[0].norm())
     return distance, max((abs(a - b) for a, b in zip(*rewards, strict=True)), default=0.0)
@@ -104,9 +104,9 @@ def table(result: Mapping[str, Mapping[str, Outcome]]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Runs what was not run yet, and prints the table."""
+    """Runs the missing scenarios, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--into", type=Path, required=True, help="a folder for what the runs come to")
+    parser.add_argument("--into", type=Path, required=True, help="folder of the results")
     parser.add_argument("--only", nargs="*", default=[], help="these scenarios")
     parser.add_argument("--way", help=argparse.SUPPRESS)
     options = parser.parse_args()

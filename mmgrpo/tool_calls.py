@@ -15,7 +15,7 @@ MAX_DEPTH = 32
 """Nesting of an argument up to which its types are checked."""
 
 _XML_FUNCTION = re.compile(r"<function=([^>\n]+)>")
-_TYPES: Mapping[str, tuple[type, ...]] = {
+JSON_TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
     "number": (int, float),
@@ -24,6 +24,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
     "null": (type(None),),
 }
+"""Types of Python by the type of JSON schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,10 +300,10 @@ def _type_error(name: str, schema: Any, value: Any, depth: int) -> str | None:
 
 
 def _is_of(value: Any, kind: str) -> bool:
-    if kind not in _TYPES:
+    if kind not in JSON_TYPES:
         return True
     if isinstance(value, bool):
         return kind == "boolean"
     if kind == "integer" and isinstance(value, float):
         return value.is_integer()
-    return isinstance(value, _TYPES[kind])
+    return isinstance(value, JSON_TYPES[kind])

@@ -1,4 +1,4 @@
-"""The rooms of the code and what may pass between them, read off the source."""
+"""The packages of the code and the imports between them, read from the source."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 TOP_FOLDERS = ("policies", "rewards", "examples")
-"""Folders beside the engine, each linked into the package."""
+"""Folders at the top of a checkout that are imported as modules of ``mmgrpo``."""
 
-ROOMS = (
+PACKAGES = (
     ("errors", "values"),
     ("system",),
     ("tool_calls",),
@@ -42,7 +42,7 @@ ROOMS = (
     ("cli",),
     ("__main__",),
 )
-"""The engine. A room imports from the rows before its own and from itself, from nothing beside or after it."""
+"""The engine. A package imports from itself and from earlier rows, from no other of its row or of later rows."""
 
 KINDS = (
     ("parsing",),
@@ -50,39 +50,18 @@ KINDS = (
     ("text", "grounding", "images", "audio", "judges", "groups", "code"),
     ("video",),
 )
-"""The rewards, in the same manner."""
+"""The packages of rewards, in the same way."""
 
 CONTRACTS = (
-    "errors",
-    "values",
-    "scores",
-    "splits",
-    "types",
-    "maths",
-    "policy",
-    "reward",
-    "environment",
-    "samples",
-    "tool_calls",
-    "differentiating",
-    "layouts",
-    "shards",
-    "outline",
-    "data.image_loading",
-    "data.audio_loading",
+    *("errors", "values", "scores", "splits", "types", "maths", "policy", "reward", "environment", "samples"),
+    *("tool_calls", "differentiating", "layouts", "shards", "outline", "serving.wire", "config.validating"),
+    *("data.image_loading", "data.audio_loading", "data.videos", "data.media_options"),
+    *("system.lazy", "system.extras", "system.hub", "system.targets", "system.folders", "system.bounded_http"),
+    *("system.out_of_memory", "system.process_settings", "system.json_requests", "system.sandbox"),
 )
-CONTRACTS += ("data.audio_loading", "serving.wire", "system.lazy", "system.extras", "system.hub", "system.targets")
-CONTRACTS += (
-    "system.bounded_http",
-    "system.out_of_memory",
-    "data.videos",
-    "data.media_options",
-    "system.process_settings",
-)
-CONTRACTS += ("config.validating", "system.folders", "system.json_requests", "system.sandbox")
-"""What adapters may import of the engine."""
+"""Modules of the engine that adapters may import."""
 
-MAX_LINES = 600
+MAX_FUNCTION_LINES = 70  # without the docstring
 MAX_ABSTRACT_METHODS = 6
 
 EXTENSIBLE = {
@@ -92,11 +71,11 @@ EXTENSIBLE = {
     "mmgrpo.config.sections.Named",
     "mmgrpo.config.sections.Section",
 }
-"""Data, not behaviour: a section of the configuration adds its keys. Exceptions are the other hierarchy there is."""
+"""Sections of the configuration that others extend by keys. The other hierarchy of classes is that of errors."""
 
 
 def module_name(path: Path) -> str:
-    """``policies/x.py`` is ``mmgrpo.policies.x``; a package goes by its own name."""
+    """``policies/x.py`` is ``mmgrpo.policies.x``; ``__init__.py`` has the name of its package."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts if parts[0] == "mmgrpo" else ("mmgrpo", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -104,7 +83,7 @@ def module_name(path: Path) -> str:
 
 @pytest.fixture(autouse=True, scope="module")
 def forgotten() -> Iterator[None]:
-    """Two million objects, for which the garbage collector would look in every test after these."""
+    """Frees two million objects, which the garbage collector would visit in every later test."""
     yield
     for function in (modules, imported, classes, names_in):
         function.cache_clear()
@@ -112,8 +91,8 @@ def forgotten() -> Iterator[None]:
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module of the engine and of what is beside it, by the name it is imported under."""
-    paths = [path for room in ("mmgrpo", *TOP_FOLDERS) for path in sorted((ROOT / room).rglob("*.py"))]
+    """Every module of the engine, the adapters, the rewards and the examples, by its imported name."""
+    paths = [path for folder in ("mmgrpo", *TOP_FOLDERS) for path in sorted((ROOT / folder).rglob("*.py"))]
     return {module_name(path): parsed(path) for path in paths}
 
 
@@ -143,7 +122,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def imported_modules(tree: ast.AST) -> set[str]:
-    """The modules of ours that a module imports, whether named themselves or by something in them."""
+    """The modules of mmgrpo that a module imports, or from which it imports a name."""
     return {result for name in imported(tree) if (result := nearest_module(name)) is not None}
 
 
@@ -153,15 +132,15 @@ def nearest_module(name: str) -> str | None:
     return name or None
 
 
-def room(module: str) -> str:
-    """``mmgrpo.maths.ratios`` lies in ``maths``, ``mmgrpo`` itself in ``__init__``."""
+def package_of(module: str) -> str:
+    """``mmgrpo.maths.ratios`` is in ``maths``, ``mmgrpo`` itself in ``__init__``."""
     name = module.partition(".")[2].partition(".")[0] or "__init__"
-    return "training" if name == "loop" else name  # the step, at the top where readers begin
+    return "training" if name == "loop" else name  # the step of training, where readers begin
 
 
-def test_every_room_of_the_engine_has_its_row() -> None:
-    listed = [name for row in ROOMS for name in row]
-    assert sorted(listed) == sorted({room(module) for module in modules()} - set(TOP_FOLDERS))
+def test_every_package_of_the_engine_has_its_row() -> None:
+    listed = [name for row in PACKAGES for name in row]
+    assert sorted(listed) == sorted({package_of(module) for module in modules()} - set(TOP_FOLDERS))
 
 
 def test_adapters_and_rewards_import_their_siblings_relatively() -> None:
@@ -177,7 +156,7 @@ def test_adapters_and_rewards_import_their_siblings_relatively() -> None:
 
 
 def against_the_order(rows: tuple[tuple[str, ...], ...], place: Callable[[str], str]) -> list[str]:
-    """Imports from one of these places to another that is not in a row before its own."""
+    """Imports from a package of these rows to one that is not in an earlier row."""
     row_of = {name: number for number, row in enumerate(rows) for name in row}
     pairs = [(module, other) for module, tree in modules().items() for other in imported_modules(tree)]
     return [
@@ -190,7 +169,7 @@ def against_the_order(rows: tuple[tuple[str, ...], ...], place: Callable[[str], 
 
 
 def test_imports_of_the_engine_go_one_way() -> None:
-    assert not against_the_order(ROOMS, room)
+    assert not against_the_order(PACKAGES, package_of)
 
 
 def test_imports_of_the_rewards_go_one_way() -> None:
@@ -199,12 +178,12 @@ def test_imports_of_the_rewards_go_one_way() -> None:
 
 
 def kind(module: str) -> str:
-    """``mmgrpo.rewards.text.answers`` is of the kind ``text``; what is no reward is of none."""
+    """``mmgrpo.rewards.text.answers`` is of the kind ``text``; other modules have none."""
     return module.removeprefix("mmgrpo.rewards.").partition(".")[0] if module.startswith("mmgrpo.rewards.") else ""
 
 
 def test_the_engine_does_not_import_adapters() -> None:
-    engine = {module: tree for module, tree in modules().items() if room(module) not in TOP_FOLDERS}
+    engine = {module: tree for module, tree in modules().items() if package_of(module) not in TOP_FOLDERS}
     wrong = [
         f"{module} imports {name}"
         for module, tree in engine.items()
@@ -218,9 +197,9 @@ def test_adapters_import_contracts_and_never_each_other() -> None:
     wrong = [
         f"{module} imports {other}"
         for module, tree in modules().items()
-        if room(module) in ("policies", "rewards")
+        if package_of(module) in ("policies", "rewards")
         for other in imported_modules(tree)
-        if room(other) != room(module) and not is_contract(other)
+        if package_of(other) != package_of(module) and not is_contract(other)
     ]
     assert not wrong
 
@@ -230,7 +209,7 @@ def is_contract(module: str) -> bool:
 
 
 def test_adapters_are_imported_by_one_name() -> None:
-    """``policies.x`` beside ``mmgrpo.policies.x`` would be a second copy of every class."""
+    """``policies.x`` in addition to ``mmgrpo.policies.x`` would be a second copy of every class."""
     statement = re.compile(rf"^\s*(?:from|import)\b.*(?<![.\w])(?:{'|'.join(TOP_FOLDERS)})\b", re.MULTILINE)
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
@@ -247,9 +226,23 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
-def test_no_module_is_long() -> None:
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in python_files()}
-    assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
+def test_functions_fit_on_a_screen() -> None:
+    functions = {
+        f"{module}.{node.name}": node
+        for module, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    }
+    lengths = {name: num_lines(node) for name, node in functions.items()}
+    assert not {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES}
+
+
+def num_lines(node: ast.FunctionDef) -> int:
+    """Lines of a function without its decorators and its docstring."""
+    first = node.body[0]
+    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    documented = first.end_lineno - first.lineno + 1 if is_docstring and first.end_lineno else 0
+    return (node.end_lineno or node.lineno) - node.lineno + 1 - documented
 
 
 def python_files() -> list[Path]:
@@ -259,7 +252,7 @@ def python_files() -> list[Path]:
 
 @cache
 def classes() -> dict[str, ast.ClassDef]:
-    """Our classes by dotted name."""
+    """The classes of mmgrpo by dotted name."""
     return {
         f"{module}.{node.name}": node
         for module, tree in modules().items()
@@ -270,7 +263,7 @@ def classes() -> dict[str, ast.ClassDef]:
 
 @cache
 def names_in(module: str) -> dict[str, str]:
-    """What the imported names of a module stand for, by the name they have there."""
+    """The full names of the imported names of a module, by their name in it."""
     result = {}
     for node in ast.walk(modules()[module]):
         if isinstance(node, ast.Import):
@@ -281,7 +274,7 @@ def names_in(module: str) -> dict[str, str]:
 
 
 def our_bases(module: str, node: ast.ClassDef) -> Iterator[str]:
-    """Dotted names of the bases that are classes of ours."""
+    """Dotted names of the bases that are classes of mmgrpo."""
     for base in node.bases:
         head, dot, rest = ast.unparse(base).partition("[")[0].partition(".")
         written = names_in(module).get(head, head if dot else f"{module}.{head}") + dot + rest
@@ -291,7 +284,7 @@ def our_bases(module: str, node: ast.ClassDef) -> Iterator[str]:
 
 
 def defined_at(name: str) -> str | None:
-    """Where a class of ours is defined, followed from where it is imported; None if it is not ours."""
+    """The full name of a class of mmgrpo by the name under which it is imported; None for other classes."""
     module, _, attribute = name.rpartition(".")
     if name in classes() or module not in modules():
         return name if name in classes() else None
@@ -350,7 +343,7 @@ def is_declaration(method: ast.FunctionDef) -> bool:
 
 
 def test_only_the_console_opens_a_console() -> None:
-    """What others print on is markup to rich; ours shows every string as text."""
+    """Other consoles of rich read markup in strings; that of mmgrpo prints every string as text."""
     console_imports = ("rich.console", "rich.markup", "rich.markdown", "rich.print")
     wrong = [
         f"{module} imports {name}"
@@ -362,7 +355,7 @@ def test_only_the_console_opens_a_console() -> None:
 
 
 def calls_of(function: str) -> list[str]:
-    """The modules in which a function of ours is called by its imported name."""
+    """The modules in which a function of mmgrpo is called by its imported name."""
     return [
         module
         for module, tree in modules().items()
@@ -381,7 +374,7 @@ def test_components_of_a_run_are_built_in_one_module() -> None:
     builders = [
         f"{module}.{node.name}"
         for module, tree in modules().items()
-        if module.startswith("mmgrpo.") and room(module) not in TOP_FOLDERS
+        if module.startswith("mmgrpo.") and package_of(module) not in TOP_FOLDERS
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.name.startswith("build_")
     ]

@@ -1,5 +1,5 @@
 """Authors' own functions and ours on the same random inputs: ``python -m benchmarks.agreement FOLDER``.
 
 Nothing of the authors' code is kept here: their functions are taken out of clones in the folder, each
-``OWNER+NAME/repo``, at the commit that the clone stands at.
+``OWNER+NAME/repo``, at the checked-out commit.
 """

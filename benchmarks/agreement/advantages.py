@@ -150,7 +150,7 @@ RIGHT_OR_WRONG = "rewards 0 or 1"
 PREFIXES = {"name": "prefix_tree", "weight": 1.0, "normalize": True, "eps": 1e-6}
 CASES: Sequence[Case] = (
     advantage(
-        "dapo", _verl(GRPO), _call(GRPO), over={"advantage.zero_variance_groups": "keep"}, note="whole groups kept"
+        "dapo", _verl(GRPO), _call(GRPO), over={"advantage.zero_variance_groups": "keep"}, note="complete groups"
     ),
     advantage("gspo", _verl(GRPO), _call(GRPO)),
     advantage(
@@ -225,7 +225,7 @@ CASES: Sequence[Case] = (
         _verl("logistic_reweight", repo="aeroplanepaper/GRPO-LEAD", path=f"verl/{CORE}"),
         _lead,
         step=_right,
-        note=f"times the standardised reward, {RIGHT_OR_WRONG}",
+        note=f"times the standardized reward, {RIGHT_OR_WRONG}",
     ),
     advantage(
         "tempo",
@@ -243,13 +243,13 @@ CASES: Sequence[Case] = (
             names=("InfPRMTree", "InfPRMNode"),
         ),
         _prefix_counts,
-        note="loss_scales times the standardised reward, float32",
+        note="loss_scales times the standardized reward, float32",
     ),
     advantage(
         "ppl",
         _verl("calculate_ppl", repo="RUCAIBox/Slow_Thinking_with_LLMs", path=f"entropy2performance/verl/{CORE}"),
         _perplexity,
-        note="its ppl_weight in a factor on the standardised reward, float32",
+        note="its ppl_weight in a factor on the standardized reward, float32",
     ),
     advantage(
         "stable-grpo",

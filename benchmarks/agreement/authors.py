@@ -1,4 +1,4 @@
-"""Functions out of the files of a clone, without the rest of what those files import."""
+"""Functions from the files of a clone, without the imports of those files."""
 
 from __future__ import annotations
 import __future__ as future
@@ -24,18 +24,18 @@ from mmgrpo.errors import ConfigError
 def masked_mean(
     values: Tensor, mask: Tensor, axis: int | None = None, *, dim: int | None = None, eps: float = 0.0
 ) -> Tensor:
-    """What verl's helper of that name returns, and that of EasyR1, which says dim."""
+    """As verl's helper of this name, and that of EasyR1, whose argument is ``dim``."""
     along = axis if dim is None else dim
     return (values * mask).sum(along) / (mask.sum(along) + eps)
 
 
 def masked_sum(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:
-    """What verl's helper of that name returns."""
+    """As verl's helper of this name."""
     return (values * mask).sum(axis)
 
 
 class Settings(dict[str, Any]):
-    """What an author's function takes as its configuration: keys that are attributes too."""
+    """The configuration of an author's function: keys that are attributes too."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
@@ -59,18 +59,18 @@ SURROUNDINGS: Mapping[str, Any] = {
     "torch": torch,
     "verl_F": SimpleNamespace(masked_mean=masked_mean, masked_sum=masked_sum),
 }
-"""What an author's file has of other files, under the names that it has it by."""
+"""Names that an author's file imports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where functions of an author stand.
+    """The place of an author's functions.
 
     Attributes:
         repo: ``OWNER/NAME``.
         path: the file in it.
         names: of functions, classes and constants of the file; ``Class.function`` is a function by itself.
-        needs: further names that these stand on, by name.
+        needs: values of further names that these use, by name.
     """
 
     repo: str
@@ -80,13 +80,13 @@ class Source:
 
 
 def commit_of(folder: Path, repo: str) -> str | None:
-    """Commit that the clone stands at, in short; None where there is no clone."""
+    """The checked-out commit of the clone, abbreviated; None without a clone."""
     git = _git_of(folder, repo)
     return None if git is None else _git_output(git, "rev-parse", "--short=7", "HEAD").strip()
 
 
 def taken(folder: Path, source: Source) -> SimpleNamespace:
-    """The named functions, run in surroundings of their own: annotations unread, no decorator but ``dataclass``.
+    """The named functions in a separate namespace, without annotations and without decorators except ``dataclass``.
 
     Raises: ConfigError if there is no clone, or its file lacks a name.
     """

@@ -1,4 +1,4 @@
-"""Random rows, and a method's numbers of them beside its authors'.
+"""Numbers of a method and of its authors' code, of random rows.
 
 Axes: P groups, G rows of a group, B = P * G rows, T decisions.
 """
@@ -22,7 +22,7 @@ P, G, T = 4, 5, 7
 DRAWS = 50
 
 Numbers = Mapping[str, Tensor]
-"""What is compared, by what it is called."""
+"""The compared numbers, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def random_rows(seed: int) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What an author's loss is given: the rows, and the advantages and the mask that our method makes of them.
+    """The inputs of an author's loss: the rows, and the advantages and the mask of our method.
 
     Attributes:
         rows: the rows.
@@ -115,7 +115,7 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A method beside its authors.
+    """A comparison of a method with its authors' code.
 
     Attributes:
         method: a file of ``configs/methods``.
@@ -141,7 +141,7 @@ def advantage(
     step: Callable[[Rows], Step] = lambda rows: rows.step(rows.reward_B),
     note: str = "",
 ) -> Case:
-    """A comparison of advantages, (B, T); ``over`` is laid over the method's file."""
+    """A comparison of advantages, (B, T); ``over`` overrides the method's file."""
     config = config_of(method, over)
 
     def ours(rows: Rows) -> Numbers:
@@ -195,7 +195,7 @@ def _chosen(numbers: Numbers, only: Sequence[str]) -> Numbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
         case: the case.
@@ -211,7 +211,7 @@ class Agreement:
 
 
 def agreement(folder: Path, case: Case, draws: int = DRAWS) -> Agreement:
-    """The case on its draws, seeds 0 and up."""
+    """The case on random rows of seeds 0 and up."""
     result = Agreement(case=case, commit=commit_of(folder, case.source.repo))
     if result.commit is None:
         return result

@@ -32,7 +32,7 @@ def _right(rows: Rows) -> Step:
 
 
 def _first_row_off_policy(rows: Rows) -> Step:
-    """The first row of each group is somebody else's."""
+    """The first row of each group is off-policy."""
     return rows.step(rows.right_B, sources=_is_off_policy(rows).int().tolist())
 
 
@@ -95,7 +95,7 @@ def _positive(rows: Rows) -> Tensor:
 
 
 def _pairs(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
-    # theirs is asked group by group, since ours is a mean over a group's pairs and then over groups
+    # theirs is called group by group, since ours is a mean over a group's pairs and then over groups
     rows, result = inputs.rows, []
     for group in range(P):
         row_G = rows.group_B == group
@@ -192,7 +192,7 @@ ON_AND_OFF = (
         _several_teachers,
     ),
 )
-"""Methods whose code has a loss of rows that are drawn and of rows that are read."""
+"""Methods whose code has a loss of on-policy and of off-policy rows."""
 
 CASES: Sequence[Case] = (
     loss(

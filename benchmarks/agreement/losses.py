@@ -80,7 +80,7 @@ def _dual(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
 
 
 def _inputs(inputs: LossInputs, **further: Tensor) -> dict[str, Tensor]:
-    """What TRL's trainers hand to their losses, of rows without a prompt."""
+    """The inputs of the losses of TRL's trainers, of rows without a prompt."""
     ids_BT, none_B0 = inputs.rows.token_BT, inputs.mask_BT[:, :0]
     return {
         "prompt_ids": none_B0, "prompt_mask": none_B0, "completion_ids": ids_BT, "completion_mask": inputs.mask_BT,
@@ -193,7 +193,7 @@ CASES: Sequence[Case] = (
         "gpg",
         _source("GPGTrainer.compute_loss", repo="AMAP-ML/GPG", path="open-r1/src/open_r1/gpg_trainer.py"),
         _plain,
-        note="over the groups that teach, without adjust_gd",
+        note="over the groups with different rewards, without adjust_gd",
     ),
     loss(
         "ppl-position",
@@ -202,7 +202,7 @@ CASES: Sequence[Case] = (
         ),
         _late,
         step=lambda rows: replace(rows.step(rows.reward_B), number=200),
-        note="its bonus of later tokens on the standardised reward, at step 200",
+        note="its bonus of later tokens on the standardized reward, at step 200",
     ),
     _verl("gmpo", "compute_policy_loss_geo_mean", _bounds(0.4, 0.4), SAMPLE_MEAN),
     _verl(

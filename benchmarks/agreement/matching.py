@@ -184,7 +184,7 @@ CASES: Sequence[Case] = (
         _dgpo,
         over={"objective.terms": [{"name": "dgpo", "beta": 100.0}], "objective.kl.beta": 0.0},
         step=_referred,
-        note="without its clip, which stands elsewhere, and its divergence",
+        note="without its clip, which is in another function, and its divergence",
     ),
     loss(
         "crd",
@@ -196,7 +196,7 @@ CASES: Sequence[Case] = (
         _crd,
         over={"objective.kl.beta": 0.0},
         step=_denoising_step,
-        note="asked group by group, of the mean over levels, without the divergence",
+        note="called group by group, of the mean over levels, without the divergence",
     ),
     loss(
         "flow-dppo",

@@ -1,4 +1,4 @@
-"""Numbers that move over a run: which steps of a denoiser train, how cold tokens are drawn."""
+"""Schedules of a run: the trained steps of a denoiser, the temperature of tokens."""
 
 from __future__ import annotations
 

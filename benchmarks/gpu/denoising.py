@@ -30,8 +30,8 @@ class Times:
     Attributes:
         rollout: of the rollout.
         bare_rollout: of its passes and its decoding.
-        update: of the gradient and the optimiser's step.
-        bare_update: of the same passes and the optimiser's step.
+        update: of the gradient and the optimizer's step.
+        bare_update: of the same passes and the optimizer's step.
     """
 
     rollout: list[float] = field(default_factory=list)

@@ -129,7 +129,7 @@ def memory(bench: Bench) -> None:
 
 
 def peer(bench: Bench) -> None:
-    """Steps of TRL's trainer over ours, both with transformers' generation, each in a process of its own."""
+    """Steps of TRL's trainer over ours, both with transformers' generation, each in a separate process."""
     steps = 3 if bench.tiny else 4
     for name in ("image",) if bench.tiny else ("image-3b", "image", "text"):
         if not bench.has_time:
@@ -215,7 +215,7 @@ def _invariance(bench: Bench, title: str, make: Callable[[int], Policy]) -> None
 
 
 def _sd3_variants(bench: Bench, variants: dict[str, dict[str, Any]]) -> None:
-    """SD3.5-M at 512 px, plain and varied by turns; a variant's model is made while the plain one is there."""
+    """SD3.5-M at 512 px, plain and with each variant, alternating; both models are in memory."""
     plain = DenoiserRun(bench, sd3(512))
     for name, settings in variants.items():
         if not bench.has_time:

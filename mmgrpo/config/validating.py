@@ -92,7 +92,7 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _missing_function(where: str, settings: Mapping[str, Any]) -> str:
-    """The message for settings without the name of their function; earlier keys stood for a name."""
+    """The message for settings without the name of their function; earlier keys had it in place of a name."""
     keys = {key: renamed_key(f"{where.rpartition('.')[0]}.{key}") for key in settings}
     named = [f"{key!r} is not a setting; it is now {new}" for key, new in keys.items() if new is not None]
     return f"{where} is missing: " + (

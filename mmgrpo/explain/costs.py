@@ -19,7 +19,7 @@ def simulated_cases(algorithm: Algorithm) -> list[SimulatedRounds]:
     return [] if algorithm.config.rollout.strategy.name == "fixed" else simulate_rounds(algorithm)
 
 
-def planner_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterator[tuple[str, str]]:
+def strategy_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterator[tuple[str, str]]:
     """Rows on the samples that a step generates, scores and trains on, if steps differ."""
     if not cases:
         return

@@ -20,7 +20,7 @@ from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.advantage_inputs import require_advantages
 from mmgrpo.explain.auxiliary_losses import auxiliary_rows
-from mmgrpo.explain.costs import cost_rows, num_steps_of, planner_rows, simulated_cases, total_samples
+from mmgrpo.explain.costs import cost_rows, num_steps_of, simulated_cases, strategy_rows, total_samples
 from mmgrpo.explain.formulas import formula_of, with_defaults
 from mmgrpo.explain.formulas import numbers_text as _numbers
 from mmgrpo.explain.formulas import summary as _summary
@@ -300,7 +300,7 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
     sizes = sorted({P // update.minibatches * G, -(-P // update.minibatches) * G})
     sizes_text = "" if cases else f", of {' or '.join(f'{size:,}' for size in sizes)} samples"
     yield "rollout", f"{P} prompts x {G} members = {P * G:,} samples a step"
-    yield from planner_rows(config, cases)
+    yield from strategy_rows(config, cases)
     yield (
         "updates",
         f"{_plural(update.epochs, 'epoch')} x {_plural(update.minibatches, 'minibatch', 'es')} = "

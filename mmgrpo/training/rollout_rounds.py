@@ -7,8 +7,9 @@ Axes: B rows, N rows of the job, T decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import final
 
 import torch
 from torch import Tensor
@@ -111,7 +112,7 @@ def collect_rollouts(
 ) -> Rollouts:
     """Samples the requests of the strategy until there are none.
 
-    The groups of a round are shared out over the processes; a group stays on the process that drew its first member.
+    The groups of a round are divided among the processes; all members of a group are sampled on one process.
 
     Args:
         policy: the policy that samples.
@@ -136,9 +137,7 @@ def collect_rollouts(
         ConfigError: the policy or the configuration does not support a request, or no decision was
             random.
     """
-    owner: dict[int, int] = dict(upstream.owner) if upstream else {}
-    root_of: dict[int, int] = dict(upstream.root_of) if upstream else {}
-    loads = [0] * job.size
+    owners = _GroupOwners.of(job, upstream)
     rounds: list[Round] = []
     round_rollouts: list[RoundRollouts] = []
     num_extra_forwards = 0
@@ -146,14 +145,11 @@ def collect_rollouts(
     values = plan.values if strategy.places is None else tuple(dict.fromkeys((*plan.values, *strategy.places.values)))
     while requests := tuple(strategy.ask(rounds, setting)):
         _require_declared(requests, strategy)
-        root_of.update(_roots(requests, owner, root_of))
-        owner.update({prompt: owner[root] for prompt, root in root_of.items()})
-        _assign(requests, owner, loads)
-        local_requests = [n for n, request in enumerate(requests) if owner[request.prompt] == job.rank]
+        owners.assign(requests)
+        local_requests = [n for n, request in enumerate(requests) if owners.process_of[request.prompt] == job.rank]
         if strategy.forgetting and round_rollouts:
-            num_extra_forwards += keep_forgetting(
-                policy, [rollout for each in round_rollouts for rollout in each.rollouts], strategy.forgetting, job
-            )
+            earlier = [rollout for each in round_rollouts for rollout in each.rollouts]
+            num_extra_forwards += keep_forgetting(policy, earlier, strategy.forgetting, job)
         pending = scorer.open(group_sizes=_sizes([requests[n] for n in local_requests]))
 
         def submit(samples: Sequence[Sample], pending: PendingScores = pending) -> None:
@@ -165,7 +161,7 @@ def collect_rollouts(
             policy,
             requests,
             local_requests,
-            prompt_of=lambda prompt: prompt_of(root_of.get(prompt, prompt)),
+            prompt_of=lambda prompt: prompt_of(owners.root_of.get(prompt, prompt)),
             prompt_templates=prompt_templates or {},
             plan=replace(plan, values=values, sample_values=scorer.needs_values, on_samples=submit),
             seed=setting.seed,
@@ -182,26 +178,19 @@ def collect_rollouts(
         round_rows = _rows_of_all(rollouts, part, policy, strategy.places, job)
         rounds.append(_round(requests, round_rows, value))
         pending_rounds.append(replace(part, scores=round_rows[job.rank].scores))
-    if not any(each.trained for each in round_rollouts):
-        raise ConfigError("the strategy requested no trained sample on this process: raise rollout.prompts_per_step")
     rollout = _joined(round_rollouts, policy, plan)
-    if not bool(rollout.mask_BT.any()):
-        raise ConfigError("no decision of the rollout is random, so none can be trained: raise policy.strength")
+    num_forwards = sum(part.num_forwards for each in round_rollouts for part in each.rollouts)
     trained_B = torch.cat([each.trained_B for each in round_rollouts])
     keep_B = trained_B & _keep_mask(strategy, rounds, setting, round_rollouts, job)
     return Rollouts(
-        rollout=replace(
-            rollout,
-            num_forwards=num_extra_forwards
-            + sum(part.num_forwards for each in round_rollouts for part in each.rollouts),
-        ),
+        rollout=replace(rollout, num_forwards=num_extra_forwards + num_forwards),
         keep_B=keep_B[trained_B],
-        scored=pending_rewards(scorer if job.is_leader else None, pending_rounds, trained_B, keep_B, root_of),
+        scored=pending_rewards(scorer if job.is_leader else None, pending_rounds, trained_B, keep_B, owners.root_of),
         requests=[request for each in round_rollouts for request in each.requests],
         num_rounds=len(round_rollouts),
         seed=setting.seed,
         num_unshown=sum(_num_unshown(each) for each in rounds),
-        root_of=root_of,
+        root_of=owners.root_of,
     )
 
 
@@ -214,30 +203,53 @@ def _require_declared(requests: Sequence[Request], strategy: Strategy) -> None:
         )
 
 
-def _roots(requests: Sequence[Request], existing: Collection[int], root_of: Mapping[int, int]) -> dict[int, int]:
-    """The groups that begin after rows of others, each with the one whose data row it has."""
-    new_requests = [request for request in requests if request.after and request.prompt not in existing]
-    return {request.prompt: root_of.get(request.after[0][0], request.after[0][0]) for request in new_requests}
-
-
 def _num_unshown(round_: Round) -> int:
     return sum(len(request.members) for request in round_.requests) - len(round_.request_B)
 
 
-def _assign(requests: Sequence[Request], owner: dict[int, int], loads: list[int]) -> None:
-    """Gives each new prompt to a process: the first ones in blocks of equal cost, later ones to the process with the
-    lowest cost."""
-    costs: dict[int, int] = {}
-    for request in requests:
-        costs[request.prompt] = costs.get(request.prompt, 0) + len(request.members)
-    new = [prompt for prompt in costs if prompt not in owner]
-    first = not any(loads)
-    blocks = _blocks([costs[prompt] for prompt in new], len(loads)) if first else []
-    for number, prompt in enumerate(new):
-        owner[prompt] = blocks[number] if first else loads.index(min(loads))
-        loads[owner[prompt]] += costs[prompt]
-    for prompt in costs.keys() - set(new):
-        loads[owner[prompt]] += costs[prompt]
+@final
+@dataclass(frozen=True, slots=True)
+class _GroupOwners:
+    """The process of every group of a step.
+
+    Attributes:
+        process_of: the process of each group.
+        root_of: of groups sampled after the rows of others, the group with their data row.
+        loads: requested members of each process.
+    """
+
+    process_of: dict[int, int]
+    root_of: dict[int, int]
+    loads: list[int]
+
+    @classmethod
+    def of(cls, job: Job, upstream: UpstreamRollouts | None) -> _GroupOwners:
+        """Before the first round."""
+        process_of, root_of = (dict(upstream.owner), dict(upstream.root_of)) if upstream else ({}, {})
+        return cls(process_of, root_of, [0] * job.size)
+
+    def assign(self, requests: Sequence[Request]) -> None:
+        """Gives each new group of a round to a process.
+
+        A group sampled after the rows of another has the process of that one. The first others are divided in blocks
+        of equal cost, later ones go to the process with the lowest cost.
+        """
+        self._assign_by_roots(requests)
+        costs = _sizes(requests)
+        new = [prompt for prompt in costs if prompt not in self.process_of]
+        is_first = not any(self.loads)
+        blocks = _blocks([costs[prompt] for prompt in new], len(self.loads)) if is_first else []
+        for number, prompt in enumerate(new):
+            self.process_of[prompt] = blocks[number] if is_first else self.loads.index(min(self.loads))
+            self.loads[self.process_of[prompt]] += costs[prompt]
+        for prompt in costs.keys() - set(new):
+            self.loads[self.process_of[prompt]] += costs[prompt]
+
+    def _assign_by_roots(self, requests: Sequence[Request]) -> None:
+        new_requests = [request for request in requests if request.after and request.prompt not in self.process_of]
+        roots = {request.prompt: self.root_of.get(request.after[0][0], request.after[0][0]) for request in new_requests}
+        self.root_of.update(roots)
+        self.process_of.update({prompt: self.process_of[root] for prompt, root in self.root_of.items()})
 
 
 def _blocks(costs: Sequence[int], num: int) -> list[int]:
@@ -342,7 +354,12 @@ def _rows(rollouts: RoundRollouts, policy: Policy, places: Places) -> list[Row]:
 
 
 def _joined(round_rollouts: Sequence[RoundRollouts], policy: Policy, plan: Plan) -> Rollout:
-    """The rows that may be trained on; rows that continue others are scored together if the policy supports it."""
+    """The rows that may be trained on; rows that continue others are scored together if the policy supports it.
+
+    Raises ConfigError if there is no such row, or no decision of them is random.
+    """
+    if not any(each.trained for each in round_rollouts):
+        raise ConfigError("the strategy requested no trained sample on this process: raise rollout.prompts_per_step")
     requests = [
         rollouts.requests[n] for rollouts in round_rollouts for n in rollouts.request_B[rollouts.trained_B].tolist()
     ]
@@ -358,6 +375,8 @@ def _joined(round_rollouts: Sequence[RoundRollouts], policy: Policy, plan: Plan)
     rollout = concat_rollouts(
         parts, bare_B=bare_B if plan.environment is None else None, policy=policy if branches else None
     )
+    if not bool(rollout.mask_BT.any()):
+        raise ConfigError("no decision of the rollout is random, so none can be trained: raise policy.strength")
     if not branches:
         return rollout
     identities = [(sample.group, sample.member) for sample in rollout.samples]

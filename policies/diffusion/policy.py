@@ -111,33 +111,19 @@ class DenoisingPolicy(
         require_arguments(type(pipeline), settings)
         denoisers = prepared_denoisers(pipeline, settings)
         require_sizes(pipeline, denoisers, settings)
-        dtype = next(next(iter(denoisers.values())).parameters()).dtype
-        if dtype == torch.float16:
-            raise ConfigError(
-                "float16 gradients underflow without a loss scaler; load the pipeline in bfloat16 or float32"
-            )
+        dtype = _loaded_dtype(denoisers)
         self.pipeline = pipeline
         self.settings = settings
         scheduler = configured_scheduler(pipeline.scheduler, settings.scheduler)
         self._decisions = decision_scheduler(scheduler)
-        step_sampler = StepSampler(
-            sampler=settings.sampler or fitting_sampler(self._decisions),
-            strength=settings.strength,
-            last_std=settings.last_std,
-            density=settings.density,
-            reduction=settings.reduction,
-        )
-        step_sampler.check_scheduler(self._decisions)
+        step_sampler = _step_sampler(settings, self._decisions)
         self._params = SamplingParams(step_sampler=step_sampler, call=settings.call)
         self._choices = replaced_settings(scheduler, self._decisions, list(denoisers.values()))
         for choice in self._choices:
             logger.warning("%s: %s", type(pipeline).__name__, choice)
         if settings.sampler is None:
             self._choices.append(f"sampler {step_sampler.sampler}, which fits {type(self._decisions).__name__}")
-        targets = adapter_targets(denoisers) if settings.lora and not settings.lora.targets else ()
-        self.weights: Weights = Weights(denoisers, settings.lora, targets, DiffusersFiles(pipeline))
-        if settings.adapter is not None:
-            self.weights.load_initial(Path(settings.adapter))
+        self.weights: Weights = _trained_weights(pipeline, denoisers, settings)
         self._instrumented = InstrumentedPipeline(
             pipeline,
             scheduler,
@@ -156,16 +142,9 @@ class DenoisingPolicy(
                 compile_denoiser(module)
         self._buckets = Buckets(settings.buckets)
         self._buckets.require_supported(self._instrumented.form)
-        pipeline_rate = audio_sampling_rate(pipeline)
-        if settings.sampling_rate and pipeline_rate not in (None, settings.sampling_rate):
-            raise ConfigError(
-                f"policy.sampling_rate is {settings.sampling_rate}, but the pipeline generates audio at "
-                f"{pipeline_rate} Hz; remove the setting"
-            )
-        sampling_rate = pipeline_rate or settings.sampling_rate
+        sampling_rate = _sampling_rate(pipeline, settings)
         self._targets = Targets(self._instrumented, sampling_rate)
-        has_media = call_has_media({**settings.call, **settings.evaluation_call})
-        self._batches = Batches(1 if has_media else settings.rollout_batch, 1 if has_media else settings.update_batch)
+        self._batches = _batches(settings)
         tolerance = EXACTNESS.get(dtype, max(EXACTNESS.values()))
         self._parity = BatchParity(
             instrumented=self._instrumented, batches=self._batches, tolerance=BATCH_ROUNDING * tolerance, dtype=dtype
@@ -352,3 +331,48 @@ class DenoisingPolicy(
         else:
             require_denoising_values(values, self.weights.names)
             yield from self._scorer.evaluate(rollout, selected, values)
+
+
+def _loaded_dtype(denoisers: Mapping[str, nn.Module]) -> torch.dtype:
+    dtype = next(next(iter(denoisers.values())).parameters()).dtype
+    if dtype == torch.float16:
+        raise ConfigError("float16 gradients underflow without a loss scaler; load the pipeline in bfloat16 or float32")
+    return dtype
+
+
+def _trained_weights(pipeline: Any, denoisers: Mapping[str, nn.Module], settings: DenoisingSettings) -> Weights:
+    targets = adapter_targets(denoisers) if settings.lora and not settings.lora.targets else ()
+    weights = Weights(denoisers, settings.lora, targets, DiffusersFiles(pipeline))
+    if settings.adapter is not None:
+        weights.load_initial(Path(settings.adapter))
+    return weights
+
+
+def _batches(settings: DenoisingSettings) -> Batches:
+    """Rows per pipeline run; one if the call has media, which pipelines encode once per batch."""
+    if call_has_media({**settings.call, **settings.evaluation_call}):
+        return Batches(1, 1)
+    return Batches(settings.rollout_batch, settings.update_batch)
+
+
+def _step_sampler(settings: DenoisingSettings, scheduler: Any) -> StepSampler:
+    step_sampler = StepSampler(
+        sampler=settings.sampler or fitting_sampler(scheduler),
+        strength=settings.strength,
+        last_std=settings.last_std,
+        density=settings.density,
+        reduction=settings.reduction,
+    )
+    step_sampler.check_scheduler(scheduler)
+    return step_sampler
+
+
+def _sampling_rate(pipeline: Any, settings: DenoisingSettings) -> int | None:
+    """Of generated audio, in Hz: the pipeline's, or else the setting."""
+    rate = audio_sampling_rate(pipeline)
+    if settings.sampling_rate and rate not in (None, settings.sampling_rate):
+        raise ConfigError(
+            f"policy.sampling_rate is {settings.sampling_rate}, but the pipeline generates audio at {rate} Hz; remove "
+            "the setting"
+        )
+    return rate or settings.sampling_rate

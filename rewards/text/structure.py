@@ -9,22 +9,13 @@ from typing import Any, final
 import regex
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.tool_calls import JSON_TYPES
 from mmgrpo.types import Prompt, Sample, Score
 
 from ..parsing.explanations import excerpt
 from ..parsing.extraction import Extract, extract_answer, json_document, json_values, require_extract
 
 PATTERN_LIMIT_S = 1.0
-
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-    "null": (type(None),),
-}
 
 
 @final
@@ -169,8 +160,8 @@ def _check_keys(keys: Any, where: str) -> None:
     for key, kind in keys.items():
         if isinstance(kind, Mapping):
             _check_keys(kind, f"{where}.{key}")
-        elif not isinstance(kind, str) or not all(name in {*_TYPES, "any"} for name in kind.rstrip("?").split("|")):
-            raise ConfigError(f"{where}.{key} must be one of {', '.join(_TYPES)}, any, got {kind!r}")
+        elif not isinstance(kind, str) or not all(name in {*JSON_TYPES, "any"} for name in kind.rstrip("?").split("|")):
+            raise ConfigError(f"{where}.{key} must be one of {', '.join(JSON_TYPES)}, any, got {kind!r}")
 
 
 def _right(parsed: Any, keys: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
@@ -188,7 +179,7 @@ def _is_kind(value: Any, kind: str) -> bool:
     names = kind.rstrip("?").split("|")
     if isinstance(value, bool):
         return "boolean" in names or "any" in names
-    return "any" in names or any(isinstance(value, _TYPES[name]) for name in names)
+    return "any" in names or any(isinstance(value, JSON_TYPES[name]) for name in names)
 
 
 def _extra(parsed: dict[str, Any], keys: Mapping[str, Any], path: str = "") -> Iterator[str]:

@@ -62,14 +62,14 @@ def test_overhead_profile_prints_both_parts(capsys: pytest.CaptureFixture[str]) 
 
 def test_time_is_charged_to_the_first_owner() -> None:
     denoising = "/checkout/policies/diffusion/"
-    assert group_of((denoising + "encoder_cache.py", 1, "_keys")) == "memo"
+    assert group_of((denoising + "encoder_cache.py", 1, "_keys")) == "encoder cache"
     assert group_of((denoising + "instrumented_pipeline.py", 1, "_denoise")) == "ghosts"
-    assert group_of((denoising + "instrumented_pipeline.py", 1, "_installed")) == "preamble: session"
+    assert group_of((denoising + "instrumented_pipeline.py", 1, "_installed")) == "preamble: pipeline run"
     assert group_of(("/site/torch/_tensor.py", 1, "backward")) is None
-    # the memo's hashing and the sine are charged to the memo, what calls the memo to nobody
+    # the hashing of the cache and the sine count for the cache, its caller for no group
     memo, x = EncoderCache(1024), torch.ones(4)
     result = shares(lambda: [memo(None, torch.sin, (x,), {}) for _ in range(10)])
-    assert set(result) == {"memo", "other"}
+    assert set(result) == {"encoder cache", "other"}
     assert sum(result.values()) == pytest.approx(1.0)
 
 

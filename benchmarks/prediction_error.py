@@ -1,7 +1,7 @@
-"""What ``mmgrpo explain --processes 1`` predicts beside what the engine takes: ``python -m benchmarks.planner_error``.
+"""Predictions of ``mmgrpo explain --processes 1`` and measurements: ``python -m benchmarks.prediction_error``.
 
-Held bytes are compared with live weights, gradients and moments; peaks with a count of live tensors while the engine
-itself draws and learns; seconds with the clock, at what the machine was measured to do before (``explain --measure``).
+Held bytes are compared with live weights, gradients and moments; peaks with the size of live tensors during a
+rollout and an update; seconds with wall time, predicted from the measured speed of the machine (``explain --measure``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "language, 11 M": {
         "name": "language",
-        "model": "python:benchmarks.planner_error:text_model",
+        "model": "python:benchmarks.prediction_error:text_model",
         "max_new_tokens": LONGER,
         "rollout_batch": GROUP,
     },
@@ -84,7 +84,7 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     named = {key: value for key, value in settings.items() if key != "name"}
     policy = (DenoisingPolicy if kind == "denoising" else LanguagePolicy).from_config(named)
     prompt = Prompt("one seven")
-    rollout = policy.rollout([prompt], group_size=GROUP, seed=0)  # what is tried first is not measured
+    rollout = policy.rollout([prompt], group_size=GROUP, seed=0)  # the first trial of paths is not measured
     length = rollout.trace.prompts[0].length if isinstance(policy, LanguagePolicy) else 1
     plan = plan_processes(config, prompt_tokens=length)
     memory, seconds = plan.memory(), plan.seconds(machine)
@@ -110,7 +110,7 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     spent = min(_seconds(lambda: _learn(policy, config, rollout)) for _ in range(3))
     yield _line("seconds of the update", seconds.update, spent)
     spent = min(_seconds(optimizer.step) for _ in range(3))
-    yield _line("seconds of the optimiser", seconds.optimizer, spent)
+    yield _line("seconds of the optimizer", seconds.optimizer, spent)
 
 
 def _learn(policy: Policy, config: RunConfig, rollout: Any) -> None:
