@@ -53,11 +53,11 @@ def held_out_edit_prompts(per_edit: int = 90) -> list[Prompt]:
 
     Raises: DataError if there are not enough digits.
     """
-    split, wanted = load_split(), per_edit * len(EDITS)
-    if not 0 < wanted <= len(split.held_out):
+    split, num_edits = load_split(), per_edit * len(EDITS)
+    if not 0 < num_edits <= len(split.held_out):
         raise DataError(f"per_edit must be from 1 to {len(split.held_out) // len(EDITS)}, got {per_edit}")
     names = list(EDITS)
-    sources = zip(split.held_out[:wanted], split.held_out_labels[:wanted], strict=True)
+    sources = zip(split.held_out[:num_edits], split.held_out_labels[:num_edits], strict=True)
     return [_edit_prompt(source, digit, names[n % len(names)]) for n, (source, digit) in enumerate(sources)]
 
 

@@ -14,7 +14,7 @@ from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.errors import ConfigError, DataError
 
 NOTE = (
-    "Wants prompts.txt and held_out.txt: train.txt and test.txt in dataset/ocr of github.com/yifan123/flow_grpo (MIT). "
+    "Needs prompts.txt and held_out.txt: train.txt and test.txt in dataset/ocr of github.com/yifan123/flow_grpo (MIT). "
     "Flow-GRPO reports 0.59 before and 0.92 after, read by PaddleOCR"
 )
 

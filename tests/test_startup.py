@@ -20,7 +20,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("--version",): "mmgrpo 0.1.0",
     ("train", "--help"): "--resume",
     ("methods",): "flow-grpo",
-    ("recipes",): "Wants prompts.txt and held_out.txt",
+    ("recipes",): "Needs prompts.txt and held_out.txt",
     ("policies",): "A causal language model",
     ("rewards",): "brightness",
     ("init", "--help"): "Write a configuration, a reward and prompts to edit",

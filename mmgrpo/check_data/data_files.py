@@ -204,7 +204,7 @@ class Report:
 
 
 def apply_rules(rules: Sequence[Rule], data: DataFiles) -> Report:
-    """Applies rules to data; an item that raises an error of mmgrpo has it as a fault."""
+    """Applies rules to data; the error that an item raises is a fault of it."""
     faults: list[Fault] = []
     num_items: dict[str, int] = {}
     for rule in rules:
@@ -226,3 +226,5 @@ def _findings(rule: Rule, data: DataFiles, item: str) -> Iterator[Finding]:
         yield "", str(error) if isinstance(error, MmgrpoError) else f"has no key {error}"
     except (MmgrpoError, YamlError) as error:
         yield "", str(error)
+    except (AttributeError, TypeError, ValueError) as error:  # a value of another type than the rule expects
+        yield "", f"{type(error).__name__}: {error}"

@@ -167,12 +167,12 @@ def _no_configuration(name: str, folder: Path | None, shipped_names: Sequence[st
 
 def _nearest(name: str, names: Sequence[str]) -> list[str]:
     """At most three similar names; a name without a folder is compared with names in folders too."""
-    wanted = name[:200].lower().removesuffix(".yaml")
+    query = name[:200].lower().removesuffix(".yaml")
     by_key = {candidate.lower().removesuffix(".yaml"): candidate for candidate in reversed(names)}
-    near = difflib.get_close_matches(wanted, by_key, n=3, cutoff=0.75)
-    if not near and "/" not in wanted:
+    near = difflib.get_close_matches(query, by_key, n=3, cutoff=0.75)
+    if not near and "/" not in query:
         by_key = {key.rpartition("/")[2]: candidate for key, candidate in by_key.items()}
-        near = difflib.get_close_matches(wanted, by_key, n=3, cutoff=0.75)
+        near = difflib.get_close_matches(query, by_key, n=3, cutoff=0.75)
     return [by_key[key] for key in near]
 
 

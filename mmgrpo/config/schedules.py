@@ -227,11 +227,11 @@ def _measured_by(key: str, config: RunConfig) -> str | None:
 
 def _require_drawing(config: RunConfig) -> None:
     """Raises ConfigError for policy settings that cannot change per rollout."""
-    wanted = [key for key in config.schedules if key.startswith("policy.")]
-    if not wanted or config.policy is None:
+    policy_keys = [key for key in config.schedules if key.startswith("policy.")]
+    if not policy_keys or config.policy is None:
         return
     allowed = getattr(settings_type(config.policy.name), "of_a_rollout", None)
-    wrong = [key for key in wanted if allowed is not None and key.split(".")[1] not in allowed]
+    wrong = [key for key in policy_keys if allowed is not None and key.split(".")[1] not in allowed]
     if wrong:
         raise ConfigError(
             f"{', '.join(wrong)} cannot change during a run; of {config.policy.name} these sampling settings "

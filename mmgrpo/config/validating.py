@@ -130,11 +130,11 @@ def _plain_message(problem: Mapping[str, Any], where: str) -> str:
     if not message.startswith("Input should be"):
         return message
     match = re.match(r"Input should be an? valid (\w+)", message)
-    wanted = KINDS.get(match[1], match[1]) if match else message.removeprefix("Input should be ")
+    expected = KINDS.get(match[1], match[1]) if match else message.removeprefix("Input should be ")
     if where in EXAMPLES:
-        wanted = f"{wanted.partition(', such as')[0]}, such as {where}={EXAMPLES[where]}"
+        expected = f"{expected.partition(', such as')[0]}, such as {where}={EXAMPLES[where]}"
     new = renamed_value(where, problem["input"])
-    return f"must be {wanted}; got {problem['input']!r:.80}" + (
+    return f"must be {expected}; got {problem['input']!r:.80}" + (
         "" if new is None else f": {problem['input']!r} is now {new}"
     )
 

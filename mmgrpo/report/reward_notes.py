@@ -18,13 +18,13 @@ class RewardNote:
 
     Attributes:
         read: the parsed answer, or the text read from an image; None if the explanation has neither.
-        wanted: the reference of the explanation, if it differs from that of the row.
+        expected: the reference of the explanation, if it differs from that of the row.
         reason: the reason of the score.
         parts: the parts of the score.
     """
 
     read: str | None = None
-    wanted: str | None = None
+    expected: str | None = None
     reason: str | None = None
     parts: str | None = None
 
@@ -67,7 +67,7 @@ def note_of(explanation: Mapping[str, Any], reference: str | None) -> RewardNote
     Returns:
         The note; None for keys that the explanation lacks.
     """
-    wanted = _value_text(explanation.get("reference"))
+    expected = _value_text(explanation.get("reference"))
     parts = explanation.get("parts")
     listed = (
         [f"{name} {f'{part:.3g}' if is_number(part) else part}" for name, part in parts.items()]
@@ -80,7 +80,7 @@ def note_of(explanation: Mapping[str, Any], reference: str | None) -> RewardNote
     key = next((key for key in ("parsed", "text") if key in explanation), None)
     return RewardNote(
         read=None if key is None else _value_text(explanation[key]) or "nothing",
-        wanted=None if wanted == reference else wanted,
+        expected=None if expected == reference else expected,
         reason=explanation["reason"] if isinstance(explanation.get("reason"), str) else None,
         parts=", ".join([*listed[:MAX_PARTS], *more]) or None,
     )

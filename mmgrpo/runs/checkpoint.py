@@ -328,10 +328,10 @@ def load_checkpoint(
         raise CheckpointError(f"{checkpoint} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _hashes(checkpoint: Path, wanted: Callable[[Path], bool] = lambda _: True) -> Iterator[tuple[str, str]]:
+def _hashes(checkpoint: Path, include: Callable[[Path], bool] = lambda _: True) -> Iterator[tuple[str, str]]:
     """Yields (relative path, sha256) of each matching file except the manifest; reads several files at once."""
     within = sorted(Path(parent) / name for parent, _, names in os.walk(checkpoint) for name in names)
-    paths = [path for path in within if path != checkpoint / MANIFEST and wanted(path)]
+    paths = [path for path in within if path != checkpoint / MANIFEST and include(path)]
     with ThreadPoolExecutor() as pool:
         for path, sha256 in zip(paths, pool.map(_sha256, paths), strict=True):
             yield path.relative_to(checkpoint).as_posix(), sha256

@@ -50,17 +50,17 @@ CHECKOUT = Path(__file__).parents[2]
 """The checkout of mmgrpo, if it has a pyproject.toml; else the folder of installed packages."""
 
 
-def missing(package: str, wanted_by: str) -> MissingPackageError:
+def missing(package: str, feature: str) -> MissingPackageError:
     """Returns an error that names a missing package, the feature that needs it, and the install command.
 
     Args:
         package: top-level name of the missing module.
-        wanted_by: the feature that needs it, in the user's words.
+        feature: the feature that needs it, in the user's words.
 
     Returns:
         The error, to be raised.
     """
-    return MissingPackageError(f"{wanted_by} needs the package {package!r}: {install_command(package)}")
+    return MissingPackageError(f"{feature} needs the package {package!r}: {install_command(package)}")
 
 
 def install_command(package: str) -> str:
@@ -91,19 +91,19 @@ def _requirements(extra: str) -> list[str]:
     return [shlex.quote(name.strip()) for name, _, marker in parts if f"extra == '{extra}'" in marker.replace('"', "'")]
 
 
-def require_installed(packages: Iterable[str], wanted_by: str) -> None:
+def require_installed(packages: Iterable[str], feature: str) -> None:
     """Raises MissingPackageError for the first missing module; imports none of them."""
     for package in packages:
         if not is_installed(package):
-            raise missing(package, f"{wanted_by}: {package}")
+            raise missing(package, f"{feature}: {package}")
 
 
-def required(module: str, wanted_by: str) -> Any:
+def required(module: str, feature: str) -> Any:
     """Imports an optional module.
 
     Args:
         module: dotted name.
-        wanted_by: the feature that needs it, in the user's words.
+        feature: the feature that needs it, in the user's words.
 
     Returns:
         The module.
@@ -117,7 +117,7 @@ def required(module: str, wanted_by: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise
-        raise missing(package, wanted_by) from error
+        raise missing(package, feature) from error
 
 
 def is_installed(package: str) -> bool:

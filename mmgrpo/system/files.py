@@ -114,11 +114,11 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(renamed)
 
 
-def sync_tree(folder: Path, wanted: Callable[[Path], bool] = lambda _: True) -> None:
+def sync_tree(folder: Path, include: Callable[[Path], bool] = lambda _: True) -> None:
     """Syncs the matching files and folders of a folder to disk."""
     for parent, _, names in os.walk(folder):
         for path in (*(Path(parent) / name for name in names), Path(parent)):
-            if wanted(path):
+            if include(path):
                 sync(path)
 
 

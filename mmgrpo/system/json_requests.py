@@ -31,19 +31,19 @@ class NoReplyError(Exception):
     """The server gave no usable reply; the message has the reason."""
 
 
-def require_server(url: str, wanted_by: str) -> None:
+def require_server(url: str, setting: str) -> None:
     """Raises ConfigError if a URL is no address of a server.
 
     Args:
         url: the URL.
-        wanted_by: the setting, for the message.
+        setting: the setting, for the message.
 
     Raises:
         ConfigError: it has another scheme than http and https, or no host.
     """
     address = urlsplit(url)
     if address.scheme not in ("http", "https") or not address.hostname:
-        raise ConfigError(f"{wanted_by} must be such as http://127.0.0.1:8000/v1, got {url!r}")
+        raise ConfigError(f"{setting} must be such as http://127.0.0.1:8000/v1, got {url!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

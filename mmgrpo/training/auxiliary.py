@@ -235,8 +235,8 @@ def answer_of(prompt: Prompt, column: str, *, writes: bool) -> Example:
     """
     answer = prompt.columns.get(column)
     if answer is None or (writes and not isinstance(answer, str)):
-        wanted = "a text" if writes else "a picture, or its frames,"
-        raise DataError(f"{wanted} is supervised by the column {column!r}; the row has {sorted(prompt.columns)}")
+        target = "a text" if writes else "a picture, or its frames,"
+        raise DataError(f"{target} is supervised by the column {column!r}; the row has {sorted(prompt.columns)}")
     if writes:
         return Example(prompt, text=answer)
     if isinstance(answer, list | tuple):

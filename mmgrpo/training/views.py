@@ -198,8 +198,8 @@ def evaluate_views(rollout: Rollout, values: Collection[Value], views: Mapping[s
     num_forwards = 0
     for name in sorted({str(value.view) for value in requested}):
         further = [value for value in requested if value.view == name and value.name in OF_DISTRIBUTION]
-        wanted = (of_view(name), mask_of_view(name), *further)
-        view_rows, stored = views[name], {value: rollout.values.get(value) for value in wanted}
+        stored_values = (of_view(name), mask_of_view(name), *further)
+        view_rows, stored = views[name], {value: rollout.values.get(value) for value in stored_values}
         computed = {value: matrix_BT for value, matrix_BT in stored.items() if matrix_BT is not None}
         if len(computed) < len(stored) or (view_rows.view.moves and not rollout.on_policy):
             view_values = _evaluate_view(view_rows, rollout.mask_BT, further)

@@ -33,7 +33,7 @@ def decoders_of(pipeline: Any) -> list[nn.Module]:
 def require_slices(pipeline: Any, settings: DecodeSettings) -> None:
     """Raises ConfigError for slicing settings that none of the pipeline's decoders supports."""
     decoders = decoders_of(pipeline)
-    for name, switch in _wanted(settings):
+    for name, switch in _enabled_switches(settings):
         if not any(hasattr(decoder, switch) for decoder in decoders):
             kinds = ", ".join(type(decoder).__name__ for decoder in decoders) or "the pipeline"
             raise ConfigError(f"policy.decode.{name}: {kinds} has no {switch}; remove the setting")
@@ -50,7 +50,7 @@ def sliced(decoders: Sequence[nn.Module], settings: DecodeSettings) -> Iterator[
     before = [dict(vars(decoder)) for decoder in decoders]
     try:
         for decoder in decoders:
-            for name, switch in _wanted(settings):
+            for name, switch in _enabled_switches(settings):
                 if hasattr(decoder, switch):
                     _switch_on(decoder, name, switch, settings)
         yield
@@ -109,7 +109,7 @@ def _switch_on(decoder: Any, name: str, switch: str, settings: DecodeSettings) -
         raise ConfigError(f"policy.decode.tiles: {type(decoder).__name__} has other arguments: {error}") from error
 
 
-def _wanted(settings: DecodeSettings) -> list[tuple[str, str]]:
+def _enabled_switches(settings: DecodeSettings) -> list[tuple[str, str]]:
     """The enabled switches, by setting."""
     enabled = {"frames": settings.frames, "tiles": settings.tiles is not None}
     return [(name, SWITCHES[name]) for name, is_on in enabled.items() if is_on]

@@ -268,8 +268,8 @@ class ImageTokensPolicy(
         if copied is not None and id(copied) not in self._frozen:
             self._frozen[id(copied)] = self._sampler.with_model(copied)
         sampler = self._sampler if copied is None else self._frozen[id(copied)]
-        wanted = self.settings.share_prefix if shared is None else shared
-        shares = not self.settings.gradient_checkpointing if wanted is None else wanted
+        share_prefix = self.settings.share_prefix if shared is None else shared
+        shares = not self.settings.gradient_checkpointing if share_prefix is None else share_prefix
         return CodeScorer(sampler=sampler, shared=shares, head_bytes=self.settings.head_bytes)
 
     @torch.no_grad()

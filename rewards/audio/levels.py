@@ -119,13 +119,13 @@ class SoundLength:
 
     def _score(self, sample: Sample) -> Score | None:
         column_seconds = finite(plain_value(sample.prompt.columns.get(self.column)))
-        wanted = self.seconds if column_seconds is None else column_seconds
-        if sample.audio is None or wanted is None or wanted <= 0:
+        target = self.seconds if column_seconds is None else column_seconds
+        if sample.audio is None or target is None or target <= 0:
             return None
         audible_F = _audible_F(sample.audio, self._threshold)
         last = int(audible_F.nonzero().max()) + 1 if bool(audible_F.any()) else 0
         length = min(last * FRAME_S, sample.audio.duration_s)
-        return Score(max(0.0, 1 - abs(length - wanted) / wanted), parts({"length_s": length, "wanted_s": wanted}))
+        return Score(max(0.0, 1 - abs(length - target) / target), parts({"length_s": length, "target_s": target}))
 
 
 def _audible_F(audio: Audio, threshold_db: float) -> Tensor:

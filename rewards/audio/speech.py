@@ -55,15 +55,15 @@ class WordError:
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        wanted = [None if sample.audio is None else self._wanted(sample) for sample in samples]
-        sounds = [s.audio for s, accepted in zip(samples, wanted, strict=True) if s.audio is not None and accepted]
+        references = [None if sample.audio is None else self._references_of(sample) for sample in samples]
+        sounds = [s.audio for s, accepted in zip(samples, references, strict=True) if s.audio is not None and accepted]
         transcripts_in_order = iter(self._recognizer(sounds) if sounds else [])
-        return [self._score(next(transcripts_in_order), accepted) if accepted else None for accepted in wanted]
+        return [self._score(next(transcripts_in_order), accepted) if accepted else None for accepted in references]
 
     def _score(self, transcript: str, accepted: list[str]) -> Score:
         nearest = self._rate.nearest(transcript, accepted)
         return Score(nearest.score, transcript_comparison(transcript, nearest.reference, nearest.rate))
 
-    def _wanted(self, sample: Sample) -> list[str] | None:
+    def _references_of(self, sample: Sample) -> list[str] | None:
         value = sample.prompt.text if self.column is None else sample.prompt.columns.get(self.column)
         return None if value is None else transcripts(value)

@@ -84,8 +84,8 @@ class Command:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         binary = find_command(self._command[0], self._paths)
-        wanted = {*self._files.values(), *_FIELD.findall(self._template)} - {"answer"}
-        rows = [_row(sample, wanted) for sample in samples]
+        needed_columns = {*self._files.values(), *_FIELD.findall(self._template)} - {"answer"}
+        rows = [_row(sample, needed_columns) for sample in samples]
 
         def score(text: str, row: Mapping[str, str]) -> Score:
             return self._score(text, binary, row)
@@ -123,12 +123,12 @@ class Command:
             return 0.0
 
 
-def _row(sample: Sample, wanted: Collection[str]) -> dict[str, str] | None:
+def _row(sample: Sample, needed_columns: Collection[str]) -> dict[str, str] | None:
     """The required columns; None if one is missing, or the text."""
     columns = sample.prompt.columns
-    if sample.text is None or any(columns.get(column) is None for column in wanted):
+    if sample.text is None or any(columns.get(column) is None for column in needed_columns):
         return None
-    return {column: str(columns[column]) for column in wanted}
+    return {column: str(columns[column]) for column in needed_columns}
 
 
 def _pattern(text: str | None) -> Any:

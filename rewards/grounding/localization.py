@@ -73,17 +73,17 @@ class BoxIou:
 
     def _score(self, sample: Sample, reference: StatedBox) -> Score:
         stated = parse_boxes(extract_answer(sample.text or "", self._extract) or "")
-        boxes, (wanted,) = self._coordinates.boxes(sample.prompt, stated, [reference])
+        boxes, (target,) = self._coordinates.boxes(sample.prompt, stated, [reference])
         reason = _count_error("box", len(boxes)) or ("the box is empty" if boxes[0].empty else None)
-        explanation = boxes_explanation(boxes, [wanted], pairs=[] if reason else [(0, 0, iou(boxes[0], wanted))])
-        return Score(self._value(boxes, wanted), explanation | ({} if reason is None else {"reason": reason}))
+        explanation = boxes_explanation(boxes, [target], pairs=[] if reason else [(0, 0, iou(boxes[0], target))])
+        return Score(self._value(boxes, target), explanation | ({} if reason is None else {"reason": reason}))
 
-    def _value(self, boxes: Sequence[Box], wanted: Box) -> float:
+    def _value(self, boxes: Sequence[Box], target: Box) -> float:
         if len(boxes) != 1:
             return -1.0 if self._mode == "giou" else 0.0
         if self._mode == "giou":
-            return giou(boxes[0], wanted)
-        return iou(boxes[0], wanted) if self._mode == "iou" else float(iou(boxes[0], wanted) >= self._threshold)
+            return giou(boxes[0], target)
+        return iou(boxes[0], target) if self._mode == "iou" else float(iou(boxes[0], target) >= self._threshold)
 
 
 @final
@@ -173,8 +173,8 @@ class Detection:
         best = zip(rows.tolist(), columns.tolist(), strict=True)
         return [(i, j, float(overlap[i, j])) for i, j in best if gains[i, j] > 0]
 
-    def _gain(self, overlap: float, label: str | None, wanted: str | None) -> float:
-        if overlap == 0 or overlap < self._threshold or (self._labels and wanted is not None and label != wanted):
+    def _gain(self, overlap: float, label: str | None, target: str | None) -> float:
+        if overlap == 0 or overlap < self._threshold or (self._labels and target is not None and label != target):
             return 0.0
         return overlap if self._graded else 1.0
 
@@ -212,10 +212,10 @@ class PointInBox:
 
     def _score(self, sample: Sample, reference: StatedBox) -> Score:
         stated = parse_points(extract_answer(sample.text or "", self._extract) or "")
-        _, (wanted,) = self._coordinates.boxes(sample.prompt, [], [reference])
+        _, (target,) = self._coordinates.boxes(sample.prompt, [], [reference])
         points, reason = self._coordinates.points(sample.prompt, stated), _count_error("point", len(stated))
-        explanation = points_explanation(points, wanted) | ({} if reason is None else {"reason": reason})
-        return Score(float(len(points) == 1 and wanted.holds(points[0])), explanation)
+        explanation = points_explanation(points, target) | ({} if reason is None else {"reason": reason})
+        return Score(float(len(points) == 1 and target.holds(points[0])), explanation)
 
 
 @final

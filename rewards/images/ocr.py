@@ -90,20 +90,20 @@ class OcrAccuracy:
         self._device = device
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        wanted = [wanted_text(sample, self.column) for sample in samples]
-        frames = [sample_frames(s, self._frames) if text else [] for s, text in zip(samples, wanted, strict=True)]
+        expected = [expected_text(sample, self.column) for sample in samples]
+        frames = [sample_frames(s, self._frames) if text else [] for s, text in zip(samples, expected, strict=True)]
         read = self._reader() if any(frames) else None
         values: list[float | Score | None] = []
-        for text, images in zip(wanted, frames, strict=True):
+        for text, images in zip(expected, frames, strict=True):
             lines = [read(image) for image in images] if read is not None else []
             values.append(self._scored(text or "", lines) if lines else None)
         return values
 
-    def _scored(self, wanted: str, frame_lines: Sequence[Sequence[Line]]) -> Score:
+    def _scored(self, expected: str, frame_lines: Sequence[Sequence[Line]]) -> Score:
         texts = [" ".join(line.text for line in lines) for lines in frame_lines]
-        value = float(np.mean([text_accuracy(text, wanted, self._around) for text in texts]))
+        value = float(np.mean([text_accuracy(text, expected, self._around) for text in texts]))
         boxes = line_boxes(frame_lines[0]) if len(frame_lines) == 1 else {}
-        return Score(value, {"text": " | ".join(texts)[:500], "reference": wanted[:500]} | boxes)
+        return Score(value, {"text": " | ".join(texts)[:500], "reference": expected[:500]} | boxes)
 
     def _reader(self) -> Engine:
         if isinstance(self._engine, str):
@@ -119,7 +119,7 @@ def line_boxes(lines: Sequence[Line]) -> dict[str, Any]:
     return boxes_explanation(boxes, (), labels=[line.text for line in with_box]) if boxes else {}
 
 
-def wanted_text(sample: Sample, column: str | None) -> str | None:
+def expected_text(sample: Sample, column: str | None) -> str | None:
     """The text in a column, or the quoted text in the prompt; None if there is none."""
     if column is not None:
         value = sample.prompt.columns.get(column)
@@ -129,9 +129,9 @@ def wanted_text(sample: Sample, column: str | None) -> str | None:
     return text if plain(text) else None
 
 
-def text_accuracy(text: str, wanted: str, around: Around) -> float:
+def text_accuracy(text: str, expected: str, around: Around) -> float:
     """1 - edit distance over length, 0 to 1, as described in ``OcrAccuracy``."""
-    read, target = plain(text), plain(wanted)
+    read, target = plain(text), plain(expected)
     if around == "forgiven" and target in read:
         return 1.0
     length = len(target) if around == "forgiven" else max(len(target), len(read))

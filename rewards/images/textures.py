@@ -71,11 +71,11 @@ class Color:
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> float | None:
-        wanted = _rgb(sample.prompt.columns.get(self.column) if self.color is None else self.color)
+        target_color = _rgb(sample.prompt.columns.get(self.column) if self.color is None else self.color)
         frames = sample_frames(sample)
-        if wanted is None or not frames:
+        if target_color is None or not frames:
             return None
-        goal = lab(np.array(wanted, dtype=np.float64))
+        goal = lab(np.array(target_color, dtype=np.float64))
         near = [np.linalg.norm(lab(np.asarray(frame, np.float64)) - goal, axis=-1) for frame in frames]
         share = float(np.mean([(distance <= self._tolerance).mean() for distance in near]))
         return share if self._target is None else 1 - abs(share - self._target)

@@ -43,11 +43,11 @@ class ErrorRate:
 
     Attributes:
         unit: unit of the count; spaces between words are characters.
-        wanted_by: name of the reward, for the error about a missing package.
+        feature: name of the reward, for the error about a missing package.
     """
 
     unit: Unit
-    wanted_by: str
+    feature: str
 
     def __call__(self, transcript: str, reference: str) -> float:
         """0 for equal texts, 1 for an empty transcript; above 1 for many insertions.
@@ -55,7 +55,7 @@ class ErrorRate:
         Raises: MissingPackageError without rapidfuzz.
         Source: the word error rate of speech recognition, as jiwer computes it.
         """
-        levenshtein = required("rapidfuzz.distance", self.wanted_by).Levenshtein
+        levenshtein = required("rapidfuzz.distance", self.feature).Levenshtein
         pair: list[Sequence[str]] = [words(text) for text in (transcript, reference)]
         if self.unit == "characters":
             pair = [" ".join(text_words) for text_words in pair]

@@ -62,7 +62,7 @@ def too_many_boxes(count: int, most: int) -> dict[str, Any]:
 
 def boxes_explanation(
     stated: Sequence[Box],
-    wanted: Sequence[Box],
+    expected: Sequence[Box],
     *,
     labels: Sequence[str | None] = (),
     pairs: Sequence[tuple[int, int, float]] = (),
@@ -71,9 +71,9 @@ def boxes_explanation(
 
     Args:
         stated: boxes of the answer.
-        wanted: reference boxes.
+        expected: reference boxes.
         labels: labels of the stated boxes.
-        pairs: (index in stated, index in wanted, overlap) of the matched boxes.
+        pairs: (index in stated, index in expected, overlap) of the matched boxes.
 
     Returns:
         ``boxes``, ``space`` and, if present, ``pairs``; boxes beyond ``MAX_SHAPES`` are omitted, and ``num_boxes`` has
@@ -81,9 +81,9 @@ def boxes_explanation(
     """
     padded_labels = [*labels, *[None] * (len(stated) - len(labels))]
     boxes = [_box(box, "stated", label) for box, label in list(zip(stated, padded_labels, strict=True))[:MAX_SHAPES]]
-    boxes += [_box(box, "reference", None) for box in wanted[:MAX_SHAPES]]
+    boxes += [_box(box, "reference", None) for box in expected[:MAX_SHAPES]]
     explanation: dict[str, Any] = (
-        {"boxes": boxes, "space": _frame((*wanted, *stated)[0].frame)} if boxes else {"boxes": []}
+        {"boxes": boxes, "space": _frame((*expected, *stated)[0].frame)} if boxes else {"boxes": []}
     )
     visible_pairs = [(s, w, overlap) for s, w, overlap in pairs if max(s, w) < MAX_SHAPES]
     explanation |= {"num_boxes": len(stated)} if len(stated) > MAX_SHAPES else {}
@@ -92,19 +92,19 @@ def boxes_explanation(
     )
 
 
-def points_explanation(stated: Sequence[Point], wanted: Box) -> dict[str, Any]:
+def points_explanation(stated: Sequence[Point], expected: Box) -> dict[str, Any]:
     """Explanation with points and the reference box, all in one frame."""
     points = [{"point": _rounded(point.x, point.y), "role": "stated"} for point in stated[:MAX_SHAPES]]
-    return {"points": points, "boxes": [_box(wanted, "reference", None)], "space": _frame(wanted.frame)}
+    return {"points": points, "boxes": [_box(expected, "reference", None)], "space": _frame(expected.frame)}
 
 
-def paths_explanation(stated: Sequence[Point], wanted: Sequence[Point]) -> dict[str, Any]:
+def paths_explanation(stated: Sequence[Point], expected: Sequence[Point]) -> dict[str, Any]:
     """Explanation with the points of two paths in one frame; points beyond ``MAX_SHAPES`` of each are omitted."""
     sides = [("stated", point) for point in stated[:MAX_SHAPES]] + [
-        ("reference", reference_point) for reference_point in wanted[:MAX_SHAPES]
+        ("reference", reference_point) for reference_point in expected[:MAX_SHAPES]
     ]
     points = [{"point": _rounded(point.x, point.y), "role": role} for role, point in sides]
-    return {"points": points, "space": _frame(wanted[0].frame)}
+    return {"points": points, "space": _frame(expected[0].frame)}
 
 
 def mask_entry(grid_HW: np.ndarray, around: Box, role: str) -> dict[str, Any]:
@@ -133,10 +133,10 @@ def masks_explanation(masks: Sequence[Mapping[str, Any]], frame: CoordinateFrame
     return {"masks": [dict(mask) for mask in masks], "space": _frame(frame)}
 
 
-def spans_explanation(stated: Sequence[Span], wanted: Span) -> dict[str, Any]:
+def spans_explanation(stated: Sequence[Span], expected: Span) -> dict[str, Any]:
     """Explanation with the time spans of the answer and the reference."""
     spans = [{"span": _rounded(*span), "role": "stated"} for span in stated[:MAX_SHAPES]]
-    return {"spans": [*spans, {"span": _rounded(*wanted), "role": "reference"}]}
+    return {"spans": [*spans, {"span": _rounded(*expected), "role": "reference"}]}
 
 
 def _short(value: str | float | None) -> str | float | None:

@@ -50,9 +50,9 @@ def read_references(
     return parsed
 
 
-def find_reference_error(value: Any, read: Callable[[Any], R | None], wanted: str) -> str | None:
+def find_reference_error(value: Any, read: Callable[[Any], R | None], expected: str) -> str | None:
     """Why a value of a data row is not a valid reference, "it is not WANTED"; None if it is valid."""
-    return None if read(_untagged(plain_value(value))) is not None else f"it is not {wanted}"
+    return None if read(_untagged(plain_value(value))) is not None else f"it is not {expected}"
 
 
 def score_against_reference(

@@ -135,7 +135,7 @@ class Classification:
         return find_reference_error(value, _names, "a text, a number, or a list of them, each with a word")
 
     def _score(self, text: str, accepted: list[str]) -> Score:
-        answer, wanted = extract_answer(text, self._extract) or "", {_plain(name) for name in accepted}
+        answer, expected = extract_answer(text, self._extract) or "", {_plain(name) for name in accepted}
         answer_words = label_key(answer).split() if self._labels is None else label_words(answer)
         if self._labels is None:
             named = {
@@ -146,10 +146,11 @@ class Classification:
                 )
             } - {""}
         else:
-            named = _named(answer_words, self._labels | wanted)
-        reason = "several classes" if not named <= wanted and len(named) > 1 else None
+            named = _named(answer_words, self._labels | expected)
+        reason = "several classes" if not named <= expected and len(named) > 1 else None
         return Score(
-            float(bool(named) and named <= wanted), comparison(", ".join(sorted(named)) or None, sorted(wanted), reason)
+            float(bool(named) and named <= expected),
+            comparison(", ".join(sorted(named)) or None, sorted(expected), reason),
         )
 
 

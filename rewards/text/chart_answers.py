@@ -72,12 +72,12 @@ class ChartAnswer:
         right = answer is not None and any(self._right(answer, _plain(reference)) for reference in accepted)
         return Score(float(right), comparison(answer or None, accepted))
 
-    def _right(self, answer: str, wanted: str | None) -> bool:
-        if wanted is None or not answer:
+    def _right(self, answer: str, expected: str | None) -> bool:
+        if expected is None or not answer:
             return False
-        stated, reference = _amount(answer), _amount(wanted)
+        stated, reference = _amount(answer), _amount(expected)
         if stated is None or reference is None or (self._exact_years and stated.year and reference.year):
-            return answer == wanted
+            return answer == expected
         return any(
             abs(value - reference_value) <= self._relative * abs(reference_value) + 1e-12 * abs(reference_value)
             for value in self._readings(stated)

@@ -106,8 +106,8 @@ def coefficients(text: str, symbol: str) -> Iterator[float]:
 
 def _contains(stated: Sequence[float], reference: Sequence[float], absolute: float) -> bool:
     left = list(stated)
-    for wanted in reference:
-        near = next((number for number in left if abs(number - wanted) <= absolute), None)
+    for expected in reference:
+        near = next((number for number in left if abs(number - expected) <= absolute), None)
         if near is None:
             return False
         left.remove(near)

@@ -143,12 +143,12 @@ class FieldMatch:
     def _score(self, text: str, reference: Mapping[str, Any]) -> Score:
         answer = extract_answer(text, self._extract) or ""
         record = _record(answer)
-        stated, wanted = {} if record is None else dict(self._fields(record)), dict(self._fields(reference))
+        stated, expected = {} if record is None else dict(self._fields(record)), dict(self._fields(reference))
         explanation = comparison(excerpt(answer or None), json.dumps(reference, ensure_ascii=False))
         if not 0 < len(stated) <= MAX_LEAVES:
             return Score(0.0, explanation | {"reason": f"{len(stated)} fields" if stated else "no field"})
-        right = sum(path in wanted and wanted[path] == value for path, value in stated.items())
-        parts = {"precision": right / len(stated), "recall": right / len(wanted)}
+        right = sum(path in expected and expected[path] == value for path, value in stated.items())
+        parts = {"precision": right / len(stated), "recall": right / len(expected)}
         value = self._balance * parts["precision"] + (1 - self._balance) * parts["recall"]
         return Score(value, explanation | {"parts": rounded(parts)})
 

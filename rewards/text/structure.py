@@ -53,9 +53,9 @@ class Format:
         self.column = column
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return [None if s.text is None else self._score(s.text, self._wanted(s.prompt)) for s in samples]
+        return [None if s.text is None else self._score(s.text, self._tags_of(s.prompt)) for s in samples]
 
-    def _wanted(self, prompt: Prompt) -> tuple[str, ...]:
+    def _tags_of(self, prompt: Prompt) -> tuple[str, ...]:
         return _tags(prompt.columns.get(self.column)) or self._tags if self.column else self._tags
 
     def _score(self, text: str, tags: tuple[str, ...]) -> float | Score:

@@ -99,8 +99,8 @@ def _calls(value: Any, depth: int) -> Iterable[ToolCall]:
 def _matched(stated: Sequence[ToolCall], reference: Sequence[ToolCall]) -> float:
     """Summed similarity of the reference calls with their matched calls."""
     left, total = list(stated), 0.0
-    for wanted in reference:
-        common = [(_common(call, wanted), at) for at, call in enumerate(left) if call.name == wanted.name]
+    for expected in reference:
+        common = [(_common(call, expected), at) for at, call in enumerate(left) if call.name == expected.name]
         best, at = max(common, key=lambda pair: pair[0], default=(0.0, -1))
         if best > 0:
             total += best
@@ -108,10 +108,10 @@ def _matched(stated: Sequence[ToolCall], reference: Sequence[ToolCall]) -> float
     return total
 
 
-def _common(stated: ToolCall, wanted: ToolCall) -> float:
-    values = sum(_equal(stated.parameters[key], value) for key, value in wanted.parameters.items()
+def _common(stated: ToolCall, expected: ToolCall) -> float:
+    values = sum(_equal(stated.parameters[key], value) for key, value in expected.parameters.items()
                  if key in stated.parameters)  # fmt: skip
-    return likeness(stated.parameters, wanted.parameters) + values
+    return likeness(stated.parameters, expected.parameters) + values
 
 
 def _equal(first: Any, second: Any) -> bool:

@@ -59,13 +59,13 @@ class ValueMatch:
         values = json_values(value) if isinstance(value, str) else [value]
         return self._cells(values[-1]) or None if values and isinstance(values[-1], list | Mapping) else None
 
-    def _score(self, text: str, wanted: dict[tuple[Any, ...], Any]) -> Score:
+    def _score(self, text: str, expected: dict[tuple[Any, ...], Any]) -> Score:
         values = json_values(extract_answer(text, self._extract) or "")
         stated = self._cells(values[-1]) if values else {}
-        equal = sum(path in stated and stated[path] == cell for path, cell in wanted.items())
-        value = equal / len(wanted) if self._part == "cells" else float(stated == wanted)
+        equal = sum(path in stated and stated[path] == cell for path, cell in expected.items())
+        value = equal / len(expected) if self._part == "cells" else float(stated == expected)
         parsed = json.dumps(values[-1], ensure_ascii=False) if values else None
-        return Score(value, comparison(parsed, f"{len(wanted)} cells", f"{equal} of {len(wanted)} cells are right"))
+        return Score(value, comparison(parsed, f"{len(expected)} cells", f"{equal} of {len(expected)} cells are right"))
 
     def _cells(self, value: Any) -> dict[tuple[Any, ...], Any]:
         if isinstance(value, Mapping):

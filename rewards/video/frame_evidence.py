@@ -142,9 +142,9 @@ def retrieval(visible: Sequence[frozenset[int]], scores: Sequence[int]) -> float
         earlier |= before
         share = 0.0
         for least in (4, 3):
-            wanted = {index for index, score in enumerate(scores) if score >= least and index not in earlier}
-            if wanted and any(scores[index] >= least for index in frames):
-                share = len(frames & wanted) / min(len(wanted), MOST_RETRIEVED)
+            relevant = {index for index, score in enumerate(scores) if score >= least and index not in earlier}
+            if relevant and any(scores[index] >= least for index in frames):
+                share = len(frames & relevant) / min(len(relevant), MOST_RETRIEVED)
                 break
         shares.append(share)
     return sum(shares) / len(shares)

@@ -83,9 +83,9 @@ class Motion:
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> Score | None:
-        wanted = self.direction or str(sample.prompt.columns.get(self.column))
+        expected = self.direction or str(sample.prompt.columns.get(self.column))
         frames = _chosen(sample, self._frames)
-        if len(frames) < 2 or (self.measure == "direction" and wanted not in COMPASS):
+        if len(frames) < 2 or (self.measure == "direction" and expected not in COMPASS):
             return None
         small = [_small(frame) for frame in frames]
         moves = np.concatenate([movement(current, next_frame) for current, next_frame in pairwise(small)])
@@ -94,7 +94,7 @@ class Motion:
         right, down = (100 * moves.mean(0) / SIDE).tolist() if len(moves) else (0.0, 0.0)
         statistics = {"right": right, "down": down, "magnitude": magnitude, "moving_frac": _moving(moves)}
         if self.measure == "direction":
-            along = float(np.dot((right, down), COMPASS[wanted]))
+            along = float(np.dot((right, down), COMPASS[expected]))
             value = along / magnitude if magnitude else 0.0
         elif self._target is None:
             value = magnitude

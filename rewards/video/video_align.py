@@ -127,8 +127,8 @@ def model_frames(frames: Sequence[Image.Image], recipe: Recipe, video_fps: float
     total = len(frames)
     count = recipe.num_frames
     if count is None:
-        wanted = max(total / video_fps * recipe.fps, MIN_FRAMES)
-        count = min(wanted, min(total, MAX_FRAMES) // 2 * 2)
+        num_frames = max(total / video_fps * recipe.fps, MIN_FRAMES)
+        count = min(num_frames, min(total, MAX_FRAMES) // 2 * 2)
     count = min(max(round(count / 2) * 2, 2), total)
     chosen = torch.linspace(0, total - 1, count).round().long().tolist()
     pixels = torch.stack([torch.from_numpy(np.array(to_rgb(frames[i]))) for i in chosen]).permute(0, 3, 1, 2)

@@ -63,7 +63,7 @@ def test_overhead_profile_prints_both_parts(capsys: pytest.CaptureFixture[str]) 
 def test_time_is_charged_to_the_first_owner() -> None:
     denoising = "/checkout/policies/diffusion/"
     assert group_of((denoising + "encoder_cache.py", 1, "_keys")) == "encoder cache"
-    assert group_of((denoising + "instrumented_pipeline.py", 1, "_denoise")) == "ghosts"
+    assert group_of((denoising + "instrumented_pipeline.py", 1, "_denoise")) == "ghost steps"
     assert group_of((denoising + "instrumented_pipeline.py", 1, "_installed")) == "preamble: pipeline run"
     assert group_of(("/site/torch/_tensor.py", 1, "backward")) is None
     # the hashing of the cache and the sine count for the cache, its caller for no group

@@ -50,6 +50,7 @@ BROKEN = (
            "is 'choice'; put the file in"),
     Broken("method-kind", METHOD, "applies_to: tokens", "applies_to: denoising",
            "about.method.applies_to", "'denoising'"),
+    Broken("method-in-runs", METHOD, "applies_to: tokens", "applies_to: [tokens]", "", "TypeError: unhashable type"),
     Broken("method-scale", METHOD, r"\nadvantage:", "\nsteps: 5\nadvantage:", "steps",
            "move it to about.method.paper_hparams"),
     Broken("method-scale", "methods/expo", r"\n  group_size: 9", "", "rollout.group_size",

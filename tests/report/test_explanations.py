@@ -89,15 +89,15 @@ def test_reasons_of_scores_in_words(tmp_path: Path) -> None:
         "majority": ["7", "8"], "reason": "<i>why</i>",
     }  # fmt: skip
     parts = "type 1, place 0.333, most say 7 or 8"
-    assert note_of(explanation, None) == RewardNote(read="7", wanted="8", reason="<i>why</i>", parts=parts)
-    assert note_of(explanation, "8").wanted is None  # the row's own reference stands beside the request
+    assert note_of(explanation, None) == RewardNote(read="7", expected="8", reason="<i>why</i>", parts=parts)
+    assert note_of(explanation, "8").expected is None  # the row's own reference stands beside the request
     assert note_of({"parts": 3, "reason": ["x"], "majority": []}, None) == RewardNote()
     assert note_of({"parts": {str(i): i for i in range(14)}}, None).parts == ", ".join(
         [*(f"{i} {i}" for i in range(12)), "and 2 more"]
     )
     write(tmp_path, "step-000000", [explanation], (8, 8))
     answers = render(tmp_path).texts("div", "answer")
-    assert f"boxes 1.000 read 7, wanted 8 ({parts}): <i>why</i>" in answers[-1]
+    assert f"boxes 1.000 read 7, expected 8 ({parts}): <i>why</i>" in answers[-1]
 
 
 def test_spans_and_moments_are_on_a_timeline(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ class TestLevels:
         samples = [made(half, duration_s=0.4), made(half, duration_s=0.5), made(half, duration_s=0.1), made(half)]
         result = SoundLength()([*samples, made(silence(), duration_s=1.0)])
         assert numbers(result) == [pytest.approx(1.0), pytest.approx(0.8), 0.0, None, 0.0]
-        assert (explanations(result)[1] or {})["parts"] == {"length_s": 0.4, "wanted_s": 0.5}
+        assert (explanations(result)[1] or {})["parts"] == {"length_s": 0.4, "target_s": 0.5}
         assert numbers(SoundLength(seconds=0.8)([made(half), made(half, duration_s=0.4)])) == [0.5, pytest.approx(1.0)]
 
     @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmgrpo.rewards.images.ocr import OcrAccuracy, text_accuracy, wanted_text
+from mmgrpo.rewards.images.ocr import OcrAccuracy, expected_text, text_accuracy
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from mmgrpo.errors import ConfigError, MissingPackageError, RewardError
@@ -90,7 +90,7 @@ def test_long_texts_are_scored_in_time() -> None:
     ],
 )
 def test_quoted_texts_are_the_targets(prompt: str, wanted: str | None) -> None:
-    assert wanted_text(drew(None, prompt), None) == wanted
+    assert expected_text(drew(None, prompt), None) == wanted
 
 
 def test_a_custom_reader_reads_the_image(reader: Callable[[Image.Image], str]) -> None:

@@ -32,5 +32,5 @@ def trajectory_balance(members: Members, *, power: float = 1.0, least: float = 1
         the group's mean replaces log Z. Deviation: rewards are clamped to ``least``, since those of other tasks may
         be 0.
     """
-    wanted_PG = power * members.reward_PG.clamp(min=least).log()
-    return members.mean(members.centered(members.score_PG - wanted_PG.to(members.score_PG)).square())[:, 0]
+    target_PG = power * members.reward_PG.clamp(min=least).log()
+    return members.mean(members.centered(members.score_PG - target_PG.to(members.score_PG)).square())[:, 0]

@@ -53,5 +53,5 @@ def further_members(rate: float, size: int, most: int, hardness: bool = False, s
         return 0
     variance = rate * (1 - rate)
     spread, highest = (2 * math.sqrt(variance), 1.0) if standardized else (2 * variance, 0.5)
-    wanted = (2 * (1 - rate) if hardness else 1.0) * highest * size
-    return min(math.ceil((wanted - size * spread) / spread), most - size)
+    target = (2 * (1 - rate) if hardness else 1.0) * highest * size
+    return min(math.ceil((target - size * spread) / spread), most - size)
