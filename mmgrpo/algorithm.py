@@ -48,6 +48,7 @@ from mmgrpo.maths.feedback import Estimator
 from mmgrpo.maths.filters import FILTERS, Filter
 from mmgrpo.maths.modulations import MODULATIONS, Modulation
 from mmgrpo.maths.objectives import Objective, OffPolicySurrogate
+from mmgrpo.maths.optimizers import OPTIMIZERS, OptimizerFactory
 from mmgrpo.maths.prompt_weights import ANSWER_WEIGHTS
 from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.schedules import LEARNING_RATES, SCHEDULES
@@ -216,6 +217,7 @@ class Algorithm:
         course, moved, config = course_of(config), Moved(config, {}), resolved(config)
         section, task = config.prompts, config.rollout.task
         for key, optimizer in config.optimizers.items():
+            optimizer_factory(optimizer, key)
             learning_rate(optimizer, key)
         return cls(
             config=config,
@@ -396,7 +398,6 @@ class Algorithm:
             skipping=[*skipping, *([None] if section and section.on_error == "skip" else [])],
             num_per_step=config.rollout.prompts_per_step,
             seed=config.seed,
-            shuffle=section is None or section.shuffle,
             sampler=self.prompt_sampler,
             weights={part.logged_name: part.weight for part in parts} if parts else None,
             columns=[column for part in (*self.advantages.estimators, self.strategy) for column in part.memory],
@@ -509,6 +510,17 @@ def reward_schedule(config: RewardConfig) -> Callable[[int], float]:
     schedule = bound(f"rewards ({config.logged_name}).schedule", SCHEDULES, config.schedule)
     schedule(0)  # raises for numbers that do not go together
     return schedule
+
+
+def optimizer_factory(config: OptimizerConfig, key: str = "update.optimizer") -> OptimizerFactory:
+    """(parameters, learning rate) -> the optimizer of torch. Raises ConfigError as ``objective_of``."""
+    factory = bound(key, OPTIMIZERS, config)()
+    if not callable(factory):
+        raise ConfigError(
+            f"{key}: {config.name} returns a {type(factory).__name__}; it must return a function of (parameters, "
+            "learning rate)"
+        )
+    return factory
 
 
 def learning_rate(config: OptimizerConfig, key: str = "update.optimizer") -> Callable[..., float]:

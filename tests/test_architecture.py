@@ -66,6 +66,7 @@ MAX_ABSTRACT_METHODS = 6
 
 EXTENSIBLE = {
     "mmgrpo.config.kl.KLConfig",
+    "mmgrpo.config.losses.AddedLossConfig",
     "mmgrpo.config.prompts.ReadingConfig",
     "mmgrpo.config.rewards.EvaluationRewardConfig",
     "mmgrpo.config.sections.Named",

@@ -13,7 +13,10 @@ from mmgrpo.examples.digits import digit_prompts
 from torch import Tensor
 
 from mmgrpo import Trainer
-from mmgrpo.errors import NonFiniteError
+from mmgrpo.algorithm import Algorithm
+from mmgrpo.config import OptimizerConfig
+from mmgrpo.config.loading import validated
+from mmgrpo.errors import ConfigError, NonFiniteError
 from mmgrpo.runs.checkpoint import weights_folder
 from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, weights
@@ -134,3 +137,51 @@ def test_the_warm_up_skips_them_too(tmp_path: Path) -> None:
         policy.trainable[-1].fill_(float("nan"))
     with pytest.raises(NonFiniteError, match="6 of the last 6"):
         trainer_of(tmp_path, policy, update={**WARMED, "warmup": {**WARMUP, "steps": 10}}).train()
+
+
+def gradient_descent(*, momentum: float = 0.0) -> Any:
+    return lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+
+
+def no_optimizer(*, momentum: float = 0.0) -> Any:
+    return momentum
+
+
+def test_an_optimizer_of_another_module_moves_along_the_gradient(tmp_path: Path) -> None:
+    optimizer = {"name": "python:tests.test_optimizer:gradient_descent", "lr": 0.5, "max_grad_norm": None}
+    trainer = trainer_of(tmp_path, steps=1, update={"optimizer": optimizer})
+    before = weights(trainer).clone()
+    trainer.train()
+    moved = float((weights(trainer) - before).norm())
+    assert moved == pytest.approx(0.5 * lines(trainer)[0]["optimizer/grad_norm"], rel=1e-4)
+    assert moved > 0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ({"learning_rate": 1.0}, "update.optimizer: adamw takes no 'learning_rate'; .* lr, "),
+        ({"betas": [0.9]}, "betas of adamw must be two numbers"),
+        ({"betas": [0.9, 1.0]}, "betas of adamw must be two numbers"),
+        ({"eps": 0.0}, "eps of adamw must be above 0"),
+        ({"weight_decay": -0.1}, "weight_decay of adamw must be at least 0"),
+        ({"name": "adam"}, "unknown name 'adam'; did you mean adamw"),
+        ({"name": "python:tests.test_optimizer:gradient_descent", "betas": [0.9, 0.9]}, "takes no 'betas'"),
+        ({"name": "python:tests.test_optimizer:no_optimizer"}, "returns a float; it must return a function"),
+    ],
+)
+def test_wrong_settings_of_an_optimizer_raise_before_the_run(optimizer: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Algorithm.of(validated({"update": {"optimizer": optimizer}}))
+
+
+def test_a_critic_follows_the_optimizer_of_the_policy() -> None:
+    other = "python:tests.test_optimizer:gradient_descent"
+    config = validated(
+        {"update": {"optimizer": {"name": other, "lr": 0.5, "momentum": 0.9}}, "advantage": {"critic": {}}}
+    )
+    assert config.advantage.critic is not None
+    followed = config.advantage.critic.optimizer.over(config.update.optimizer)
+    assert (followed.name, followed.lr, followed.numbers) == (other, 1e-5, {"momentum": 0.9})
+    separate = OptimizerConfig.model_validate({"name": "adamw"}).over(config.update.optimizer)
+    assert (separate.name, separate.lr, separate.numbers) == ("adamw", 0.5, {})

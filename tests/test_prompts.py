@@ -14,6 +14,7 @@ from datasets import Image as ImageFeature
 from PIL import Image
 
 from mmgrpo.data.prompt_loading import load_prompts
+from mmgrpo.data.samplers import in_order
 from mmgrpo.data.stream import PromptStream
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Prompt
@@ -265,7 +266,7 @@ class TestStream:
             assert sorted(Counter(step).values()) == [2, 2, 3, 3]
 
     def test_in_order(self):
-        stream = PromptStream(FOUR, num_per_step=3, seed=0, shuffle=False)
+        stream = PromptStream(FOUR, num_per_step=3, seed=0, sampler=in_order())
         assert indices(stream, range(3)) == [[0, 1, 2], [3, 0, 1], [2, 3, 0]]
 
     def test_invalid_streams_raise(self):

@@ -19,7 +19,8 @@ def test_every_top_level_key_is_listed() -> None:
 
 def test_types_limits_and_defaults_are_the_models() -> None:
     assert row_of("rollout.group_size")[:2] == ["int, >= 1", "`8`"]
-    assert row_of("update.optimizer.betas")[:2] == ["[float, float]", "`[0.9, 0.999]`"]
+    assert row_of("update.optimizer.max_grad_norm")[:2] == ["float or null, > 0", "`1.0`"]
+    assert row_of("rewards[].clip")[:2] == ["[float, float] or null", "`null`"]
     assert row_of("update.ema.decay")[:2] == ["float, > 0, < 1", "`0.9`"]
     assert row_of("objective.surrogate")[:2] == ["named or null", "`{name: clipped, low: 0.2, high: 0.2}`"]
     assert row_of("update.warmup.examples")[:2] == ["named", "required"]
@@ -34,6 +35,7 @@ def test_names_are_listed_with_their_numbers() -> None:
     assert row_of("random_subset")[0] == "size, low (0), high (null)"
     assert row_of("progressive")[0] == "size, stride (1), interval, low (0), high (null)"
     assert row_of("flow_sde")[0] == ""
+    assert row_of("adamw")[0] == "betas ([0.9, 0.999]), eps (1e-08), weight_decay (0)"
 
 
 def test_keys_of_tasks() -> None:

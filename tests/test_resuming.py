@@ -226,8 +226,8 @@ def test_current_rates_and_betas_are_applied(tmp_path: Path) -> None:
     assert resumed["changes"] == {
         "steps": [2, 4],
         "update.optimizer.lr": [1e-3, 4e-3],
-        "update.optimizer.betas": [[0.9, 0.999], [0.5, 0.6]],
-        "update.optimizer.weight_decay": [0.0, 0.1],
+        "update.optimizer.betas": [None, [0.5, 0.6]],
+        "update.optimizer.weight_decay": [None, 0.1],
     }
 
 
@@ -246,6 +246,15 @@ def test_more_updates_a_step_keep_the_place_in_the_schedule(tmp_path: Path) -> N
     [
         ({"seed": 1}, r"seed: 0 -> 1 \(every random number follows from it\)"),
         ({"update": {**BASE["update"], "ema": None}}, r"update\.ema: .* -> None \(an average needs every step"),
+        (
+            {
+                "update": {
+                    **BASE["update"],
+                    "optimizer": {**BASE["update"]["optimizer"], "name": "python:torch.optim:SGD"},
+                }
+            },
+            r"update\.optimizer\.name: 'adamw' -> 'python:torch\.optim:SGD' \(the moments",
+        ),
         ({"update": WARMED}, r"update\.warmup: None -> .* \(it belongs to the start of a run\)"),
     ],
 )

@@ -7,8 +7,7 @@ from typing import Any, final, get_args
 
 from mmgrpo.algorithm import Algorithm, objective_of
 from mmgrpo.check_data.data_files import DataFiles, Finding, is_under, leaves, rule_of
-from mmgrpo.config import MethodConfig, MethodKind, RunConfig, TermConfig
-from mmgrpo.config.auxiliary import AuxiliaryConfig
+from mmgrpo.config import AuxiliaryConfig, MethodConfig, MethodKind, RunConfig, TermConfig
 from mmgrpo.config.composing import CHAINS, method_of
 from mmgrpo.config.loading import dump_config, load_config, shipped
 from mmgrpo.config.methods import takes

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.critic import CriticConfig
 from mmgrpo.config.kl import KLConfig
+from mmgrpo.config.losses import AuxiliaryConfig, TermConfig
 from mmgrpo.config.method_rewards import with_method_rewards
 from mmgrpo.config.methods import POLICIES, AboutConfig, MethodConfig, MethodKind, takes
-from mmgrpo.config.objective import ObjectiveConfig, OffPolicyConfig, TermConfig
+from mmgrpo.config.objective import ObjectiveConfig, OffPolicyConfig
 from mmgrpo.config.optimizer import OptimizerConfig
 from mmgrpo.config.prompts import HeldOutPromptsConfig, PromptsConfig, ReadingConfig, SourceConfig
 from mmgrpo.config.references import ReferenceConfig

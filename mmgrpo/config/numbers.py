@@ -50,7 +50,8 @@ def bound(
     }
     for key in named.numbers:
         if key not in allowed:
-            fix = suggestion(key, allowed) if allowed else "; it takes no numbers"
+            settings = {*allowed, *type(named).model_fields} - {"name"}
+            fix = suggestion(key, settings) if settings else "; it takes no numbers"
             new = RENAMED_NUMBERS.get(key) or renamed_key(f"{where}.{key}")
             if new is not None and (new in allowed or "." in new):
                 fix = f"; it is now {new}"

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.kl import KLConfig
+from mmgrpo.config.losses import AuxiliaryConfig, TermConfig
 from mmgrpo.config.sections import Named, Section
 from mmgrpo.config.views import RESERVED, ViewConfig
 
@@ -20,24 +20,6 @@ PER_DECISION = (None, "token", "step")
 def level_name(level: str | None) -> str:
     """The name in ``RATIO_LEVELS`` of a level of the configuration."""
     return "token" if level in PER_DECISION or level is None else level
-
-
-SourceName = Literal["on_policy", "replay", "demonstration"]
-
-
-class TermConfig(Named):
-    """A further term of the loss."""
-
-    sources: tuple[SourceName, ...] | None = Field(
-        default=None,
-        min_length=1,
-        description="rows that the term applies to: on_policy, sampled at this step; replay, of earlier steps; "
-        "demonstration, from the data; null: all",
-    )
-    weight: float = Field(default=1.0, description="factor on the term; 0: it is not computed")
-    label: str | None = Field(
-        default=None, description="name that its loss is logged under; null: the name of the term"
-    )
 
 
 class OffPolicyConfig(Section):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from mmgrpo.config.sections import Named, Section
+from mmgrpo.config.sections import Named
 
 
-class OptimizerConfig(Section):
-    """AdamW, the schedule of its learning rate and the bound of the gradient norm."""
+class OptimizerConfig(Named):
+    """An optimizer with its settings, the schedule of its learning rate and the bound of the gradient norm."""
 
+    name: str = Field(
+        default="adamw",
+        description="adamw, with betas, eps and weight_decay; or python:module:function, which returns a function of "
+        "(parameters, learning rate)",
+    )
     lr: float = Field(default=1e-4, gt=0, description="learning rate")
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(default=0.0, ge=0)
-    eps: float = Field(default=1e-8, gt=0)
     schedule: Named = Field(
         default_factory=lambda: Named(name="constant"),
         description="schedule of the learning rate by updates, {name: cosine, warmup_steps: 10, floor: 0.1}: a ramp "
@@ -22,6 +24,11 @@ class OptimizerConfig(Section):
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="null: not clipped")
 
     def over(self, defaults: OptimizerConfig) -> OptimizerConfig:
-        """The settings that are set here, and those of ``defaults`` for the others."""
-        settings = {name: getattr(self, name) for name in self.model_fields_set}
-        return defaults.model_copy(update=settings)
+        """The settings that are set here, and those of ``defaults`` for the others; of another optimizer, its own."""
+        is_other = "name" in self.model_fields_set and self.name != defaults.name
+        followed = defaults.without_numbers() if is_other else defaults
+        return OptimizerConfig(**followed.model_dump() | self.model_dump(exclude_unset=True))
+
+    def without_numbers(self) -> OptimizerConfig:
+        """Without the settings of the function."""
+        return OptimizerConfig(**{name: getattr(self, name) for name in OptimizerConfig.model_fields})

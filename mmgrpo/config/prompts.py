@@ -10,8 +10,13 @@ from mmgrpo.config.sections import Named, Section
 
 
 class ReadingConfig(Section):
-    """How a source is read."""
+    """A source of prompts, and how it is read."""
 
+    source: str | None = Field(
+        default=None,
+        description=".txt, .jsonl, .json, .parquet, a datasets folder or hub id, python:module:function, or "
+        "reasoning_gym:DATASET?size=500&seed=0",
+    )
     split: str | None = Field(default=None, description="split of a folder or dataset; needed where there are several")
     text_column: str = Field(default="prompt", description="column that holds the prompt, as text or chat messages")
     image_columns: tuple[str, ...] = Field(
@@ -73,16 +78,11 @@ class HeldOutPromptsConfig(ReadingConfig):
 class PromptsConfig(ReadingConfig):
     """Sources of prompts: one, or several by weight; for live prompts only the choice of those of a step."""
 
-    source: str | None = Field(
-        default=None,
-        description=".txt, .jsonl, .json, .parquet, a datasets folder or hub id, python:module:function, or "
-        "reasoning_gym:DATASET?size=500&seed=0",
-    )
     sources: tuple[SourceConfig, ...] = Field(default=(), description="several sources in place of one")
-    shuffle: bool = Field(default=True, description="a new permutation every epoch; false: in the order of the source")
     sampler: Named | None = Field(
         default=None,
-        description="how the prompts of a step are chosen from the statistics of earlier steps; null: by shuffle",
+        description="how the prompts of a step are chosen, from the statistics of earlier steps; in_order: in the "
+        "order of the source; null: shuffled, a new permutation every epoch",
     )
 
     @model_validator(mode="before")
@@ -102,8 +102,6 @@ class PromptsConfig(ReadingConfig):
         labels = [part.logged_name for part in self.sources]
         if len(set(labels)) < len(labels):
             raise ValueError(f"sources are identified by label, but {labels} repeat: give each source its own label")
-        if self.sampler is not None and not self.shuffle:
-            raise ValueError("shuffle: false is the sampler in_order; leave out one of shuffle and sampler")
         return self
 
 

@@ -114,6 +114,7 @@ REMOVED: Mapping[str, str] = {
     "evaluation.prompts.shuffle": ALL_ROWS,
     "evaluation.prompts.sources": ALL_ROWS,
     "phases": AS_SCHEDULES,
+    "prompts.shuffle": "false is prompts.sampler=in_order, and true the default: leave it out",
     "stages": AS_SCHEDULES,
 }
 """Earlier key -> why there is no such key, and what to do."""

@@ -7,11 +7,13 @@ from pydantic import Field, model_validator
 from mmgrpo.config.optimizer import OptimizerConfig
 from mmgrpo.config.sections import Named, Section
 
-WARMUP_OPTIMIZER = OptimizerConfig(
-    lr=1e-3,
-    betas=(0.9, 0.99),
-    schedule=Named.model_validate({"name": "cosine", "warmup_steps": 50, "floor": 0.05}),
-    max_grad_norm=1.0,
+WARMUP_OPTIMIZER = OptimizerConfig.model_validate(
+    {
+        "lr": 1e-3,
+        "betas": [0.9, 0.99],
+        "schedule": {"name": "cosine", "warmup_steps": 50, "floor": 0.05},
+        "max_grad_norm": 1.0,
+    }
 )
 """The optimizer of a warm-up that sets none."""
 

@@ -163,7 +163,7 @@ def _load(config: ReadingConfig, source: str, key: str, note: str | None) -> lis
 
 def reading_settings(config: ReadingConfig) -> dict[str, Any]:
     """Returns the settings of a section as keyword arguments of ``load_prompts``."""
-    return config.model_dump(include=set(ReadingConfig.model_fields))
+    return config.model_dump(include=set(ReadingConfig.model_fields) - {"source"})
 
 
 def require_source(config: PromptsConfig | HeldOutPromptsConfig, *, key: str, note: str | None) -> None:

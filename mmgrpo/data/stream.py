@@ -9,7 +9,7 @@ from typing import final
 
 from mmgrpo.config import PromptsConfig
 from mmgrpo.data.keys import prompt_keys
-from mmgrpo.data.samplers import Pool, PromptSampler, in_order, permutation, shuffled
+from mmgrpo.data.samplers import Pool, PromptSampler, permutation, shuffled
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import apportioned
 from mmgrpo.maths.seeds import derive_seed
@@ -118,7 +118,7 @@ class PromptStream:
 
     Shuffled, an epoch has ceil(N / num_per_step) steps over one permutation; if N is no multiple, the last step wraps
     around to the start of the permutation, so that every prompt occurs at least once per epoch and never twice in a
-    step. Unshuffled, the prompts repeat in order. With fewer prompts than ``num_per_step`` they repeat within a step,
+    step. With fewer prompts than ``num_per_step`` they repeat within a step,
     as evenly as possible; each repetition is a separate group.
 
     Several sources share each step by weight; each is sampled separately by the same sampler.
@@ -135,7 +135,6 @@ class PromptStream:
         *,
         num_per_step: int,
         seed: int,
-        shuffle: bool = True,
         sampler: PromptSampler | None = None,
         weights: Mapping[str, float] | None = None,
         columns: Sequence[Column] = (),
@@ -148,8 +147,7 @@ class PromptStream:
             prompts: all prompts.
             num_per_step: number of prompts of a step.
             seed: seed of the run.
-            shuffle: whether to shuffle, if there is no sampler.
-            sampler: chooses the prompts of a step; None: according to ``shuffle``.
+            sampler: chooses the prompts of a step; None: ``shuffled``.
             weights: weights of several sources, by the ``source`` label of their prompts; None: one source.
             columns: further statistics columns that others read.
             skipping: labels of the sources whose unreadable prompts are skipped.
@@ -165,7 +163,7 @@ class PromptStream:
         self._prompts = prompts
         self._num_per_step = num_per_step
         self._seed = seed
-        self._sampler = sampler or (shuffled() if shuffle else in_order())
+        self._sampler = sampler or shuffled()
         self._weights = list(weights.values()) if weights else [1.0]
         self._sources = [
             _source(prompts, label, derive_seed(seed, SHARE_SEED, number) if number else seed)

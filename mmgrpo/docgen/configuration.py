@@ -26,6 +26,7 @@ from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.filters import FILTERS
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.modulations import MODULATIONS
+from mmgrpo.maths.optimizers import OPTIMIZERS
 from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.schedules import LEARNING_RATES, SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
@@ -72,6 +73,7 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "objective.selections": SELECTIONS,
     "objective.aggregate": AGGREGATES,
     "objective.step_weight": STEP_WEIGHTS,
+    "update.optimizer": OPTIMIZERS,
     "update.optimizer.schedule": LEARNING_RATES,
     "objective.kl.divergence": {**GAUSSIAN_DIVERGENCES, **LOGPROB_DIVERGENCES},
     "policy.sampler": SAMPLERS,
@@ -197,7 +199,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
-    if isinstance(value, BaseModel) and not isinstance(value, Named):
+    if isinstance(value, BaseModel) and type(value) is not Named:
         settings = value.model_dump(mode="json", exclude_defaults=True)
         return value_text(settings) if settings else "its defaults"
     if isinstance(value, Named):

@@ -312,7 +312,8 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
     settings = update.optimizer
     limit = "not clipped" if settings.max_grad_norm is None else f"clipped at {settings.max_grad_norm:g}"
     schedule = f"{settings.schedule.name} schedule{_numbers(settings.schedule.numbers)}"
-    yield "optimizer", f"AdamW, lr = {settings.lr:g}, {schedule}, gradient norm {limit}"
+    name = f"{settings.name}{_numbers(settings.numbers)}"
+    yield "optimizer", f"{name}, lr = {settings.lr:g}, {schedule}, gradient norm {limit}"
     if update.ema:
         due = _plural(update.ema.every, "update") + (f", {update.ema.times} times" if update.ema.times > 1 else "")
         yield "average", f"decay = min((1 + n) / (10 + n), {update.ema.decay:g}), every {due}; evaluations use it"

@@ -39,6 +39,7 @@ UNRECORDED_KEYS = ("about",)
 FIXED = {
     "seed": "every random number follows from it",
     "policy": "the weights and samples so far belong to the previous one",
+    "update.optimizer.name": "the moments so far belong to the previous one",
     "update.warmup": "it belongs to the start of a run",
     "update.ema": "an average needs every step of the run",
     "rollout.task": "its steps so far alternate with those of the other tasks",

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from mmgrpo.algorithm import Algorithm, learning_rate, reward_schedule
+from mmgrpo.algorithm import Algorithm, learning_rate, optimizer_factory, reward_schedule
 from mmgrpo.config import EvaluationRewardConfig, Named, OptimizerConfig, RewardConfig, RunConfig, ViewConfig
 from mmgrpo.config.registry import policy_class, resolve, suggestion
 from mmgrpo.config.validating import explain_validation
@@ -190,11 +190,11 @@ def build_optimizer(
     average: Average | None = None,
     hooks: Mapping[str, UpdateHook] | None = None,
 ) -> GuardedOptimizer:
-    """AdamW with a learning-rate schedule, for the policy, the warm-up and the critic.
+    """An optimizer with a learning-rate schedule, for the policy, the warm-up and the critic.
 
     Args:
         parameters: the trained parameters, in a fixed order.
-        settings: of AdamW, of the schedule and of the gradient norm.
+        settings: of the optimizer, of the schedule and of the gradient norm.
         num_updates: of the run; the schedule advances by one per update.
         max_skipped_frac: fraction of the last updates that may have been skipped.
         job: the processes, whose gradients are summed.
@@ -210,20 +210,12 @@ def build_optimizer(
     if not parameters:
         raise ConfigError("the policy has no trainable parameters; check policy.lora.targets and policy.denoisers")
     shards = local_shards(parameters)
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in shards)
-    adamw = torch.optim.AdamW(
-        shards,
-        lr=settings.lr,
-        betas=settings.betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        fused=fused,
-    )
+    optimizer = optimizer_factory(settings)(shards, settings.lr)
     factor = partial(learning_rate(settings), num_updates=num_updates)
     return GuardedOptimizer(
         parameters,
-        adamw,
-        LambdaLR(adamw, factor),
+        optimizer,
+        LambdaLR(optimizer, factor),
         job=job,
         max_grad_norm=settings.max_grad_norm,
         max_skipped_frac=max_skipped_frac,

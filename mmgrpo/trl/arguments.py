@@ -110,7 +110,7 @@ class GRPOConfig:
     train_sampling_strategy: Annotated[str, Fixed("shuffle_dataset=False, or overrides={'prompts.sampler': NAME}")] = (
         "random"
     )
-    shuffle_dataset: Annotated[bool, Key("prompts.shuffle", copied=True)] = True
+    shuffle_dataset: Annotated[bool, Key("prompts.sampler")] = True
     remove_unused_columns: Annotated[bool, Fixed("leave it out: rewards receive the columns that they name")] = False
     ignore_data_skip: Annotated[
         bool, Fixed("leave it out: a resumed run continues with the prompts of its next step")

@@ -54,6 +54,7 @@ def run_values(args: GRPOConfig, data: TrainingData) -> dict[str, Any]:
         "output": str(args.output_dir),
         "about.name": args.run_name or "run",
         "steps": steps.total,
+        "prompts.sampler": None if args.shuffle_dataset else {"name": "in_order"},
         "rollout.prompts_per_step": steps.prompts_per_step,
         "update.minibatches": steps.minibatches,
         "runtime.device": "cpu" if args.use_cpu else None,

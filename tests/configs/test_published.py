@@ -85,6 +85,7 @@ def resolved(name: str) -> str:
     values["policy"].pop("model")
     numbers = values["advantage"]["scale"]  # of which two were next to the name when the hashes were taken
     values["advantage"] |= {key: numbers.pop(key, None) for key in ("eps", "correction")}
+    values["update"]["optimizer"] = {"betas": [0.9, 0.999], "weight_decay": 0.0} | values["update"]["optimizer"]
     return json.dumps([at(values, key) for key in KEYS], sort_keys=True)
 
 
@@ -113,7 +114,7 @@ def scale(config: RunConfig) -> tuple[int, int, float, int, float]:
         rollout.prompts_per_step,
         update.optimizer.lr,
         update.minibatches,
-        update.optimizer.weight_decay,
+        update.optimizer.numbers.get("weight_decay"),
     )
 
 

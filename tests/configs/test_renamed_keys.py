@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import Named
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.config.numbers import bound, named_in
@@ -32,6 +33,7 @@ REQUIRED_KEYS: dict[str, dict[str, Any]] = {
     "prompts.sources": {"source": "rows.jsonl"},
     "objective.terms": {"name": "negative_logprob"},
     "objective.off_policy": {"surrogate": "unclipped"},
+    "update.warmup": {"examples": "mislabeled_digits", "steps": 1},
 }
 """Required keys of the same mapping."""
 
@@ -56,10 +58,10 @@ def test_an_earlier_key_names_the_new_one(old: str, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(at_key(old, True)))
     with pytest.raises(ConfigError, match=message):
-        load_config(file)
+        Algorithm.of(load_config(file))
     if not any(old.startswith(f"{key}.") for key in LISTS):
         with pytest.raises(ConfigError, match=message):
-            load_config("quickstart/digits-image", [f"{old}=true"])
+            Algorithm.of(load_config("quickstart/digits-image", [f"{old}=true"]))
 
 
 @pytest.mark.parametrize("old", [key for key in RENAMED if key.startswith("policy.")])

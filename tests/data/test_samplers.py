@@ -304,7 +304,6 @@ class TestConfig:
             ({"source": "a.txt", "sources": [{"source": "b.txt"}]}, "name one source"),
             ({"sources": [{"source": "b.txt"}, {"source": "b.txt"}]}, "repeat"),
             ({"sources": [{"source": "b.txt"}], "limit": 3}, "move limit under sources"),
-            ({"source": "a.txt", "shuffle": False, "sampler": "weighted"}, "in_order"),
         ):
             with pytest.raises(ValueError, match=message):
                 PromptsConfig.model_validate(wrong)
