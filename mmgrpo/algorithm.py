@@ -31,6 +31,7 @@ from mmgrpo.config.numbers import bound, named_in, takes
 from mmgrpo.config.objective import level_name
 from mmgrpo.config.registry import Registered
 from mmgrpo.config.schedules import Course, Moved, function_of_schedule
+from mmgrpo.config.sections import updated
 from mmgrpo.data.history import PromptTemplate
 from mmgrpo.data.prompt_templates import PROMPT_TEMPLATES
 from mmgrpo.data.samplers import SAMPLERS, PromptSampler
@@ -133,9 +134,7 @@ class AdvantageChain:
             scales_rewards=scales_rewards,
             estimators=estimators_of(config),
             filters=filters_of(config),
-            critic_loss=_call("advantage.critic.loss", CRITIC_LOSSES, config.critic.loss, CriticLoss)
-            if config.critic
-            else None,
+            critic_loss=config.critic and _call("advantage.critic.loss", CRITIC_LOSSES, config.critic.loss, CriticLoss),
         )
 
     @property
@@ -411,21 +410,14 @@ def resolved(config: RunConfig) -> RunConfig:
     Raises ConfigError for a filter that states another learning rate.
     """
     filters = tuple(_with_lr(named, config.update.optimizer.lr) for named in config.advantage.filters)
-    if filters == config.advantage.filters:
-        return config
-    advantage = config.advantage.model_copy(update={"filters": filters})
-    return config.model_copy(update={"advantage": advantage})
+    return config if filters == config.advantage.filters else updated(config, "advantage.filters", filters)
 
 
 def course_of(config: RunConfig) -> Course:
     """The schedules of a run. Raises ConfigError as ``objective_of``, and as ``Course``."""
-    functions = {**SCHEDULES, **CONTROLLERS}
+    functions, moved = {**SCHEDULES, **CONTROLLERS}, config.schedules.items()
     return Course(
-        config,
-        {
-            key: bound(f"schedules.{key}", functions, function_of_schedule(named))
-            for key, named in config.schedules.items()
-        },
+        config, {key: bound(f"schedules.{key}", functions, function_of_schedule(named)) for key, named in moved}
     )
 
 
@@ -442,12 +434,10 @@ def objective_of(config: ObjectiveConfig) -> Objective:
         surrogate=surrogate,
         aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
         ratio_level=level_name(config.ratio_level),
-        bound=None if config.bound is None else bound("objective.bound", BOUNDS, config.bound),
+        bound=config.bound and bound("objective.bound", BOUNDS, config.bound),
         selections=_labeled(config.selections, "objective.selections", SELECTIONS, Selection),
         normalize_ratio=config.normalize_ratio,
-        step_weight=None
-        if config.step_weight is None
-        else bound("objective.step_weight", STEP_WEIGHTS, config.step_weight),
+        step_weight=config.step_weight and bound("objective.step_weight", STEP_WEIGHTS, config.step_weight),
         divergence=config.kl.divergence,
         kl_beta=config.kl.beta,
         kl_ratio_level=config.kl.ratio_level and level_name(config.kl.ratio_level),
@@ -488,14 +478,6 @@ def answer_source_of(config: AuxiliaryConfig) -> AnswerSource | None:
     return bound(key, ANSWER_SOURCES, config)() if config.name in ANSWER_SOURCES else None
 
 
-def answer_weight_of(config: AuxiliaryConfig) -> Callable[[Tensor], Tensor]:
-    """Weights of answers by the pass rate of their groups. Raises ConfigError as ``objective_of``."""
-    weight = success_weight_of(config)
-    if weight is None:
-        return torch.ones_like
-    return bound(f"objective.auxiliary ({config.label}): weight_by_success", ANSWER_WEIGHTS, weight)
-
-
 def success_weight_of(config: AuxiliaryConfig) -> Named | None:
     """The function that weighs the answers of an auxiliary loss by pass rates, with its numbers; None: none."""
     source = answer_source_of(config)
@@ -517,8 +499,7 @@ def optimizer_factory(config: OptimizerConfig, key: str = "update.optimizer") ->
     factory = bound(key, OPTIMIZERS, config)()
     if not callable(factory):
         raise ConfigError(
-            f"{key}: {config.name} returns a {type(factory).__name__}; it must return a function of (parameters, "
-            "learning rate)"
+            f"{key}: {config.name} must return a function of (parameters, learning rate), got {factory!r}"
         )
     return factory
 
@@ -613,4 +594,9 @@ def _tree(named: Named | None) -> Callable[..., Sequence[Split]] | None:
 
 
 def _answer_weights(configs: Sequence[AuxiliaryConfig]) -> dict[str, Callable[[Tensor], Tensor]]:
-    return {config.label: answer_weight_of(config) for config in configs}
+    key = "objective.auxiliary ({}): weight_by_success"
+    weights = {config.label: success_weight_of(config) for config in configs}
+    return {
+        label: torch.ones_like if weight is None else bound(key.format(label), ANSWER_WEIGHTS, weight)
+        for label, weight in weights.items()
+    }
