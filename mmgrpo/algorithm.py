@@ -594,9 +594,5 @@ def _tree(named: Named | None) -> Callable[..., Sequence[Split]] | None:
 
 
 def _answer_weights(configs: Sequence[AuxiliaryConfig]) -> dict[str, Callable[[Tensor], Tensor]]:
-    key = "objective.auxiliary ({}): weight_by_success"
-    weights = {config.label: success_weight_of(config) for config in configs}
-    return {
-        label: torch.ones_like if weight is None else bound(key.format(label), ANSWER_WEIGHTS, weight)
-        for label, weight in weights.items()
-    }
+    key, weights = "objective.auxiliary ({}): weight_by_success", {c.label: success_weight_of(c) for c in configs}
+    return {k: bound(key.format(k), ANSWER_WEIGHTS, w) if w else torch.ones_like for k, w in weights.items()}

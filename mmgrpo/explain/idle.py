@@ -1,12 +1,13 @@
-"""Settings without effect: of mechanisms that begin after the last step, and of an environment that the run lacks."""
+"""Settings without effect: of mechanisms that begin after the last step, and those that need a missing one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.config import RolloutConfig, RunConfig
+from mmgrpo.config import RunConfig
 from mmgrpo.config.schedules import configured_value, steps_of_change
+from mmgrpo.explain.unmet_needs import unmet_needs
 
 
 def idle_mechanisms(algorithm: Algorithm) -> tuple[str, ...]:
@@ -21,10 +22,6 @@ def idle_mechanisms(algorithm: Algorithm) -> tuple[str, ...]:
     return tuple(_idle(algorithm)) if algorithm.config.steps else ()
 
 
-ENVIRONMENT_KEYS = ("max_turns", "environment_workers", "environment_timeout_s")
-"""Settings of conversations with ``rollout.environment``."""
-
-
 def _idle(algorithm: Algorithm) -> Iterator[str]:
     config = algorithm.config
     starts = [("rollout.strategy", algorithm.strategy.start)]
@@ -35,7 +32,7 @@ def _idle(algorithm: Algorithm) -> Iterator[str]:
             yield _sentence(config, f"{key} starts at step {start}, from 0", "a lower start")
     yield from _idle_schedules(algorithm)
     yield from _idle_sections(config)
-    yield from _idle_environment(config.rollout)
+    yield from unmet_needs(algorithm)
 
 
 def _idle_schedules(algorithm: Algorithm) -> Iterator[str]:
@@ -78,13 +75,6 @@ def _idle_sections(config: RunConfig) -> Iterator[str]:
                 f"update.hooks: {hook.name} first acts after {first_round} updates, of which the run has {num_updates}"
             )
             yield _sentence(config, text, "a lower inner")
-
-
-def _idle_environment(rollout: RolloutConfig) -> Iterator[str]:
-    fields = RolloutConfig.model_fields
-    settings = [f"rollout.{name}" for name in ENVIRONMENT_KEYS if getattr(rollout, name) != fields[name].default]
-    if settings and rollout.environment is None:
-        yield f"no effect: {', '.join(settings)} without rollout.environment; set that too, or leave it out"
 
 
 def _sentence(config: RunConfig, text: str, fix: str) -> str:

@@ -39,6 +39,11 @@ def reads_reference(algorithm: Algorithm) -> bool:
     Raises:
         ConfigError: as ``Algorithm.at`` and ``Algorithm.views_read``.
     """
+    return algorithm.config.update.reference is not None or compares_with_reference(algorithm)
+
+
+def compares_with_reference(algorithm: Algorithm) -> bool:
+    """``reads_reference`` for a reference that never moves."""
     changes = {step for named in algorithm.config.schedules.values() for step in steps_of_change(named)}
     is_scheduled = any(key.endswith(".kl.beta") for key in algorithm.course.keys)
     return is_scheduled or any(_step_reads_reference(algorithm.at(step, Memory())) for step in sorted({0, *changes}))
@@ -47,8 +52,7 @@ def reads_reference(algorithm: Algorithm) -> bool:
 def _step_reads_reference(algorithm: Algorithm) -> bool:
     config = algorithm.config
     return (
-        config.update.reference is not None
-        or config.advantage.kl.beta > 0
+        config.advantage.kl.beta > 0
         or REFERENCE in algorithm.strategy.weights
         or REFERENCE in algorithm.views_read()
         or any(view.weights == REFERENCE for view in config.objective.views.values())

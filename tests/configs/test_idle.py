@@ -78,15 +78,108 @@ def test_phases_and_weights_that_move_after_the_last_step_are_warnings() -> None
     assert idle_mechanisms(Algorithm.of(load_config("methods/grpo", {"rewards": rewards, "steps": 31}))) == ()
 
 
-def test_settings_of_a_missing_environment_are_a_warning() -> None:
-    settings: dict[str, Any] = {"rollout.max_turns": 3, "rollout.environment_workers": 1}
-    (sentence,) = idle_mechanisms(Algorithm.of(load_config("methods/grpo", settings)))
-    assert sentence == (
-        "no effect: rollout.max_turns, rollout.environment_workers without rollout.environment; set that too, or leave "
-        "it out"
-    )
-    settings["rollout.environment"] = {"name": "bandit"}
-    assert idle_mechanisms(Algorithm.of(load_config("methods/grpo", settings))) == ()
+LANGUAGE = {"policy": {"name": "language", "model": "m"}}
+DENOISING = {"policy": {"name": "denoising", "model": "m"}}
+EVALUATION = {"evaluation.prompts": "rows.jsonl"}
+VIEW = {"objective.views": {"blind": {"prompt_template": {"name": "masked_image", "share": 0.6}}}}
+
+UNMET: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "rollout.max_turns, rollout.environment_workers without rollout.environment",
+        {"rollout.max_turns": 3, "rollout.environment_workers": 1},
+        {"rollout.environment": {"name": "bandit"}},
+    ),
+    (
+        "rollout.prompt_templates.draft without a rollout.strategy that names it",
+        {"rollout.prompt_templates": {"draft": {"name": "after_answers", "text": "{answer}"}}},
+        {"rollout.strategy": {"name": "revise", "prompt_template": "draft"}},
+    ),
+    (
+        "advantage.off_policy_baseline without a rollout.strategy with rows",
+        {"advantage.off_policy_baseline": "separate"},
+        {"rollout.strategy": {"name": "with_answer", "column": "answer"}},
+    ),
+    (
+        "advantage.filtered_samples without advantage.filters",
+        {"advantage.filtered_samples": "mask"},
+        {"advantage.filters": [{"name": "unlikely", "below": 0.1}]},
+    ),
+    (
+        "advantage.critic without an estimator that reads its values",
+        {"advantage.critic": {}},
+        {"advantage.estimators": [{"name": "gae", "decay": 0.9}]},
+    ),
+    (
+        "objective.ratio_level, objective.step_weight without objective.surrogate",
+        {
+            "objective.surrogate": None,
+            "objective.terms": ["negative_logprob"],
+            "objective.ratio_level": "sequence",
+            "objective.step_weight": "inverse_step",
+        },
+        {"objective.surrogate": {"name": "clipped", "low": 0.1, "high": 0.1}},
+    ),
+    (
+        "objective.truncated without a policy whose samples have a length limit",
+        {**DENOISING, "objective.truncated": "zero"},
+        LANGUAGE,
+    ),
+    (
+        "objective.kl.divergence without objective.kl.beta above 0",
+        {"objective.kl.divergence": "k3"},
+        {"objective.kl.beta": 0.1},
+    ),
+    (
+        "objective.kl.divergence without objective.kl.beta above 0",
+        {"objective.kl.divergence": "k3"},
+        {"schedules": {"objective.kl.beta": {"name": "linear", "start": 0, "end": 0.1, "steps": 5}}},
+    ),
+    (
+        "objective.views.blind without a term, estimator, filter or modulation that names it",
+        VIEW,
+        {"objective.terms": [{"name": "divergence", "view": "blind"}]},
+    ),
+    ("update.cycle_masks without update.epochs above 1", {"update.cycle_masks": True}, {"update.epochs": 2}),
+    (
+        "update.reference without objective.kl.beta above 0, or another reader of the reference",
+        {"update.reference": {"reset_every": 5}},
+        {"objective.kl": {"beta": 0.1, "divergence": "k3"}},
+    ),
+    (
+        "update.reference without objective.kl.beta above 0, or another reader of the reference",
+        {"update.reference": {"reset_every": 5}},
+        {"objective.terms": [{"name": "divergence"}]},
+    ),
+    (
+        "evaluation.samples_per_prompt without evaluation.sampled: true",
+        {**LANGUAGE, **EVALUATION, "evaluation.samples_per_prompt": 4},
+        {"evaluation.sampled": True},
+    ),
+    (
+        "checkpoint.warmup_every without update.warmup",
+        {"checkpoint.warmup_every": 3},
+        {"update.warmup": {"examples": "careless_sums", "steps": 9}},
+    ),
+]
+"""What has no effect, in which run, and what gives it one."""
+
+
+@pytest.mark.parametrize(("text", "values", "fix"), UNMET)
+def test_setting_without_the_one_that_it_needs_is_a_warning(
+    text: str, values: dict[str, Any], fix: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("{}")
+    (sentence,) = idle_mechanisms(Algorithm.of(load_config(file, values)))
+    assert sentence.startswith(f"no effect: {text}")
+    assert sentence.endswith("; set that too, or leave it out")
+    assert idle_mechanisms(Algorithm.of(load_config(file, {**values, **fix}))) == ()
+
+
+def test_setting_of_a_method_for_runs_that_turn_it_on_is_no_warning() -> None:
+    config = load_config("methods/diffu-grpo", {"policy": {"name": "masked", "model": "m"}})
+    assert (config.update.cycle_masks, config.update.epochs) == (True, 1)
+    assert idle_mechanisms(Algorithm.of(config)) == ()
 
 
 def test_warning_is_printed_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
