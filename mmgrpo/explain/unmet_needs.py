@@ -106,7 +106,7 @@ def unmet_needs(algorithm: Algorithm) -> Iterator[str]:
         algorithm: of the run.
 
     Yields:
-        Sentences.
+        str: Sentences.
     """
     by_methods = {key for method in algorithm.config.about.methods for key in method.sources}
     for needs in NEEDS:
