@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import subprocess
@@ -23,6 +22,7 @@ from mmgrpo.distributed.accelerator import make_accelerator
 from mmgrpo.errors import MissingPackageError
 from mmgrpo.system import extras
 from mmgrpo.system.extras import EXTRA_OF, install_command, is_installed, missing, required
+from tests.words import words_of
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ROOT / "examples" / "own_policy"  # a project with a pyproject.toml of its own
@@ -67,11 +67,8 @@ def third_party() -> Iterator[tuple[str, str]]:
         for path in sorted((ROOT / room).rglob("*.py")):
             if OUTSIDE in path.parents:
                 continue
-            for node in ast.walk(ast.parse(path.read_text())):
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-                tops = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names, "mmgrpo"}
-                yield from ((str(path.relative_to(ROOT)), top) for top in tops)
+            packages = words_of(path).packages - {*sys.stdlib_module_names, "mmgrpo"}
+            yield from ((str(path.relative_to(ROOT)), package) for package in packages)
 
 
 @cache

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
 import sys
-import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -110,23 +109,97 @@ def python_files(folders: Iterable[str] = PRODUCT) -> Iterator[Path]:
         yield from [path] if path.is_file() else sorted(path.rglob("*.py"))
 
 
-def identifiers(path: Path) -> Counter[str]:
-    """Every use of every name in a file."""
-    with path.open("rb") as file:
-        return Counter(token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.NAME)
+TOKEN = re.compile(
+    r"""
+    (?:\b[rRbBuUfF]{1,2})?
+    (?: "{3}(?:\\.|[^\\])*?"{3} | '{3}(?:\\.|[^\\])*?'{3} | "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*' )
+    | (?P<comment> [#][^\n]* )
+    | (?P<name> (?<!\w)[^\W\d]\w* )
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+"""Strings, comments and names of a source; the tokenizer of Python takes many times as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceWords:
+    """The words of a Python file.
+
+    Attributes:
+        identifiers: number of uses of each name.
+        packages: top-level names of absolute imports.
+        imported: names imported from other packages.
+        classes: names of its public classes.
+        tests: names of its test functions.
+        prose: line numbers and lines of docstrings, comments and strings with a space, without code.
+    """
+
+    identifiers: Counter[str]
+    packages: frozenset[str]
+    imported: frozenset[str]
+    classes: tuple[str, ...]
+    tests: tuple[str, ...]
+    prose: tuple[tuple[int, str], ...]
+
+
+@cache
+def words_of(path: Path) -> SourceWords:
+    """The words of a file, read once."""
+    source = path.read_text()
+    tokens = list(TOKEN.finditer(source))
+    nodes = list(ast.walk(ast.parse(source)))
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
+    return SourceWords(
+        identifiers=Counter(token["name"] for token in tokens if token["name"]),
+        packages=frozenset(name.partition(".")[0] for name in _modules(nodes)),
+        imported=frozenset(_imported(nodes)),
+        classes=tuple(classes),
+        tests=tuple(name for name in functions if name.startswith("test_")),
+        prose=(*_texts(nodes), *_comments(source, tokens)),
+    )
+
+
+def _modules(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+
+
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if not isinstance(node, ast.ImportFrom) or node.level:
+            continue
+        if (node.module or "").partition(".")[0] not in (*PRODUCT, *TESTS):
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def _texts(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            for offset, line in enumerate(node.value.splitlines()):
+                yield node.lineno + offset, _without_code(line)
+
+
+def _comments(source: str, tokens: Iterable[re.Match[str]]) -> Iterator[tuple[int, str]]:
+    line, position = 1, 0
+    for token in tokens:
+        if token["comment"]:
+            line, position = line + source.count("\n", position, token.start()), token.start()
+            yield line, _without_code(token["comment"])
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"`+[^`]*`+|\S*\w_\w\S*|\S+/\S+", " ", text)
 
 
 @cache
 def names(path: Path) -> Counter[str]:
     """Every use of every name in a file, but for names of tests and of what is imported from other packages."""
-    imported = {
-        alias.asname or alias.name
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and not node.level
-        if (node.module or "").partition(".")[0] not in (*PRODUCT, *TESTS)
-        for alias in node.names
-    }
-    counted = identifiers(path)
+    words = words_of(path)
+    imported, counted = words.imported, words.identifiers
     return Counter({name: counted[name] for name in counted if name not in imported and not name.startswith("test_")})
 
 
@@ -139,9 +212,10 @@ def uses(folders: Iterable[str] = PRODUCT) -> Counter[str]:
     return total
 
 
-def parts_of(name: str) -> set[str]:
+@cache
+def parts_of(name: str) -> frozenset[str]:
     """The words of an identifier, in lower case."""
-    return set(re.split(r"_+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()))
+    return frozenset(re.split(r"_+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()))
 
 
 def components(folders: Iterable[str] = PRODUCT) -> Counter[str]:
@@ -158,9 +232,8 @@ def repeated_classes(folders: Iterable[str] = PRODUCT) -> dict[str, list[str]]:
     """Public class names that several modules define."""
     defined = defaultdict(list)
     for path in python_files(folders):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                defined[node.name].append(str(path.relative_to(ROOT)))
+        for name in words_of(path).classes:
+            defined[name].append(str(path.relative_to(ROOT)))
     return {name: files for name, files in sorted(defined.items()) if len(files) > 1}
 
 
@@ -175,12 +248,7 @@ def repeated_files(folders: Iterable[str] = PRODUCT) -> dict[str, list[str]]:
 
 def names_of_tests(words: Iterable[str] = TEST_WORDS) -> list[str]:
     """``file: name`` of the test functions that have one of these words in their name."""
-    names = [
-        f"{path.relative_to(ROOT)}: {node.name}"
-        for path in python_files(("tests",))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    ]
+    names = [f"{path.relative_to(ROOT)}: {name}" for path in python_files(("tests",)) for name in words_of(path).tests]
     return [name for name in names if any(f"_{word}_" in f"_{name.partition(': test_')[2]}_" for word in words)]
 
 
@@ -191,33 +259,13 @@ def per_thousand(path: Path, word: str = DOCS_WORD) -> float:
     return 1000 * words.count(word) / max(len(words), 1)
 
 
-@cache
-def prose(path: Path) -> tuple[tuple[int, str], ...]:
-    """Line numbers and lines of docstrings, comments and strings with a space, without code."""
-    return tuple(_prose(path.read_text()))
-
-
-def _prose(source: str) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            for offset, line in enumerate(node.value.splitlines()):
-                yield node.lineno + offset, _without_code(line)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], _without_code(token.string)
-
-
-def _without_code(text: str) -> str:
-    return re.sub(r"`+[^`]*`+|\S*\w_\w\S*|\S+/\S+", " ", text)
-
-
 def phrase_places(folders: Iterable[str] = PROSE) -> dict[str, list[str]]:
     """Each of ``PHRASES`` that occurs in prose -> ``file:line: text`` of its places."""
     places: dict[str, list[str]] = defaultdict(list)
     patterns = {phrase: re.compile(rf"(?<![-\w]){phrase}(?![-\w])") for phrase in PHRASES}
     any_phrase = re.compile(rf"(?<![-\w])(?:{'|'.join(PHRASES)})(?![-\w])")
     for path in python_files(folders):
-        for line, text in prose(path):
+        for line, text in words_of(path).prose:
             for phrase, pattern in patterns.items() if any_phrase.search(text) else ():
                 if pattern.search(text):
                     places[phrase].append(f"{path.relative_to(ROOT)}:{line}: {text.strip()}")
@@ -227,7 +275,10 @@ def phrase_places(folders: Iterable[str] = PROSE) -> dict[str, list[str]]:
 def prose_per_thousand(word: str = DOCS_WORD, folders: Iterable[str] = PROSE) -> float:
     """How often a word occurs in 1,000 words of docstrings, comments and messages."""
     words = [
-        w for path in python_files(folders) for _, t in prose(path) for w in re.findall(r"[a-z][a-z'-]*", t.lower())
+        w
+        for path in python_files(folders)
+        for _, t in words_of(path).prose
+        for w in re.findall(r"[a-z][a-z'-]*", t.lower())
     ]
     return 1000 * words.count(word) / max(len(words), 1)
 
