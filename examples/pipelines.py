@@ -40,7 +40,7 @@ TEXT_WIDTH = 32
 OFFSET = 4.0  # keeps AutoencoderTiny's ReLU in its linear range
 
 
-def digits_pipeline(seed: int = 0) -> StableDiffusion3Pipeline:
+def digits_pipeline(seed: int = 0, *, num_layers: int = 3) -> StableDiffusion3Pipeline:
     """An untrained text-to-image pipeline for 8 x 8 gray digits; the seed fixes its weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -50,7 +50,7 @@ def digits_pipeline(seed: int = 0) -> StableDiffusion3Pipeline:
             patch_size=2,
             in_channels=1,
             out_channels=1,
-            num_layers=3,
+            num_layers=num_layers,
             attention_head_dim=32,
             num_attention_heads=2,
             joint_attention_dim=2 * TEXT_WIDTH,

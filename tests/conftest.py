@@ -7,6 +7,10 @@ import gc
 import os
 import sys
 import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
 
 gc.disable()  # until all is imported
 
@@ -15,6 +19,25 @@ sys.dont_write_bytecode = False  # what the workers of pytest-xdist take over
 os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio's searches all objects for references to its random generator
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process a core is there; on more threads sums are rounded otherwise
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mmgrpo-state-")  # runs of tests are no runs of a person
+
+
+@pytest.hookimpl(tryfirst=True)  # before items are selected by their marks
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Marks tests of ``each_value`` nightly, but for as few as have each daily value of each of their parameters."""
+    parameters = defaultdict(list)
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if isinstance(item, pytest.Function) and "each_value" in marks and "nightly" not in marks:
+            parameters[item.nodeid.partition("[")[0]].append((item, item.callspec.indices))
+    for cases in parameters.values():
+        values = {name: sorted({indices[name] for _, indices in cases}) for name in cases[0][1]}
+        rounds = [
+            {name: daily[number % len(daily)] for name, daily in values.items()}
+            for number in range(max(map(len, values.values())))
+        ]
+        for item, indices in cases:
+            if indices not in rounds:
+                item.add_marker(pytest.mark.nightly)
 
 
 def pytest_collection_finish() -> None:

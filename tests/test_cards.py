@@ -20,6 +20,7 @@ from tests.policies import test_language_sounds as sounds
 from tests.policies import test_unified as unified
 from tests.policies import tiny_image_tokens, tiny_language, tiny_masked, tiny_policies
 from tests.policies.contract import move
+from tests.policies.families import daily
 
 LORA = {"rank": 2, "alpha": 3.0}
 TOKENS = torch.tensor([[5, 9, 2, 14, 7, 3]])
@@ -91,6 +92,7 @@ MODELS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any], str, str]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", ["adapters", "merged", "full"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_card_of_a_transformers_model_loads_it(kind: str, form: str, tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def image_of(pipeline: Any, name: str) -> np.ndarray:
     return np.asarray(pipeline(prompt=["a cat"], generator=torch.Generator().manual_seed(3), **call)[0])
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd3", "wan"])
+@pytest.mark.parametrize("name", daily(["sd15", "sd3", "wan"], "sd3"))
 def test_stock_pipeline_with_a_cards_adapters_gives_the_policys_outputs(name: str, tmp_path: Path) -> None:
     base, folder = tmp_path / "base", tmp_path / "exported"
     folder.mkdir()
@@ -156,6 +158,7 @@ def test_stock_pipeline_with_a_cards_adapters_gives_the_policys_outputs(name: st
     assert np.abs(untrained - trained).max() > 1e-3
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [LORA, None], ids=["merged", "full"])
 def test_card_of_a_complete_pipeline_loads_it_in_its_dtype(lora: Any, dtype: str, tmp_path: Path) -> None:

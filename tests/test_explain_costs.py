@@ -51,9 +51,7 @@ RUNS = {
 NUM_LEVELS = 3
 
 
-@pytest.mark.parametrize(
-    "name", daily(RUNS, "shared", "fast_remainder", "coupled-reference", "read", "read-nft", "credit-and-base", "near")
-)
+@pytest.mark.parametrize("name", daily(RUNS, "shared", "fast_remainder", "coupled-reference", "read-nft"))
 def test_a_run_has_the_explained_costs(name: str, tmp_path: Path) -> None:
     tiny, sections = PIPELINES["sd3"], RUNS[name]
     settings = {"call": {**tiny.call, **tiny.no_cfg}, "lora": {"rank": 2}, "reading": {"num_levels": NUM_LEVELS}}

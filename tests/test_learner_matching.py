@@ -48,6 +48,7 @@ def objective_of(term: Term) -> Objective:
     return Objective(surrogate=None, aggregate=sequence_mean, further=(term,))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["sd3", "sd15"])
 @pytest.mark.parametrize("term", [diffusion_nft(), dgpo(beta=10.0)], ids=["diffusion_nft", "dgpo"])
 def test_better_samples_are_predicted_better_after_a_step(name: str, term: Term) -> None:

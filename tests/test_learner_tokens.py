@@ -217,6 +217,7 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
     assert relative(measured, full) < 1e-5
 
 
+@pytest.mark.each_value
 @every
 @pytest.mark.parametrize("parts", [([0, 1, 2], [3, 4, 5]), ([5, 2, 0], [4], [], [3, 1])], ids=["two", "four"])
 def test_processes_and_row_order_do_not_change_updates(name: str, parts: Sequence[Sequence[int]]) -> None:

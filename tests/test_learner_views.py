@@ -115,6 +115,7 @@ def full_graph(
     return gradient_of(policy)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("moved", [False, True], ids=["on policy", "moved"])
 @pytest.mark.parametrize("prompt_template", [OTHERS, odd_ones], ids=["all", "odd ones"])
 @pytest.mark.parametrize("build", [tokens, steps])

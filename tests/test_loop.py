@@ -10,6 +10,7 @@ from mmgrpo.examples.loop import train
 
 from mmgrpo import Trainer, build_policy, build_rewards, load_config, load_prompts_of
 from mmgrpo.errors import ConfigError
+from tests.policies.families import daily
 
 TEXT = ("update.warmup.steps=3", "rollout.prompts_per_step=4", "steps=2")
 IMAGE = (*TEXT, "rollout.group_size=4", "policy.call.num_inference_steps=6")
@@ -33,7 +34,7 @@ SHORT = {
 }
 
 
-@pytest.mark.parametrize("case", SHORT)
+@pytest.mark.parametrize("case", daily(SHORT, "text", "image", "critic and phases"))
 def test_the_loop_gives_the_trainers_updates_bitwise(case: str, tmp_path: Path) -> None:
     name, overrides = SHORT[case]
     overrides = (*overrides, "evaluation=null", f"output={tmp_path}")

@@ -93,7 +93,8 @@ print(is_progress_bar_enabled(), not are_progress_bars_disabled())
 """
 
 
-@pytest.mark.parametrize(("wish", "downloads"), [pytest.param("0", "True", marks=pytest.mark.nightly), ("1", "False")])
+@pytest.mark.nightly
+@pytest.mark.parametrize(("wish", "downloads"), [("0", "True"), ("1", "False")])
 def test_only_progress_bars_of_downloads_are_printed(wish: str, downloads: str) -> None:
     environment = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": wish}
     done = subprocess.run([sys.executable, "-c", SETTLED], capture_output=True, text=True, timeout=120, env=environment)

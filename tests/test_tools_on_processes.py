@@ -30,7 +30,7 @@ def distance(environments: list[Any], completions: list[Any], **kwargs: Any) -> 
 
 def evaluated() -> list[Prompt]:
     columns = [{name: row[name] for name in ("environment", "target")} for row in ROWS]
-    return [Prompt("", messages=ASK, columns=each) for each in columns] * 2
+    return [Prompt("", messages=ASK, columns=each) for each in columns]
 
 
 def run(folder: Path) -> Trainer:

@@ -57,7 +57,7 @@ def weights(trainer: Trainer) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"rollout_batch": 3, "update_tokens": 60}, {"share_prefix": False}, {"head_bytes": 1}], ids=str
+    "settings", [{"rollout_batch": 3, "update_tokens": 60, "head_bytes": 1}, {"share_prefix": False}], ids=str
 )
 def test_batches_do_not_change_the_run(settings: dict[str, Any], tmp_path: Path) -> None:
     plain, other = trained(tmp_path / "a"), trained(tmp_path / "b", settings=settings)

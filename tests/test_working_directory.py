@@ -99,7 +99,7 @@ def test_modules_of_the_working_directory_do_not_run(start: str, folder: Path) -
         "script",
         pytest.param("module", marks=pytest.mark.nightly),
         pytest.param("launched script", marks=pytest.mark.nightly),
-        "launched module",
+        pytest.param("launched module", marks=pytest.mark.nightly),
     ],
 )
 def test_python_targets_are_found_there_after_installed_packages(start: str, folder: Path) -> None:

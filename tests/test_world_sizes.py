@@ -328,15 +328,7 @@ SCENARIOS: dict[str, Callable[[Path], Trainer]] = {
 }
 
 
-EVERYDAY = (
-    "images",
-    "pictures and words",
-    "a rank without rows",
-    "joined by answers",
-    "exchanged",
-    "with a critic",
-    "warm-up on texts",
-)
+EVERYDAY = ("images", "a rank without rows", "joined by answers", "exchanged")
 BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
 
 REFILLED = ("refilled", "attempted again", "a tree of images", "moving", "exchanged", "in trees", "in chains")

@@ -7,6 +7,7 @@ import pytest
 from tests.breadth import assembly
 from tests.breadth.denoising import page, read_page
 from tests.breadth.trial import Outcome, try_class
+from tests.policies.families import daily
 
 QUICK = (
     "DiTPipeline",
@@ -38,7 +39,7 @@ def test_the_page_is_generated_from_its_rows() -> None:
     assert not [name for name, outcome in rows.items() if outcome.verdict == "inexact"]
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", daily(QUICK, "StableAudio3Pipeline"))
 def test_a_handful_of_rows(name: str) -> None:
     _check(name)
 

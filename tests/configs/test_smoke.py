@@ -23,6 +23,7 @@ from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample, Scope, Score
 from tests.configs.mechanisms import ANY_KIND, EVERYDAY, STEP_METHODS, applies_to, nightly, settings, untrained
 from tests.configs.tiny_scorers import TinyScorers
+from tests.policies.families import daily
 from tests.tiny.pipelines import PIPELINES
 
 GROUP_SIZE = 2
@@ -76,8 +77,8 @@ def write(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
     return written
 
 
-NIGHTLY = ("flow-grpo", "mix-grpo")
-"""The first is that of a recipe below, the other the next one without its tail."""
+NIGHTLY = ("flow-grpo", "mix-grpo", "dance-grpo", "flow-grpo-fast")
+"""The first is that of a recipe below; each other one's samplers, windows and plans have tests of their own."""
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_method_of_any_kind_trains_a_denoising_policy(
     assert metrics[1]["policy/ratio_std"] > 0
 
 
-@pytest.mark.parametrize("name", ["awm", "crd", "dgpo", "diffusion-nft"])
+@pytest.mark.parametrize("name", daily(["awm", "crd", "dgpo", "diffusion-nft"], "diffusion-nft"))
 def test_renoised_samples_train(name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
     values = {
         "include": ["models/sd3.5-medium", f"methods/{name}"],

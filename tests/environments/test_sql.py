@@ -12,6 +12,7 @@ import pytest
 from mmgrpo.environments.sql import SqlEnvironment
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Prompt
+from tests.policies.families import daily
 from tests.rewards.sandboxed import needs_sandbox
 
 pytestmark = needs_sandbox
@@ -39,6 +40,7 @@ def test_queries_return_the_rows_of_the_database(engine: str) -> None:
     ) == ["name | size\nNice | NULL\nOslo | 7\nRome | 28", "total\n28", "name | size\n(no rows)"]  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "query",
@@ -92,7 +94,7 @@ def test_rows_and_cells_are_bounded() -> None:
     assert long == f"zeros\n{'0' * 44}\n[959 characters are cut off]"
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", daily(ENGINES, "sqlite"))
 def test_endless_queries_end_without_ending_the_conversation(engine: str) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     late, next_answer = answers(endless, "SELECT 1 AS one", engine=engine, time_s=2.0)

@@ -49,7 +49,7 @@ def trained_weights(policy: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in policy.trainable])
 
 
-@pytest.mark.parametrize(("name", "settings"), CASES)
+@pytest.mark.parametrize(("name", "settings"), daily(CASES, ("sd3", LORA), ("llama", FULL), ("llama", DORA)))
 def test_saved_adapters_are_loaded_by_another_policy(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     first = made(name, **settings)
     move(first.trainable)
@@ -114,6 +114,7 @@ def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
         build_policy(config, "cpu")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["llama", "sd3"])
 @pytest.mark.parametrize("lora", [{"rank": 2, "alpha": 8.0}, {"rank": 4, "alpha": 2.0}], ids=["alpha", "rank"])
 def test_other_scale_or_higher_rank_adds_the_same(name: str, lora: dict[str, Any], tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", daily(FORMS, "rank pattern", "alpha pattern", "kohya", "script"))
+@pytest.mark.parametrize("form", daily(FORMS, "alpha pattern", "kohya"))
 def test_policy_adds_the_adapters_of_the_stock_pipeline(form: str, tmp_path: Path) -> None:
     """Files of diffusers, its training scripts and kohya, with or without a header, at their library's own scale."""
     _, file = stock_file(tmp_path, **FORMS[form])

@@ -48,7 +48,12 @@ SHARED = Plan(stochastic=(1, 2), same_initial_noise=True)
 
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(
-    ("batches", "plan"), [((8, 8), Plan()), ((4, 2), Plan()), ((1, 8), Plan()), ((8, 1), SHARED), ((2, 2), SHARED)]
+    ("batches", "plan"),
+    daily(
+        [((8, 8), Plan()), ((4, 2), Plan()), ((1, 8), Plan()), ((8, 1), SHARED), ((2, 2), SHARED)],
+        ((4, 2), Plan()),
+        ((8, 1), SHARED),
+    ),
 )
 def test_rows_that_depend_on_their_batch_run_alone(
     name: str, batches: tuple[int, int], plan: Plan, caplog: pytest.LogCaptureFixture
@@ -100,6 +105,7 @@ def test_resampled_rows_are_emitted_once() -> None:
     assert list(map(id, portions)) == list(map(id, rollout.samples))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("settings", [{}, {"reduction": "sum_sqrt"}])
 @pytest.mark.parametrize("name", daily(["sd15", "sdxl", "sd3", "cogvideox", "wan"], "sdxl", "wan"))
 def test_rounding_is_not_batch_dependence(name: str, settings: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ def _cached(name: str) -> Any:
     return pipeline
 
 
-NIGHTLY = ("pyramid", "mag")
+NIGHTLY = ("pyramid", "mag", "taylorseer")
 """Hooks of the same two sorts as those of the others: around attention, and around blocks."""
 
 

@@ -75,7 +75,7 @@ def _runs(policy: DenoisingPolicy) -> list[int]:
     ("name", "build", "prompts", "showing", "rows"),
     [
         ("flux-kontext", lambda: pipeline_of("flux-kontext"), _prompts(), MediaBatching.EACH, 4),
-        ("sd3", _img2img, _prompts(), MediaBatching.EACH, 4),
+        pytest.param("sd3", _img2img, _prompts(), MediaBatching.EACH, 4, marks=pytest.mark.nightly),
         pytest.param(
             "flux2",
             lambda: pipeline_of("flux2"),
@@ -85,7 +85,9 @@ def _runs(policy: DenoisingPolicy) -> list[int]:
             marks=pytest.mark.nightly,
         ),
         ("flux2-klein", lambda: pipeline_of("flux2-klein"), _prompts(2, side=64), MediaBatching.SHARED, 2),
-        ("flux-kontext", _first_picture_kontext, _prompts(), MediaBatching.SHARED, 2),
+        pytest.param(
+            "flux-kontext", _first_picture_kontext, _prompts(), MediaBatching.SHARED, 2, marks=pytest.mark.nightly
+        ),
     ],
     ids=["kontext", "img2img", "flux2", "klein-of-two", "first-picture-alone"],
 )

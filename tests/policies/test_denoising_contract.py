@@ -53,6 +53,7 @@ def any_subject(request: pytest.FixtureRequest, guided: bool) -> Subject:
     return _subject(request.param, guided=guided)
 
 
+@pytest.mark.each_value
 def test_on_policy_gap_is_zero(any_subject: Subject) -> None:
     contract.check_on_policy_gap(any_subject)
 

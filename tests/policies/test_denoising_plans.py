@@ -24,6 +24,7 @@ def noise_of(rollout: Rollout, row: int) -> torch.Tensor:
     return rollout.trace.rows[row].noise((5,), iteration=1, ordinal=0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("same_initial_noise", [False, True])
 def test_numbered_members_equal_those_of_the_complete_group(name: str, same_initial_noise: bool) -> None:
@@ -148,6 +149,7 @@ def test_invalid_plan_settings_raise(settings: dict[str, Any], message: str) -> 
         policy_of("sd3").rollout(prompts_of("sd3"), group_size=1, seed=0, plan=Plan(settings=settings))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 @pytest.mark.parametrize("stochastic", [None, (), (1,)])
 def test_latents_are_stored_if_the_plan_requests_them(name: str, stochastic: tuple[int, ...] | None) -> None:
@@ -179,6 +181,7 @@ def test_text_only_plan_features_raise() -> None:
         policy.rollout([replace(prompts[0], prefix="a")], group_size=2, seed=SEED)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("same_initial_noise", [False, True])
 def test_a_fast_remainder_is_shorter_and_changes_no_decision(order: int, same_initial_noise: bool) -> None:

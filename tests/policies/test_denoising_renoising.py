@@ -89,6 +89,7 @@ def test_batches_do_not_change_noise_or_gradient(name: str) -> None:
     assert sum(e.num_forwards for e in wide.evaluate(masked)) == 6
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("guided", [False, True], ids=["plain", "guided"])
 @pytest.mark.parametrize("name", families("reading", READ))
 def test_every_pipeline_renoises_its_samples(name: str, guided: bool) -> None:

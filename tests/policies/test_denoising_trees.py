@@ -11,12 +11,13 @@ import torch
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Plan, Split
 from tests.policies.contract import gradients, move, relative_difference, values
+from tests.policies.families import daily
 from tests.policies.single_rows import assert_rows_equal_single_rows
 from tests.policies.tiny_policies import final_latent, policy_of, prompts_of
 
 SEED = 3
 BINARY = Plan(splits=(Split(decision=0, factor=2), Split(decision=2, factor=2)))
-NAMES = ["sd15", pytest.param("sd3", marks=pytest.mark.nightly), "z-image", "wan"]
+NAMES = daily(["sd15", "sd3", "z-image", "wan"], "sd15", "z-image")
 
 
 def states(tree: str) -> list[int]:

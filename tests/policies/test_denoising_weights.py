@@ -16,7 +16,7 @@ from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.types import Plan
 from mmgrpo.values import DRIFT
 from tests.policies.contract import gradients, move, relative_difference, values
-from tests.policies.families import families
+from tests.policies.families import daily, families
 from tests.policies.tiny_policies import final_latent, parameters_of, pipeline_of, policy_of, prompts_of, settings_of
 
 SEED = 3
@@ -24,6 +24,7 @@ GREEDY = Plan(stochastic=())
 FULL = {"lora": None}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["sd15", pytest.param("sd3", marks=pytest.mark.nightly), "flux"])
 @pytest.mark.parametrize("lora", [{"rank": 2, "alpha": 3.0}, {"rank": 2, "alpha": 3.0, "dora": True}])
 def test_adapters_load_into_the_stock_pipeline(name: str, lora: dict[str, Any], tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_float16_raises() -> None:
         policy_of("sd3", pipeline_of("sd3").to(torch.float16))
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd3", "wan"])
+@pytest.mark.parametrize("name", daily(["sd15", "sd3", "wan"], "sd3"))
 def test_bfloat16_is_exact_on_policy(name: str) -> None:
     policy = policy_of(name, pipeline_of(name).to(torch.bfloat16))
     assert {p.dtype for p in policy.trainable} == {torch.float32}

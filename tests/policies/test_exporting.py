@@ -30,6 +30,7 @@ def logits_of(model: Any) -> Tensor:
         return model(input_ids=TOKENS).logits
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("settings", [FULL, LORA, DORA])
 @pytest.mark.parametrize(
     ("name", "stock"), [("llama", AutoModelForCausalLM), ("qwen2-vl", AutoModelForImageTextToText)]

@@ -38,6 +38,7 @@ def rollout_of(policy: LanguagePolicy, name: str, group_size: int = 3) -> Rollou
     return policy.rollout(prompts_of(name), group_size=group_size, seed=SEED)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
 @pytest.mark.parametrize("name", daily(FAMILIES, "llama", "qwen2.5-vl", "gemma3"))
 def test_a_prompt_computed_once_per_group_keeps_log_probabilities(name: str, lora: dict[str, Any] | None) -> None:

@@ -97,6 +97,7 @@ def plain_row(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor:
     return padded_T.where(mask_T, 0.0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("plan", [{}, {"stochastic": ()}], ids=["drawn", "greedy"])
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
 def test_a_silent_environment_equals_single_turns(name: str, plan: dict[str, Any]) -> None:
@@ -136,6 +137,7 @@ def test_environment_reads_a_forced_beginning_of_the_first_turn() -> None:
         assert second == sample.turn_texts[1]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("settings", [{}, {"share_prefix": False}, {"top_k": 6}], ids=["shared", "whole", "top_k"])
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
 def test_environment_texts_are_forced_and_turns_are_trained(name: str, settings: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from mmgrpo.errors import PolicyError
 from mmgrpo.samples import ToolResult
 from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
+from tests.policies.families import daily
 from tests.policies.test_language_exchanges import SEED, terse
 from tests.policies.tiny_language import picture, prompts_of
 from tests.tiny.language_models import SEVERAL_IMAGES
@@ -105,7 +106,7 @@ def plain_logprobs(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor
     return torch.nn.functional.pad(logprob_T, (0, len(mask_T) - num_tokens)).where(mask_T, 0.0)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", daily(FAMILIES, "qwen2.5-vl", "llava-next", "gemma3"))
 def test_rows_with_images_in_every_turn_are_scored_as_by_a_plain_call(name: str) -> None:
     policy = terse(name, max_new_tokens=LENGTH)
     rollout = conversation(policy, name)

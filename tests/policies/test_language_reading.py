@@ -32,6 +32,7 @@ def off_policy_samples_of(rollout: Rollout, *, stored: bool) -> list[OffPolicySa
     ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize(
     ("name", "settings"), [("llama", {}), ("llama", {"top_p": 0.8}), ("qwen2.5-vl", {}), ("qwen3.5", {})]

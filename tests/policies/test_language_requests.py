@@ -99,6 +99,7 @@ def test_settings_that_a_rollout_has_not_are_named() -> None:
         rollout_of(policy, settings={"temperature": 0})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.8}], ids=["whole", "nucleus"])
 def test_a_forced_prefix_is_neither_sampled_nor_trained(name: str, settings: dict[str, Any]) -> None:

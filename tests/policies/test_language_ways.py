@@ -231,6 +231,7 @@ def test_adapters_are_added_to_linear_maps(name: str, targets: set[str]) -> None
     assert {path.rpartition(".")[2] for path in language_linears(model)} == targets
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", daily(["llama", "qwen2.5-vl", "gemma3"], "llama", "qwen2.5-vl"))
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
 def test_rounding_in_bfloat16_speaks_against_no_way(name: str, lora: dict[str, Any] | None) -> None:

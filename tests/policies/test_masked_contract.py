@@ -46,6 +46,7 @@ def test_on_policy_gap_is_zero_in_a_window(name: str) -> None:
     contract.check_on_policy_gap(subject(name, **GUIDED), Plan(stochastic=(1, 2)))
 
 
+@pytest.mark.each_value
 @every_family
 @pytest.mark.parametrize("order", daily(["random", "confidence", "left_to_right"], "random", "confidence"))
 @pytest.mark.parametrize(
@@ -55,6 +56,7 @@ def test_replayed_rows_have_ratio_one(name: str, order: str, settings: dict[str,
     contract.check_replayed_rows(subject(name, order=order, order_noise=(2.0, 0.0), **settings))
 
 
+@pytest.mark.each_value
 @every_family
 @pytest.mark.parametrize("estimate", ["whole", "shares", "bound"])
 def test_replayed_rows_keep_their_maskings(name: str, estimate: str) -> None:

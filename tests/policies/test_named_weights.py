@@ -15,6 +15,7 @@ from mmgrpo.types import Prompt, Rollout
 from mmgrpo.values import Value
 from tests.policies import tiny_language, tiny_policies
 from tests.policies.contract import gradients, move, values
+from tests.policies.families import daily
 
 SEED = 3
 LORA = {"lora": {"rank": 2, "alpha": 2.0}}
@@ -62,7 +63,7 @@ def divergences(name: str) -> list[str]:
     return ["k1", "k2", "k3"] if name == "llama" else ["k1", "k2", "k3", "gaussian", "gaussian_no_dt", "velocity_mse"]
 
 
-@every
+@pytest.mark.parametrize(("name", "settings"), daily(CASES, ("llama", FULL), ("llama", DORA)), ids=IDS)
 def test_stored_weights_equal_the_current_policy(name: str, settings: dict[str, Any]) -> None:
     policy, rollout = made(name, settings)
     assert issubclass(type(policy), SupportsNamedWeights)
@@ -139,6 +140,7 @@ def stored_parameters(policy: Any, name: str) -> list[torch.Tensor]:
     return [p for module in weights.modules.values() for path, p in module.named_parameters() if key in path]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("settings", [LORA, DORA], ids=["lora", "dora"])
 @pytest.mark.parametrize("name", ["sd3", "llama"])
 def test_the_average_of_a_reference_without_adapters_begins_at_none(name: str, settings: dict[str, Any]) -> None:

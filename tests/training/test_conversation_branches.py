@@ -74,6 +74,7 @@ def two_rounds(
     return rollout, branches
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("name", "make"), [("llama", Corridor), ("qwen2.5-vl", Showing)])
 @pytest.mark.parametrize("turn", [1, 2])
 def test_branch_shares_the_turns_before_it(name: str, make: type[Environment], turn: int) -> None:

@@ -60,6 +60,7 @@ def metrics_of(policy: Policy, prompts: Any, folder: Path, **config: Any) -> lis
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("rows", ["replayed", "behind the prompt"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_rows_without_an_update_have_a_ratio_of_one(name: str, rows: str, tmp_path: Path) -> None:
