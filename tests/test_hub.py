@@ -75,7 +75,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
 

@@ -13,6 +13,7 @@ from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.terms import TERMS, group_losses
 from mmgrpo.training.gradients import accumulate_gradient
 from mmgrpo.types import Rollout
+from tests.policies.families import daily
 from tests.test_learner import disturb, draw, gradient, make_policy, relative
 
 REWARD_B = torch.tensor([1.0, 0.0, 0.25, 1.0], dtype=torch.float64)
@@ -67,7 +68,7 @@ def full_graph(policy: DenoisingPolicy, rollout: Rollout, objective: Objective) 
     return float(loss.value.detach()), gradient(policy)
 
 
-@pytest.mark.parametrize("name", GROUP_OBJECTIVES)
+@pytest.mark.parametrize("name", daily(GROUP_OBJECTIVES, "preference", "disco"))
 def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
     policy, objective = make_policy(), objective_of(name)
     rollout = draw(policy)

@@ -17,6 +17,7 @@ from mmgrpo.methods.sampling.diffusion_nft import diffusion_nft
 from mmgrpo.training.gradients import accumulate_gradient
 from mmgrpo.types import OffPolicySample, Plan, Rollout, Source
 from mmgrpo.values import Value
+from tests.policies.families import daily
 from tests.test_learner import CLIPPED, PROMPTS, disturb, full_graph, make_policy, relative, streamed
 
 ALL = [0, 1, 2, 3]
@@ -43,7 +44,7 @@ def read(policy: DenoisingPolicy, objective: Objective) -> Rollout:
     return policy.read(off_policy_samples, seed=11, plan=Plan(same_initial_noise=True, values=tuple(objective.values)))
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", daily(OBJECTIVES, "awm of whole samples", "diffusion nft against an average"))
 @pytest.mark.parametrize("update_batch", [2, pytest.param(12, marks=pytest.mark.nightly)])
 def test_streamed_gradient_is_the_full_graphs(name: str, update_batch: int) -> None:
     policy, objective = make_policy(reading={"num_levels": 3}, update_batch=update_batch), OBJECTIVES[name]
@@ -62,7 +63,7 @@ def test_streamed_gradient_is_the_full_graphs(name: str, update_batch: int) -> N
     assert relative(result, full) < 3e-5
 
 
-@pytest.mark.parametrize("name", ["awm", "diffusion nft", "dgpo"])
+@pytest.mark.parametrize("name", daily(["awm", "diffusion nft", "dgpo"], "dgpo"))
 def test_good_samples_are_predicted_better_and_bad_ones_worse(name: str) -> None:
     policy, objective = make_policy(reading={"num_levels": 3}), OBJECTIVES[name]
     with policy.reference():

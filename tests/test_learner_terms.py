@@ -86,7 +86,11 @@ def test_a_terms_gradient_adds_to_the_surrogates() -> None:
 
 @pytest.mark.parametrize(
     "objective",
-    [PAIRS, replace(PAIRS, surrogate=CLIPPED), replace(PAIRS, surrogate=CLIPPED, divergence="k3", kl_beta=0.3)],
+    [
+        pytest.param(PAIRS, marks=pytest.mark.nightly),
+        pytest.param(replace(PAIRS, surrogate=CLIPPED), marks=pytest.mark.nightly),
+        replace(PAIRS, surrogate=CLIPPED, divergence="k3", kl_beta=0.3),
+    ],
     ids=["alone", "beside a surrogate", "beside a surrogate and a divergence"],
 )
 def test_a_loss_of_groups_streams_the_full_graphs_gradient_at_weights_that_moved(objective: Objective) -> None:

@@ -28,6 +28,7 @@ from mmgrpo.training.gradients import accumulate_gradient, with_values
 from mmgrpo.types import Rollout
 from mmgrpo.values import ENTROPY, Value, from_reference
 from tests.policies.contract import move
+from tests.policies.families import daily
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.tiny.pipelines import PIPELINES
 
@@ -230,7 +231,7 @@ def test_processes_and_row_order_do_not_change_updates(name: str, parts: Sequenc
     assert relative(other, expected) < 1e-5
 
 
-@every
+@pytest.mark.parametrize("name", daily(OBJECTIVES, "both, by sequence, with all terms", "gmpo with kl", "candidates"))
 def test_micro_batches_do_not_change_updates(name: str) -> None:
     (policy, rollout), (single, same) = moved_rollout(), moved_rollout(batch=1)
     torch.testing.assert_close(same.old_logprob_BT, rollout.old_logprob_BT)

@@ -41,7 +41,7 @@ def brightness(samples: Sequence[Sample]) -> list[float]:
 
 
 def make_policy(**settings: Any) -> DenoisingPolicy:
-    pipeline = digits_pipeline(num_layers=1)
+    pipeline = digits_pipeline(num_layers=2)
     generator = torch.Generator().manual_seed(0)  # adaLN-Zero starts at zero output; a policy with something to say
     with torch.no_grad():
         for parameter in pipeline.transformer.parameters():

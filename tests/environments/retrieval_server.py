@@ -28,7 +28,7 @@ class RetrievalServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), RetrievalHandler)
         self.corpus, self.statuses, self.body, self.delay_s = Corpus(corpus), statuses, body, delay_s
         self.requests: list[Any] = []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     @property
     def url(self) -> str:

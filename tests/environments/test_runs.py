@@ -182,7 +182,7 @@ def test_a_run_interrupted_within_conversations_resumes_to_the_same_end(
 
 def test_simulated(tmp_path: Path) -> None:
     server = ChatServer(["It costs 3141."] * 24)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     environment = {"name": "simulated", "url": server.url, "model": "shopkeeper", "system": "You sell tea."}
     try:
         lines, report = trained(tmp_path, environment, "How much?")

@@ -34,7 +34,7 @@ def serve() -> Iterator[Callable[..., ChatServer]]:
 
     def start(*replies: str | int) -> ChatServer:
         servers.append(ChatServer(list(replies)))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        threading.Thread(target=servers[-1].serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return servers[-1]
 
     yield start

@@ -170,7 +170,7 @@ def test_every_end_token_ends_a_completion() -> None:
     policy = policy_of("llama", temperature=50.0, max_new_tokens=200)
     ends = set(policy._end_ids.tolist())
     assert len(ends) > 1
-    rollout = rollout_of(policy, "llama", group_size=32)
+    rollout = rollout_of(policy, "llama", group_size=12)
     last = [list(sample.tokens or ())[-1] for sample in rollout.samples if sample.finished]
     assert set(last) == ends
     for sample, length in zip(rollout.samples, rollout.mask_BT.sum(1).tolist(), strict=True):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmgrpo.report import write_report
+from tests.policies.families import daily
 from tests.report.browser import BROWSERS, browser, layouts
 from tests.report.folder import write_lines
 from tests.report.test_pictures import record
@@ -33,7 +34,7 @@ needs_browser = pytest.mark.skipif(browser() is None, reason=f"no browser found:
 
 
 @needs_browser
-@pytest.mark.parametrize("num_measures", [5, 6])
+@pytest.mark.parametrize("num_measures", daily([5, 6], 6))
 def test_no_text_is_cut_off_at_any_width(run: Path, tmp_path: Path, num_measures: int) -> None:
     measures = dict(list(MEASURES.items())[:num_measures])
     lines = [
@@ -51,7 +52,7 @@ def test_no_text_is_cut_off_at_any_width(run: Path, tmp_path: Path, num_measures
 
 
 @needs_browser
-@pytest.mark.parametrize("num_members", [1, 2])
+@pytest.mark.parametrize("num_members", daily([1, 2], 2))
 def test_prompts_of_few_images_share_a_row(run: Path, tmp_path: Path, num_members: int) -> None:
     record(run, num_prompts=24, num_members=num_members)
     result = layouts(write_report(run), WIDTHS, tmp_path)

@@ -11,6 +11,7 @@ from PIL import Image, ImageSequence
 
 from mmgrpo.data.clips import decoded as clip_frames
 from mmgrpo.data.clips import encoded
+from tests.policies.families import daily
 from tests.report.folder import STEPS, sample, write_lines
 from tests.report.page import decoded, render
 
@@ -43,7 +44,7 @@ def test_videos_keep_moving(run: Path, side: int, exact: bool) -> None:
         assert not np.array_equal(images[0], images[1])
 
 
-@pytest.mark.parametrize(("side", "exact"), [(16, True), (256, False)])
+@pytest.mark.parametrize(("side", "exact"), daily([(16, True), (256, False)], (16, True)))
 def test_mp4_files_are_played_with_their_frames_at_hand(run: Path, side: int, exact: bool) -> None:
     noise = np.random.default_rng(1).integers(0, 256, (12, side, side, 3), dtype=np.uint8)
     data = encoded([Image.fromarray(frame) for frame in noise], 6.0, quality=16 if exact else 0)

@@ -136,11 +136,12 @@ def test_deep_nesting():
                 assert -1 <= value <= 1, (name, opening, depth)
 
 
-def test_fuzz():
+@pytest.mark.parametrize("times", [250, pytest.param(1_000, marks=pytest.mark.nightly)])
+def test_fuzz(times: int):
     """Seeded: random strings of pieces that parsers trip over, with numbers and letters between them."""
     draw = random.Random(0)
     alphabet = [*PIECES, "0", "0.5", "1", "7", " ", "B", "dog", ", ", "]", "}", ")", "null", "True", "label", "bbox_2d"]
-    for _ in range(1_000):
+    for _ in range(times):
         text = "".join(draw.choice(alphabet) for _ in range(draw.randrange(40)))
         for name, (reward, reference) in REWARDS.items():
             value = score_of(reward, text, reference)

@@ -146,6 +146,7 @@ def trained(folder: Path, changes: dict[str, Any]) -> tuple[Tensor, list[dict[st
     return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters]), lines
 
 
+@pytest.mark.nightly  # GiGPO trains daily in tests/configs/test_turn_methods.py
 def test_the_method_trains_on_exchanges(tmp_path: Path) -> None:
     method = load_config("methods/gigpo", {"policy": None})
     sections = {"advantage": method.advantage.model_dump(), "objective": method.objective.model_dump()}

@@ -35,6 +35,7 @@ from mmgrpo.training.evaluation import evaluate
 from mmgrpo.training.mixed import MixedTrainer
 from mmgrpo.types import Plan, Sample
 from tests.maths.round_rows import round_of
+from tests.policies.families import daily
 from tests.test_trainer import BASE, lines, make_policy, weights
 
 SCORED_SAMPLES: list[Sample] = []
@@ -96,7 +97,7 @@ def written(trainer: Any, step: int = 1) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("compare", ["sample", "prompt"])
+@pytest.mark.parametrize("compare", daily(["sample", "prompt"], "prompt"))
 def test_a_rewriting_has_the_mean_reward_of_its_images(compare: str, tmp_path: Path) -> None:
     size = 3 if compare == "sample" else 6
     task = {"after": "rewriter", "compare": compare}

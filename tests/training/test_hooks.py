@@ -18,6 +18,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.training.build import optimizer_of
 from mmgrpo.training.optimizer import GuardedOptimizer
 from mmgrpo.training.update_hooks import Mask, SlowFast
+from tests.policies.families import daily
 from tests.test_trainer import BASE, lines, make_policy, run, weights
 
 LORA = {"rank": 2, "alpha": 4, "targets": ["to_q", "to_v"]}
@@ -142,7 +143,7 @@ def test_hooks_resume(tmp_path: Path) -> None:
     assert not torch.equal(weights(uninterrupted), weights(run(tmp_path / "plain", steps=3)))
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora": LORA}], ids=["full", "lora"])
+@pytest.mark.parametrize("settings", daily([{}, {"lora": LORA}], {"lora": LORA}), ids=["full", "lora"])
 def test_the_divergence_is_none_right_after_a_reset(settings: dict[str, Any], tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "update": {**BASE["update"], "reference": {"reset_every": 2, "reset_optimizer": True}},
