@@ -19,7 +19,7 @@ from uuid import UUID
 
 from PIL import Image
 
-from mmgrpo.data.image_loading import load_image
+from mmgrpo.data.image_loading import LazyImages, load_image
 from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, Turn
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.json_requests import NoReplyError
@@ -198,6 +198,7 @@ class ToolEnvironment(Environment, SupportsCalls):
 
     def respond(self, message: AssistantMessage) -> Turn:
         """The results of the called functions, in order, and their images."""
+        self._execution = _Execution([])
         calls = message.calls or calls_in(message.text, self._callable)
         calls = calls or fenced_calls(message.text, self._fences, self._callable)
         if not calls:
@@ -218,10 +219,10 @@ class ToolEnvironment(Environment, SupportsCalls):
         return execution.turn()
 
     def interrupted(self, error: TimeoutError) -> Turn | None:
-        """The results of the calls that are finished, and the error in place of the others."""
+        """The results of the calls that are finished, and the error in place of the others; None without calls."""
         execution, self._execution = self._execution, _Execution([])
-        if all(result is not None for result in execution.results):
-            return None  # the calls are not the cause
+        if not execution.calls:
+            return None  # something else took too long
         seconds = time.monotonic() - execution.started_s
         partial = _Execution(execution.calls)
         partial.results = [
@@ -318,9 +319,10 @@ class ToolEnvironment(Environment, SupportsCalls):
 class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
     """The public methods of an object that each conversation creates, as tools: TRL's ``environment_factory``.
 
-    ``reset`` of the object receives the columns of the row and returns None, or a text or content blocks to append to
-    the prompt. ``get_reward``, if it exists, is the reward of the last turn, also of a conversation that was cut off;
-    ``close``, if it exists, is called after it. The other public methods are the tools, in the form of
+    ``reset`` of the object receives the columns of the row, its images as ``image`` and ``images``, and returns None,
+    or a text or content blocks to append to the prompt. ``get_reward``, if it exists, is the reward of the last turn,
+    also of a conversation that was cut off; ``close``, if it exists, is called after it. The other public methods are
+    the tools, in the form of
     ``ToolEnvironment``.
     """
 
@@ -374,7 +376,7 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
 
     def reset(self, prompt: Prompt) -> Turn:
         """The text and images of the object's ``reset``, and the functions."""
-        columns = {"prompt": prompt.messages or prompt.text, **prompt.columns}
+        columns = {"prompt": prompt.messages or prompt.text, **_media_columns(prompt), **prompt.columns}
         if self._factories is not None:
             name = columns.pop("environment", None)
             if name not in self._factories:
@@ -408,6 +410,13 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
         """Calls the object's ``close``, if it has one."""
         if getattr(self._object, "close", None) is not None:
             self._object.close()
+
+
+def _media_columns(prompt: Prompt) -> dict[str, Any]:
+    """The media of a row under the names of their columns; ``image`` is the first of ``images``."""
+    images = LazyImages(prompt.images)
+    columns = {"images": images, "videos": prompt.videos, "audios": prompt.audios}
+    return {name: media for name, media in columns.items() if len(media)} | ({"image": images[0]} if images else {})
 
 
 def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

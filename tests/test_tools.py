@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -307,6 +308,28 @@ def test_public_methods_of_an_object_are_tools() -> None:
     assert [(end.done, end.reward) for end in ends] == [(True, 1.0), (True, 0.0)]
     environments[0].close()
     assert Counter.closed == 1
+
+
+class Cropper:
+    def reset(self, image: Image.Image, images: Sequence[Image.Image], label: str) -> str:
+        self.image = image
+        return f"{len(images)} {label}"
+
+    def crop(self, size: int) -> Image.Image:
+        """Crops the image.
+
+        Args:
+            size: sides in pixels.
+        """
+        return self.image.crop((0, 0, size, size))
+
+
+def test_an_object_receives_the_images_of_the_row() -> None:
+    environment = ToolObjectEnvironment(Cropper)
+    images = [Image.new("RGB", (8, 6), color) for color in ("red", "blue")]
+    assert environment.reset(Prompt("?", images=images, columns={"label": "cards"})).text == "2 cards"
+    (crop,) = environment.step(call("crop", size=2)).images
+    assert (crop.size, crop.getpixel((0, 0))) == ((2, 2), (255, 0, 0))
 
 
 def test_an_object_without_reset_is_an_error() -> None:

@@ -45,6 +45,10 @@ MASK = "attention_mask"
 PLURALS = {"image": "images", "audio": "audio"}
 UNUSED = ("input_ids", MASK, "labels")
 """Tensors of a processor that are no further input: the mask holds everywhere, and labels are of another loss."""
+ONE_TURN_FIX = (
+    "use a checkpoint whose template has several turns, policy.chat: false for text without a template, or "
+    "rollout.max_turns: 1 for an environment that only rewards the first answer"
+)
 MAX_ANCHOR = 512
 """Tokens before a turn in which the response template looks for the beginning of the turn."""
 
@@ -251,16 +255,26 @@ class PromptEncoder:
             reply_T, per_token = reply_T[1:], {name: tensor[:, 1:] for name, tensor in per_token.items()}
         return EncodedReply(reply_T, per_token)
 
+    def require_turns(self) -> None:
+        """Raises PolicyError if no turn of an environment can follow an answer in the chat template."""
+        if self._uses_template:
+            self._reply_text(Turn(text="x"), Prompt("x"))
+
     def _reply_text(self, reply: Turn, prompt: Prompt) -> str:
         question, answer, *replies = [{"role": "user", "content": "x"}, *reply_messages(reply, self.call_form)]
         arguments = {name: value for name, value in prompt.chat_template_kwargs.items() if name != "tools"}
         try:
             rendered = self._rendered_turns([question, answer, *replies], add_generation_prompt=True, **arguments)
         except Exception as error:  # of the template's own, jinja2's among them
-            raise PolicyError(f"the chat template takes no turn of {reply.role!r} after an answer: {error}") from error
+            raise PolicyError(
+                f"the chat template takes no turn of {reply.role!r} after an answer ({type(error).__name__}: {error}); "
+                f"{ONE_TURN_FIX}"
+            ) from error
         tail = after_answer(rendered, self._ends if "tool_calls" in answer else ())
         if tail is None:
-            raise PolicyError("the chat template does not write answers as they are, so nothing can follow one")
+            raise PolicyError(
+                f"the chat template does not write answers as they are, so no turn can follow one; {ONE_TURN_FIX}"
+            )
         return tail.removeprefix(self._text_before_end)
 
     @cached_property

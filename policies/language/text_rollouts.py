@@ -109,6 +109,8 @@ class TextRollouts:
             return
         if self.segment_end is not None:
             raise ConfigError("turns are the segments of a conversation: remove policy.segment_end")
+        if plan.max_turns > 1:
+            self.encoder.require_turns()
         limits = {"workers": plan.environment_workers, "timeout_s": plan.environment_timeout_s}
         with EnvironmentPool(plan.environment, len(rows), **limits) as pool:
             openings = pool.reset(row_prompts)

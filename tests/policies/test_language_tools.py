@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
 from mmgrpo.environment import Turn
-from mmgrpo.errors import DataError
+from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.tool_calls import FunctionCall, ToolResult
 from mmgrpo.tools import ToolEnvironment
 from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout
@@ -90,6 +90,24 @@ def test_later_turns_have_the_template_arguments_of_the_row() -> None:
         for prompt in (QUESTION, Prompt("?", chat_template_kwargs={"enable_thinking": False, "tools": TOOLS}))
     ]
     assert [text.rpartition("assistant")[2] for text in beginnings] == ["\n<think>\n", "\n<think>\n\n</think>\n\n"]
+
+
+def test_a_template_of_one_turn_is_an_error_before_a_row_is_sampled() -> None:
+    tokenizer = tokenizer_of("qwen3")
+    tokenizer.chat_template = (
+        "{% if messages | length > 1 %}{{ raise_exception('One turn.') }}{% endif %}{{ messages[0].content }}"
+    )
+    policy, made = policy_of(tokenizer, max_new_tokens=4), list[ToolEnvironment]()
+
+    def make() -> ToolEnvironment:
+        made.append(ToolEnvironment([multiply]))
+        return made[-1]
+
+    with pytest.raises(PolicyError, match=r"takes no turn of 'user' .*One turn\..* or rollout\.max_turns: 1"):
+        policy.rollout([QUESTION], group_size=2, seed=0, plan=Plan(environment=make))
+    assert not made
+    rollout = policy.rollout([QUESTION], group_size=2, seed=0, plan=Plan(environment=make, max_turns=1))
+    assert [len(sample.turn_ends) for sample in rollout.samples] == [1, 1]
 
 
 def test_text_of_the_template_before_the_end_of_an_answer_is_not_repeated() -> None:

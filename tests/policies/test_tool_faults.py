@@ -117,6 +117,14 @@ def test_a_tool_that_hangs_costs_its_call() -> None:
     assert turns[1].text == "4"
 
 
+def test_calls_that_finish_as_their_time_is_over_keep_their_results() -> None:
+    tools = ToolEnvironment([add])
+    turn = tools.step(call("add", a=1, b=2))
+    assert tools.interrupted(TimeoutError("late")) == turn
+    assert tools.step("It is 3.").done
+    assert tools.interrupted(TimeoutError("late")) is None
+
+
 def test_results_are_bounded_with_a_note() -> None:
     (turn,) = answered(call("flood") + call("large"))
     text, note, image_note = turn.text.split("\n")
