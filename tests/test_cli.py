@@ -284,5 +284,6 @@ def test_conversations_are_printed_turn_by_turn() -> None:
     replies = (Turn(text="Image 2", images=[Image.new("RGB", (2, 2))] * 2), Turn(text="16"), Turn(done=True))
     sample = Sample(Prompt("which?"), 0, 0, text="zoomIm", turn_texts=["zoom", "count", "7"], turn_replies=replies)
     assert _sample_text(sample) == "zoom\n→ [2 media] Image 2\ncount\n→ 16\n7"
-    assert _sample_text(replace(sample, finished=False)).endswith("\n7 ... (cut off by the length limit)")
+    late = replace(sample, turn_replies=(*replies[:2], Turn(text="late")), finished=False)
+    assert _sample_text(late).endswith("\n7\n→ late\n... (cut off: a limit of the tokens or turns was reached)")
     assert _sample_text(Sample(Prompt("which?"), 0, 0, text="7")) == "7"

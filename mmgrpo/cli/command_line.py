@@ -422,17 +422,17 @@ def init(folder: Annotated[Path, typer.Argument(help="Output folder; created if 
 
 def _sample_text(sample: Sample) -> str:
     """The text; of a conversation its turns, each followed by an arrow and the environment's reply."""
-    end = "" if sample.finished else " ... (cut off by the length limit)"
     if not sample.turn_texts:
-        return f"{sample.text}{end}"
-    replies = [*(sample.turn_replies or [None] * len(sample.turn_texts))[:-1], None]
+        return f"{sample.text}{'' if sample.finished else ' ... (cut off by the length limit)'}"
     lines = []
-    for text, reply in zip(sample.turn_texts, replies, strict=True):
+    for text, reply in zip(sample.turn_texts, sample.turn_replies or [None] * len(sample.turn_texts), strict=True):
         lines.append(text)
-        if reply is not None:
+        if reply is not None and (reply.text or reply.num_media):
             media = f"[{reply.num_media} {'medium' if reply.num_media == 1 else 'media'}]" if reply.num_media else ""
             lines.append(" ".join(filter(None, ("→", media, reply.text))))
-    return "\n".join(lines) + end
+    if not sample.finished:
+        lines.append("... (cut off: a limit of the tokens or turns was reached)")
+    return "\n".join(lines)
 
 
 for _listing in (recipes, policies, rewards, methods):

@@ -23,9 +23,10 @@ class TurnRecord:
     Attributes:
         text: the turn.
         reward: the environment's reward for it; None if it has none.
-        reply: text of the reply; None if the conversation ends with this turn.
+        reply: text of the reply; None if there is none.
         images: images and audio of the reply; None for one that was not saved.
         num_videos: number of videos of the reply, which are not saved.
+        is_unread: whether the conversation ends before the policy reads the reply.
     """
 
     text: str
@@ -33,6 +34,7 @@ class TurnRecord:
     reply: str | None = None
     images: tuple[Path | None, ...] = ()
     num_videos: int = 0
+    is_unread: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +225,7 @@ def _turn(row: Mapping[str, Any], next_state: str | None, folder: Path) -> TurnR
         reply=_text(reply, "text"),
         images=_input_files(reply, folder),
         num_videos=_integer(reply, "num_videos") or 0,
+        is_unread=reply.get("unread") is True,
     )
 
 

@@ -108,15 +108,20 @@ def _stacked(strips: Sequence[Image.Image]) -> Image.Image:
 
 
 def _turns(sample: Sample, folder: Path, media_folder: Path) -> list[dict[str, Any]]:
-    """The turns of a conversation: state (None if unknown), text, reward, and the reply that the next turn follows."""
+    """The turns of a conversation: state (None if unknown), text, reward, and the reply; of the last turn, which the
+    policy does not read, if it has a text or media.
+    """
     N = len(sample.turn_texts)
     states, rewards = sample.turn_keys or [None] * N, sample.turn_rewards or [None] * N
-    replies = [*(sample.turn_replies or [None] * N)[:-1], None]
+    replies = sample.turn_replies or [None] * N
     turns: list[dict[str, Any]] = []
-    for state, text, reward, reply in zip(states, sample.turn_texts, rewards, replies, strict=True):
+    numbered = enumerate(zip(states, sample.turn_texts, rewards, replies, strict=True), 1)
+    for number, (state, text, reward, reply) in numbered:
         turn: dict[str, Any] = {"state": state, "text": text}
         turn |= {} if reward is None else {"reward": reward}
-        turn |= {} if reply is None else {"reply": {"text": reply.text, **_save_inputs(reply, folder, media_folder)}}
+        if reply is not None and (reply.text or reply.num_media):
+            is_unread = {"unread": True} if number == N else {}
+            turn["reply"] = {"text": reply.text, **_save_inputs(reply, folder, media_folder), **is_unread}
         turns.append(turn)
     return turns
 

@@ -164,7 +164,7 @@ def test_a_conversation_is_displayed_turn_by_turn(tmp_path: Path) -> None:
 
 
 def conversation(member: int, num_images: int = 1) -> Sample:
-    """Two turns; the reply to the first shows images, the reply to the last is not part of the conversation."""
+    """Two turns; the reply to the first shows images, the reply to the last is not read by the policy."""
     images = [Image.fromarray(pixels(10 * member + number)) for number in range(num_images)]
     replies = (
         Turn(text=f"seen {HOSTILE}", images=images, videos=["clip.mp4"], reward=0.25),
@@ -186,10 +186,14 @@ def test_images_of_replies_are_embedded_between_the_turns(tmp_path: Path) -> Non
     first, last = lines[0]["turns"]
     assert (first["reward"], first["reply"]["text"], first["reply"]["num_videos"]) == (0.25, f"seen {HOSTILE}", 1)
     assert first["reply"]["image_sizes"] == [[8, 8]]
-    assert last == {"state": None, "text": "it is 0"}
+    unread = {"text": "over", "images": [], "image_sizes": [], "num_videos": 0, "unread": True}
+    assert last == {"state": None, "text": "it is 0", "reply": unread}
     page = render(tmp_path)
     first, second = by_class(page, "member ")
-    assert f"zoom reward of the turn 0.250 1 video, not saved seen {HOSTILE} it is 0 right" in first
+    assert (
+        f"zoom reward of the turn 0.250 1 video, not saved seen {HOSTILE} it is 0 over The policy does not read this"
+        in first
+    )
     assert "and 1 more 1 video" in second
     embedded = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
     assert len(embedded) == 1 + 1 + 6  # of the request, of each answer, of which at most six
