@@ -51,11 +51,11 @@ def main() -> None:
         plan = Plan(environment=Waiting, environment_workers=workers, max_turns=arguments.turns)
         start_s = time.monotonic()
         rollout = policy.rollout([Prompt("what number is this")], group_size=arguments.rows, seed=0, plan=plan)
-        took_s = time.monotonic() - start_s
+        duration_s = time.monotonic() - start_s
         calls = [sum(reply is not None for reply in sample.turn_replies) for sample in rollout.samples]
         slowest_s = max(calls) * arguments.call_s
-        result = {"workers": workers, "seconds": round(took_s, 2), "calls": sum(calls), "of_slowest_row": slowest_s}
-        print(json.dumps(result | {"ratio": round(took_s / slowest_s, 2)}))
+        result = {"workers": workers, "seconds": round(duration_s, 2), "calls": sum(calls), "of_slowest_row": slowest_s}
+        print(json.dumps(result | {"ratio": round(duration_s / slowest_s, 2)}))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ class Step:
             truncated=algorithm.config.objective.truncated,
             step=self.number,
             job=components.job,
-            remembered=partial(read_prompt_stats, self.memory, rewards.root_N, self.prompts.key),
+            memory_column=partial(read_prompt_stats, self.memory, rewards.root_N, self.prompts.key),
             views=components.views,
         )
         functions = {"reward_functions": components.rewards.rewards, "prompt_of": self.prompts.prompt}

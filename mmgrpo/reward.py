@@ -45,7 +45,7 @@ class CrossTaskReward(ABC):
     reward: str | None
 
     @abstractmethod
-    def hear(self, outcomes: Mapping[tuple[int, int], float]) -> None:
+    def receive(self, outcomes: Mapping[tuple[int, int], float]) -> None:
         """Receive the downstream outcomes before the samples of a step are scored.
 
         Args:

@@ -69,7 +69,7 @@ class Score:
         return float(self.value)
 
 
-PER_SAMPLE = ("failed", "explanations", "scopes", "remembered")
+PER_SAMPLE = ("failed", "explanations", "scopes", "is_cached")
 """The fields of ``Scores`` that hold, per reward, one entry per sample."""
 
 
@@ -85,8 +85,8 @@ class Scores:
         failed: per reward, whether it failed on each sample (raised, timed out, or gave NaN or infinity).
         explanations: per reward with explanations, one entry per sample; None: no explanation.
         scopes: per reward that scores parts, one entry per sample; None: no scored parts.
-        remembered: per reward with a cache, whether each sample's score is from the cache.
-        took_s: per reward, its run time in seconds.
+        is_cached: per reward with a cache, whether each sample's score is from the cache.
+        duration_s: per reward, its run time in seconds.
     """
 
     names: tuple[str, ...]
@@ -96,8 +96,8 @@ class Scores:
     failed: Mapping[str, Sequence[bool | None]] = field(default_factory=dict)
     explanations: Mapping[str, Sequence[Mapping[str, Any] | None]] = field(default_factory=dict)
     scopes: Mapping[str, Sequence[Sequence[Scope] | None]] = field(default_factory=dict)
-    remembered: Mapping[str, Sequence[bool | None]] = field(default_factory=dict)
-    took_s: Mapping[str, float] = field(default_factory=dict)
+    is_cached: Mapping[str, Sequence[bool | None]] = field(default_factory=dict)
+    duration_s: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         R = len(self.names)
@@ -124,7 +124,7 @@ class Scores:
             weight_R=first.weight_R,
             value_BR=torch.cat([part.value_BR for part in parts]),
             valid_BR=torch.cat([part.valid_BR for part in parts]),
-            took_s={name: max(part.took_s[name] for part in parts) for name in first.took_s},
+            duration_s={name: max(part.duration_s[name] for part in parts) for name in first.duration_s},
             **{
                 field_name: _concat_entries(
                     first.names, [(getattr(part, field_name), len(part.value_BR)) for part in parts]
@@ -153,7 +153,7 @@ class Scores:
             valid_BR=torch.cat([part.valid_BR for part in parts], dim=1)[:, columns],
             **{
                 field_name: {name: value for part in parts for name, value in getattr(part, field_name).items()}
-                for field_name in (*PER_SAMPLE, "took_s")
+                for field_name in (*PER_SAMPLE, "duration_s")
             },
         )
 
@@ -189,7 +189,7 @@ class Scores:
             self,
             value_BR=value_BR,
             valid_BR=valid_BR,
-            took_s={name: seconds + newer.took_s.get(name, 0.0) for name, seconds in self.took_s.items()},
+            duration_s={name: seconds + newer.duration_s.get(name, 0.0) for name, seconds in self.duration_s.items()},
             **{field_name: self._entries_updated(field_name, rows, newer) for field_name in PER_SAMPLE},
         )
 
@@ -212,7 +212,7 @@ class Scores:
     @property
     def cached(self) -> dict[str, int]:
         """Per reward with a cache, the number of samples with a score from the cache."""
-        return {name: sum(map(bool, hits)) for name, hits in self.remembered.items()}
+        return {name: sum(map(bool, hits)) for name, hits in self.is_cached.items()}
 
     @property
     def custom_metrics(self) -> dict[str, float]:

@@ -63,7 +63,7 @@ def undisturbed_job(case: Case, kind: str, place: Place, undisturbed: Undisturbe
     """The same on two processes, whose gradients are added in another order."""
     sitting = sit_both(case, place, in_parts=kind == IN_PARTS)
     assert sitting.code == DONE, sitting.output
-    return replace(undisturbed, left=run_state(place.run), took_s=sitting.worked_s)
+    return replace(undisturbed, left=run_state(place.run), duration_s=sitting.worked_s)
 
 
 def wrongs(
@@ -144,7 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 case.make(first.output, None, case.reward).train()  # imports everything, once for all processes
             undisturbed_runs[name] = undisturbed_run(case, placed(Path(root) / name))
             print(
-                f"{name}: {undisturbed_runs[name].took_s:.1f} s of work, {len(undisturbed_runs[name].events)} events",
+                f"{name}: {undisturbed_runs[name].duration_s:.1f} s of work, "
+                f"{len(undisturbed_runs[name].events)} events",
                 flush=True,
             )
         of_two = {

@@ -214,7 +214,7 @@ def test_passes_are_counted_once_for_a_model_and_its_settings(tmp_path: Path, mo
     def plan_of(**settings: Any) -> ProcessPlan:
         named = {"name": "language", "model": str(model), "max_new_tokens": 4, **settings}
         values = {**load_config("quickstart/arithmetic-text").model_dump(), "policy": named}
-        return plan_processes(validated(values), num_processes=2, prompt_tokens=6, say=lines.append)
+        return plan_processes(validated(values), num_processes=2, prompt_tokens=6, print_line=lines.append)
 
     first = plan_of()
     num_lines = len(lines)

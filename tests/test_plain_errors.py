@@ -126,7 +126,7 @@ def test_a_comparison_shows_the_reason_of_a_failure_once(tmp_path: Path) -> None
     for trial in trials[:2]:
         trial.log.write_bytes(b"loading ...\nerror: policy.model: there is no /models/\xb1x\nin all\n")
     trials[2].log.write_text("Traceback\n  File x\nValueError: no\n", encoding="utf-8")
-    carrying = ComparisonRunner(num_jobs=1, say=lambda line: None)
+    carrying = ComparisonRunner(num_jobs=1, print_line=lambda line: None)
     lines = [carrying._failure(trial) for trial in trials]  # pyright: ignore[reportArgumentType]
     assert lines == [
         f"failed: policy.model: there is no /models/\ufffdx (log: {trials[0].log})",

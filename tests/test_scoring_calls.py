@@ -175,7 +175,7 @@ class TestOverlap:
         assert after.batches == [["a", "aa", "b", "bb"]]
         assert scores.names == ("after", "beside")
         assert scores.value_BR.tolist() == [[1.0, 1.0], [2.0, 2.0]] * 2
-        assert set(scores.took_s) == {"after", "beside"}
+        assert set(scores.duration_s) == {"after", "beside"}
 
     def test_equal_samples_in_different_groups_are_scored_once(self):
         same = [Sample(Prompt("q"), group, member, text="a" * (member + 1)) for group in (0, 1) for member in (0, 1)]
@@ -248,7 +248,7 @@ class TestOverlap:
             pending.submit([sample])
         scores = pending.collect(rollout)  # 1.6 s in all, none of them more than 1 s
         assert scores.failures == {"slow": 0}
-        assert scores.took_s["slow"] >= 1.6
+        assert scores.duration_s["slow"] >= 1.6
 
 
 class Counting:

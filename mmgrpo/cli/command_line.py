@@ -266,7 +266,7 @@ def compare(
 
         try:
             page, has_failures = compare_methods(
-                methods, on, num_seeds=seeds, num_jobs=jobs, out=out, say=console.print_line
+                methods, on, num_seeds=seeds, num_jobs=jobs, out=out, print_line=console.print_line
             )
         except ComparisonInterrupted as interruption:
             raise typer.Exit(interruption.exit_code) from None
@@ -343,8 +343,10 @@ def explain(
                 from mmgrpo.explain.operator_times import MachineSpeed, measured_speed
                 from mmgrpo.explain.process_scale import ShardingEngine, plan_processes, scale_rows
 
-                say = PlainConsole(stderr=True).print_line
-                plan = plan_processes(settings, num_processes=processes, prompt_tokens=prompt_tokens, say=say)
+                print_line = PlainConsole(stderr=True).print_line
+                plan = plan_processes(
+                    settings, num_processes=processes, prompt_tokens=prompt_tokens, print_line=print_line
+                )
                 numbers: dict[str, Any] = {
                     "tflops": tflops,
                     "memory_gb_s": memory_gb_s,

@@ -17,7 +17,7 @@ def compare_methods(
     num_seeds: int,
     num_jobs: int,
     out: Path | None,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> tuple[Path | None, bool]:
     """Runs the remaining runs of a comparison and writes its page.
 
@@ -27,7 +27,7 @@ def compare_methods(
         num_seeds: number of seeds.
         num_jobs: number of runs at a time.
         out: folder of the comparison; None: ``comparisons/TASK``.
-        say: prints a line.
+        print_line: prints a line.
 
     Returns:
         The page, None if no run has ended; and whether a run failed.
@@ -44,10 +44,10 @@ def compare_methods(
     root = (out or Path("comparisons") / Path(on).stem).absolute()
     comparison = plan_comparison(method_names, on, num_seeds=num_seeds, overrides=overrides, root=root)
     write_configurations(comparison)
-    say(_plan_text(comparison))
+    print_line(_plan_text(comparison))
     from mmgrpo.trials.run_trials import ComparisonRunner
 
-    failed = ComparisonRunner(num_jobs=num_jobs, say=say).carry_out(comparison)
+    failed = ComparisonRunner(num_jobs=num_jobs, print_line=print_line).carry_out(comparison)
     return _page(comparison, _command(method_names, comparison, num_seeds), num_jobs), bool(failed)
 
 

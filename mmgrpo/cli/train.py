@@ -43,12 +43,12 @@ def train_one(settings: RunConfig, resume: Path | None = None) -> RunEnd:
         return (_train_mixed if settings.mixed else _train_single)(settings, accelerator, resume)
 
 
-def train_series(settings: RunConfig, say: Callable[[str], None]) -> RunEnd:
+def train_series(settings: RunConfig, print_line: Callable[[str], None]) -> RunEnd:
     """Trains a new series in a new folder.
 
     Args:
         settings: the configuration, with a list under ``tasks``.
-        say: prints a line.
+        print_line: prints a line.
 
     Returns:
         The end of the last run that was started.
@@ -62,16 +62,16 @@ def train_series(settings: RunConfig, say: Callable[[str], None]) -> RunEnd:
         folder = job.run_on_main(lambda: claim_folder(settings))
         if job.is_main:
             replace_text(folder / SERIES, dump_config(settings))
-        return _train_in_turn(settings, folder, accelerator, say)
+        return _train_in_turn(settings, folder, accelerator, print_line)
 
 
-def resume_series(folder: Path, overrides: list[str], say: Callable[[str], None]) -> RunEnd:
+def resume_series(folder: Path, overrides: list[str], print_line: Callable[[str], None]) -> RunEnd:
     """Resumes a series: finished runs are skipped, the interrupted run is resumed, the others follow.
 
     Args:
         folder: folder of the series.
         overrides: must be empty.
-        say: prints a line.
+        print_line: prints a line.
 
     Returns:
         The end of the last run that was started.
@@ -87,10 +87,12 @@ def resume_series(folder: Path, overrides: list[str], say: Callable[[str], None]
     folder = folder.absolute()  # the runs refer to each other by absolute paths
     settings = settings_of(str(folder / SERIES), [], trains=True)
     with _accelerator(settings, is_new=False) as accelerator:
-        return _train_in_turn(settings, folder, accelerator, say)
+        return _train_in_turn(settings, folder, accelerator, print_line)
 
 
-def _train_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, say: Callable[[str], None]) -> RunEnd:
+def _train_in_turn(
+    settings: RunConfig, folder: Path, accelerator: Accelerator, print_line: Callable[[str], None]
+) -> RunEnd:
     from mmgrpo.distributed.job import Job
     from mmgrpo.runs.folder import has_ended, remove_unstarted
 
@@ -101,13 +103,13 @@ def _train_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, 
         if has_ended(run):
             continue
         if accelerator.is_main_process:
-            say(f"run {number + 1} of {len(runs)}: {run}")
+            print_line(f"run {number + 1} of {len(runs)}: {run}")
         started = config.model_copy(update={"output": str(folder), **_policy_from(folder, runs[:number], config)})
         can_resume = Job(accelerator).run_on_main(partial(remove_unstarted, run))
         run_end = _train_single(started, accelerator, run if can_resume else None)
         if not has_ended(run):
             if accelerator.is_main_process:
-                say(f"to resume the series: mmgrpo train --resume {folder}")
+                print_line(f"to resume the series: mmgrpo train --resume {folder}")
             break
     return run_end
 

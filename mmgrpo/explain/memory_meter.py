@@ -95,7 +95,9 @@ class Passes:
     rollout_calls: int
 
 
-def passes_of(outline: Outline, *, without_grad: bool = True, say: Callable[[str], None] = lambda _: None) -> Passes:
+def passes_of(
+    outline: Outline, *, without_grad: bool = True, print_line: Callable[[str], None] = lambda _: None
+) -> Passes:
     """Runs the outline's passes on fake tensors, which computes nothing and allocates no memory.
 
     Gradients are not counted. The parameters of the modules are replaced by fake tensors.
@@ -103,7 +105,7 @@ def passes_of(outline: Outline, *, without_grad: bool = True, say: Callable[[str
     Args:
         outline: outline of the policy.
         without_grad: whether a slice of an update is also run without grad.
-        say: prints a line before each pass.
+        print_line: prints a line before each pass.
 
     Returns:
         The passes; ``forward`` is None without ``without_grad``.
@@ -117,7 +119,7 @@ def passes_of(outline: Outline, *, without_grad: bool = True, say: Callable[[str
     passes = iter(range(1, num_passes + 1))
 
     def begin(name: str) -> None:
-        say(f"counting the operators of {name} ({next(passes)} of {num_passes}; shapes alone) ...")
+        print_line(f"counting the operators of {name} ({next(passes)} of {num_passes}; shapes alone) ...")
 
     with mode:
         for parameter in parameters:

@@ -154,7 +154,7 @@ class Feedback:
         sampled_by_BT: the row that sampled each decision, where rows continue others; None: each row its own.
         after_B: the row that is in the prompt of each row, -1 for none; None: no row has another in its prompt.
         step: of the run, from 0.
-        remembered: (N,) columns of the memory before the step, of the prompts of the job's samples, by name.
+        memory_columns: (N,) columns of the memory before the step, of the prompts of the job's samples, by name.
         exchanges: the turns of samples in an environment; None if not requested.
         summed: a tensor of each process, added up; called as often on each.
     """
@@ -178,7 +178,7 @@ class Feedback:
     sampled_by_BT: Tensor | None = None
     after_B: Tensor | None = None
     step: int = 0
-    remembered: Mapping[str, Tensor] = field(default_factory=dict)
+    memory_columns: Mapping[str, Tensor] = field(default_factory=dict)
     exchanges: Turns | None = None
     summed: Callable[[Tensor], Tensor] = lambda local: local
 
@@ -190,7 +190,7 @@ class Feedback:
             _require_bool(name, getattr(self, name))
         vectors = {name: getattr(self, name) for name in VECTORS}
         vectors |= {f"column {name}": column_B for name, column_B in self.columns.items()}
-        for name, column_N in self.remembered.items():
+        for name, column_N in self.memory_columns.items():
             _require_vector(f"remembered {name}", column_N, self.job.reward_N.shape)
         vectors |= {f"reward {name}": column.value_B for name, column in self.rewards.items()}
         for name, vector in vectors.items():

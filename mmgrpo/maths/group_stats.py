@@ -128,51 +128,52 @@ def grouped(group_B: Tensor) -> Groups:
     return Groups(torch.tensor(index, dtype=torch.long).reshape(shape), torch.tensor(present).bool().reshape(shape))
 
 
-def centered_among(value_M: Tensor, kin_M: Tensor) -> Tensor:
-    """Values less the mean of their kin; 0 where fewer than two are known, or all equal. NaN marks an unknown value.
+def centered_among(value_M: Tensor, group_M: Tensor) -> Tensor:
+    """Values less the mean of their group; 0 where fewer than two are known, or all equal. NaN marks an unknown value.
 
     Shapes: (M,), integer (M,) -> (M,).   Units: those of the value.
     """
-    kin_M = _dense_ids(kin_M)
-    return _deviations(value_M, kin_M).where(_is_comparable(value_M, kin_M), 0.0)
+    group_M = _dense_ids(group_M)
+    return _deviations(value_M, group_M).where(_is_comparable(value_M, group_M), 0.0)
 
 
-def standardized_among(value_M: Tensor, kin_M: Tensor, *, eps: float, least: float = 0.0) -> Tensor:
+def standardized_among(value_M: Tensor, group_M: Tensor, *, eps: float, least: float = 0.0) -> Tensor:
     """Values centered on their subgroup and divided by its spread; 0 where fewer than two are known, or all equal.
 
     A = (V - mean) / (std + eps), sample std, 0 where std < least. NaN marks an unknown value.
 
     Shapes: (M,), integer (M,) -> (M,).   Units: any -> dimensionless; eps and least in the value's units.
     """
-    kin_M = _dense_ids(kin_M)
-    centered_M = _deviations(value_M, kin_M)
-    std_M = (_sum_over_kin(centered_M.square(), kin_M) / (_count(value_M, kin_M) - 1).clamp(min=1)).sqrt()
-    differs_M = _is_comparable(value_M, kin_M) & (std_M >= least)
+    group_M = _dense_ids(group_M)
+    centered_M = _deviations(value_M, group_M)
+    std_M = (_sum_over_group(centered_M.square(), group_M) / (_count(value_M, group_M) - 1).clamp(min=1)).sqrt()
+    differs_M = _is_comparable(value_M, group_M) & (std_M >= least)
     return (centered_M / (std_M + eps).where(differs_M, 1.0)).where(differs_M, 0.0)
 
 
-def _dense_ids(kin_M: Tensor) -> Tensor:
-    return kin_M.unique(return_inverse=True)[1] if len(kin_M) else kin_M
+def _dense_ids(group_M: Tensor) -> Tensor:
+    return group_M.unique(return_inverse=True)[1] if len(group_M) else group_M
 
 
-def _sum_over_kin(each_M: Tensor, kin_M: Tensor) -> Tensor:
-    return each_M.new_zeros(len(each_M)).index_add(0, kin_M, each_M)[kin_M]
+def _sum_over_group(each_M: Tensor, group_M: Tensor) -> Tensor:
+    return each_M.new_zeros(len(each_M)).index_add(0, group_M, each_M)[group_M]
 
 
-def _count(value_M: Tensor, kin_M: Tensor) -> Tensor:
-    return _sum_over_kin((~value_M.isnan()).to(value_M), kin_M)
+def _count(value_M: Tensor, group_M: Tensor) -> Tensor:
+    return _sum_over_group((~value_M.isnan()).to(value_M), group_M)
 
 
-def _deviations(value_M: Tensor, kin_M: Tensor) -> Tensor:
+def _deviations(value_M: Tensor, group_M: Tensor) -> Tensor:
     is_finite_M = ~value_M.isnan()
     finite_M = value_M.where(is_finite_M, 0.0)
-    return (finite_M - _sum_over_kin(finite_M, kin_M) / _count(value_M, kin_M).clamp(min=1)).where(is_finite_M, 0.0)
+    mean_M = _sum_over_group(finite_M, group_M) / _count(value_M, group_M).clamp(min=1)
+    return (finite_M - mean_M).where(is_finite_M, 0.0)
 
 
-def _is_comparable(value_M: Tensor, kin_M: Tensor) -> Tensor:
-    """Whether a value is known and not all known ones of its kin are one: equal numbers need not give a std of 0."""
+def _is_comparable(value_M: Tensor, group_M: Tensor) -> Tensor:
+    """Whether a value is known and not all known ones of its group are equal: equal numbers need not give a std of 0."""
     limits = [
-        value_M.new_full((len(value_M),), -end).scatter_reduce(0, kin_M, value_M.nan_to_num(-end), how)[kin_M]
+        value_M.new_full((len(value_M),), -end).scatter_reduce(0, group_M, value_M.nan_to_num(-end), how)[group_M]
         for end, how in ((torch.inf, "amax"), (-torch.inf, "amin"))
     ]
     return ~value_M.isnan() & (limits[0] > limits[1])

@@ -101,7 +101,7 @@ class RewardCall:
         self._ended_s: float | None = None
 
     @property
-    def took_s(self) -> float:
+    def duration_s(self) -> float:
         """Seconds that the reward has run, excluding the time in the queue."""
         if self._began_s is None:
             return 0.0

@@ -230,10 +230,10 @@ class PendingScores:
             failed={name: [result.failed for result in results.results] for name, results in by_name.items()},
             explanations={name: entries for name, entries in explanations.items() if entries is not None},
             scopes={name: entries for name, entries in scopes.items() if entries is not None},
-            remembered={
+            is_cached={
                 worker.name: by_name[worker.name].cached for worker in self._workers if worker.cache is not None
             },
-            took_s={name: results.took_s for name, results in by_name.items()},
+            duration_s={name: results.duration_s for name, results in by_name.items()},
         )
 
 
@@ -244,7 +244,7 @@ def _at_samples(collected: CollectedResults, samples: Sequence[Sample]) -> Colle
     return CollectedResults(
         [Result(None) if failed else next(results) for failed in fails],
         [False if failed else next(cached) for failed in fails],
-        collected.took_s,
+        collected.duration_s,
     )
 
 

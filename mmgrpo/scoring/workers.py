@@ -31,12 +31,12 @@ class CollectedResults:
     Attributes:
         results: one per sample.
         cached: whether each result is from the cache.
-        took_s: seconds that it ran.
+        duration_s: seconds that it ran.
     """
 
     results: Sequence[Result]
     cached: Sequence[bool]
-    took_s: float
+    duration_s: float
 
 
 @final
@@ -166,8 +166,8 @@ class PendingResults:
                     self._worker.cache.put(result_key, self._results[result_key])
         results = [self._results[result_key] for result_key in result_keys]
         self._worker.check(sum(result.failed for result in results), len(results), cause)
-        took_s = sum(call.took_s for _, call in self._calls)
-        return CollectedResults(results, self._cached(result_keys), took_s)
+        duration_s = sum(call.duration_s for _, call in self._calls)
+        return CollectedResults(results, self._cached(result_keys), duration_s)
 
     def _cached(self, result_keys: Sequence[SampleKey]) -> list[bool]:
         """Whether each result was cached: all but the first use of each submitted result."""

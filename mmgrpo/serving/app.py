@@ -60,7 +60,7 @@ class ServerLimits:
         return self.max_body // 2 if self.max_pixels is None else self.max_pixels
 
 
-class _RefusedError(Exception):
+class _RequestError(Exception):
     """A request that gets an error response."""
 
     def __init__(self, status: int, detail: str) -> None:
@@ -119,7 +119,7 @@ def make_app(
     @app.get("/metrics")
     async def show_metrics(request: Request) -> Response:
         if not _may(request, token):
-            return _refusal(_RefusedError(401, "a bearer token is needed"))
+            return _error_response(_RequestError(401, "a bearer token is needed"))
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     @app.post("/score")
@@ -127,10 +127,10 @@ def make_app(
         try:
             if not _may(request, token):
                 await _body(request, allowed, max_stored=0)
-                raise _RefusedError(401, "a bearer token is needed, or this one is wrong")
+                raise _RequestError(401, "a bearer token is needed, or this one is wrong")
             answer = await _scored(request, batchers, allowed, metrics)
-        except _RefusedError as error:
-            answer = _refusal(error)
+        except _RequestError as error:
+            answer = _error_response(error)
         metrics.requests.labels(str(answer.status_code)).inc()
         return answer
 
@@ -146,18 +146,18 @@ async def _scored(
     try:
         name, samples = await run_in_threadpool(unpack_request, body, content_type, max_pixels=limits.pixels)
     except DataError as error:
-        raise _RefusedError(400, str(error)) from None
+        raise _RequestError(400, str(error)) from None
     if name is None and len(batchers) == 1:
         name = next(iter(batchers))
     if name is None or name not in batchers:
-        raise _RefusedError(404, f"there is no reward {name!r:.80}; available are {', '.join(batchers)}")
+        raise _RequestError(404, f"there is no reward {name!r:.80}; available are {', '.join(batchers)}")
     try:
         waiting = batchers[name].submit(samples)
         answer = await asyncio.wait_for(asyncio.wrap_future(waiting), limits.score_timeout_s)
     except TooBusyError as error:
-        raise _RefusedError(503, str(error)) from None
+        raise _RequestError(503, str(error)) from None
     except TimeoutError:
-        raise _RefusedError(504, f"reward '{name}' took more than {limits.score_timeout_s:g} s") from None
+        raise _RequestError(504, f"reward '{name}' took more than {limits.score_timeout_s:g} s") from None
     metrics.request_seconds.labels(name).observe(time.monotonic() - start)
     return Response(answer.model_dump_json(), media_type=JSON)
 
@@ -181,11 +181,11 @@ async def _body(request: Request, limits: ServerLimits, *, max_stored: int | Non
                 if size > 2 * limits.max_body:
                     break
     except ClientDisconnect:
-        raise _RefusedError(400, "the client went away before its body had arrived") from None
+        raise _RequestError(400, "the client went away before its body had arrived") from None
     except TimeoutError:
-        raise _RefusedError(408, f"the body did not arrive within {limits.body_timeout_s:g} s") from None
+        raise _RequestError(408, f"the body did not arrive within {limits.body_timeout_s:g} s") from None
     if size > limits.max_body:
-        raise _RefusedError(413, f"the body is larger than {limits.max_body} bytes; send fewer samples at once")
+        raise _RequestError(413, f"the body is larger than {limits.max_body} bytes; send fewer samples at once")
     return b"".join(chunks)
 
 
@@ -194,6 +194,6 @@ def _may(request: Request, token: str | None) -> bool:
     return token is None or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
 
 
-def _refusal(refused: _RefusedError) -> Response:
-    headers = {"connection": "close"} if refused.status in (408, 413) else {}
-    return JSONResponse({"error": refused.detail}, refused.status, headers)
+def _error_response(error: _RequestError) -> Response:
+    headers = {"connection": "close"} if error.status in (408, 413) else {}
+    return JSONResponse({"error": error.detail}, error.status, headers)

@@ -196,7 +196,7 @@ def compute_advantages(
     truncated: str = "keep",
     step: int = 0,
     job: Job,
-    remembered: Callable[[str], Tensor] | None = None,
+    memory_column: Callable[[str], Tensor] | None = None,
     views: Mapping[str, View] | None = None,
 ) -> Advantages:
     """Advantages of every decision, from the scores of the samples of all processes.
@@ -212,7 +212,7 @@ def compute_advantages(
             in ``objective.truncated``.
         step: of the run, from 0.
         job: the processes.
-        remembered: columns of the memory before the step, of the samples of the job; for estimators that read it.
+        memory_column: columns of the memory before the step, of the samples of the job; for estimators that read it.
         views: those of the run.
 
     Returns:
@@ -246,7 +246,9 @@ def compute_advantages(
         views=Views(views or {}, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=rollouts.seed),
     )
     if config.estimators or config.filters:
-        advantages = decision_advantages(policy, advantages, rewards, chain, step=step, job=job, remembered=remembered)
+        advantages = decision_advantages(
+            policy, advantages, rewards, chain, step=step, job=job, memory_column=memory_column
+        )
     rollout, zero_B = without_truncated(advantages.rollout, truncated)
     return replace(advantages, rollout=rollout, zero_B=zero_B)
 
@@ -259,7 +261,7 @@ def decision_advantages(
     *,
     step: int,
     job: Job,
-    remembered: Callable[[str], Tensor] | None,
+    memory_column: Callable[[str], Tensor] | None,
 ) -> Advantages:
     """The advantage of each decision after all estimators, and the decisions that all filters keep. A collective.
 
@@ -270,7 +272,7 @@ def decision_advantages(
         chain: the estimators and filters.
         step: of the run, from 0.
         job: the processes.
-        remembered: columns of the memory before the step, of the job's samples.
+        memory_column: columns of the memory before the step, of the job's samples.
 
     Returns:
         The advantages of the decisions; ``metrics`` has the means of the values that were read and the fraction of the
@@ -286,8 +288,8 @@ def decision_advantages(
     rollout = with_values(policy, rollout, sorted(values, key=str), views)
     values |= {mask_of_view(str(value.view)) for value in values if value.view in views}
     columns = {column.name for mechanism in estimators for column in mechanism.memory}
-    if columns and remembered is None:
-        raise ConfigError("an estimator reads the memory, but estimate() got no memory")
+    if columns and memory_column is None:
+        raise ConfigError("an estimator reads the memory, but no memory is passed: pass memory_column")
     feedback = feedback_of(
         policy,
         rollout,
@@ -298,7 +300,7 @@ def decision_advantages(
         turns=any(mechanism.turns for mechanism in estimators),
         step=step,
         job=job,
-        remembered={name: remembered(name) for name in sorted(columns)} if remembered else {},
+        memory_columns={name: memory_column(name) for name in sorted(columns)} if memory_column else {},
     )
     readers = [
         named.name for named, mechanism in zip(config.estimators, estimators, strict=True) if mechanism.turn_rewards

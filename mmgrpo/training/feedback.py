@@ -32,7 +32,7 @@ def feedback_of(
     turns: bool = False,
     step: int,
     job: Job,
-    remembered: Mapping[str, Tensor] | None = None,
+    memory_columns: Mapping[str, Tensor] | None = None,
 ) -> Feedback:
     """The input of estimators and filters for this process's rows. One collective, and those that estimators request.
 
@@ -46,7 +46,7 @@ def feedback_of(
         turns: whether the turns of conversations are requested.
         step: of the run, from 0.
         job: the processes.
-        remembered: columns of the memory, of the samples of all processes.
+        memory_columns: columns of the memory, of the samples of all processes.
 
     Returns:
         The feedback.
@@ -81,7 +81,7 @@ def feedback_of(
         sampled_by_BT=rollout.sampled_by_BT,
         after_B=_after(rollout.samples),
         step=step,
-        remembered=remembered or {},
+        memory_columns=memory_columns or {},
         exchanges=turn_rewards(rollout) if turns else None,
         summed=lambda tensor: torch.stack(job.gather(tensor)).sum(0),
     )

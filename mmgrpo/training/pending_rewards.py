@@ -55,8 +55,8 @@ class PendingRewards:
     def collected(self) -> Scores:
         """The scores of the step's rows, waited for now if they were not."""
         rounds = [pending.collected() for pending in self.rounds]
-        took_s = {name: sum(pending.took_s[name] for pending in rounds) for name in rounds[0].took_s}
-        scores = replace(Scores.concat(rounds).rows(self.rows), took_s=took_s)
+        duration_s = {name: sum(pending.duration_s[name] for pending in rounds) for name in rounds[0].duration_s}
+        scores = replace(Scores.concat(rounds).rows(self.rows), duration_s=duration_s)
         if self.regrouped is None:
             return scores
         of_step = [index for index, row in enumerate(self.regrouped_rows) if row is not None]

@@ -180,8 +180,8 @@ def reward_metrics(scores: Scores, total: Tensor) -> dict[str, float]:
         metrics[f"reward/{name}/failed_frac"] = scores.failures.get(name, 0) / len(scores.value_BR)
         if name in scores.cached:
             metrics[f"reward/{name}/cached_frac"] = scores.cached[name] / len(scores.value_BR)
-        if name in scores.took_s:
-            metrics[f"time/reward/{name}_s"] = scores.took_s[name]
+        if name in scores.duration_s:
+            metrics[f"time/reward/{name}_s"] = scores.duration_s[name]
     return metrics | scores.custom_metrics
 
 

@@ -74,12 +74,12 @@ def cross_task_rewards(
     """Within it the rewards that depend on another task have the results of its samples."""
     rewards_of_tasks = [reward.function for reward in rewards if isinstance(reward.function, CrossTaskReward)]
     for reward in rewards_of_tasks:
-        reward.hear(downstream_rewards(*after[reward.task], reward.reward))
+        reward.receive(downstream_rewards(*after[reward.task], reward.reward))
     try:
         yield
     finally:
         for reward in rewards_of_tasks:
-            reward.hear({})
+            reward.receive({})
 
 
 def downstream_rewards(rewards: Rewards, advantages: Advantages, reward: str | None) -> dict[tuple[int, int], float]:
@@ -105,7 +105,7 @@ def downstream_rewards(rewards: Rewards, advantages: Advantages, reward: str | N
 
 
 def require_cross_task_rewards(name: str, rewards: Sequence[Any], tasks: Mapping[str, Sequence[str]]) -> None:
-    """Checks whom rewards want to hear of.
+    """Checks the tasks that rewards depend on.
 
     Args:
         name: the task that has the rewards.

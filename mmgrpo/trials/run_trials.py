@@ -42,15 +42,15 @@ class ComparisonInterrupted(BaseException):
 class ComparisonRunner:
     """Executes runs in processes, a few at a time; skips finished runs and resumes interrupted ones."""
 
-    def __init__(self, *, num_jobs: int, say: Callable[[str], None]) -> None:
+    def __init__(self, *, num_jobs: int, print_line: Callable[[str], None]) -> None:
         """Starts no process.
 
         Args:
             num_jobs: number of runs at a time.
-            say: prints a line.
+            print_line: prints a line.
         """
         self._num_jobs = num_jobs
-        self._say = say
+        self._print_line = print_line
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = Lock()
         self._is_interrupted = False
@@ -70,7 +70,7 @@ class ComparisonRunner:
         """
         remaining = [trial for trial in comparison.runs if not has_ended(trial.folder)]
         if num_done := len(comparison.runs) - len(remaining):
-            self._say(f"{num_done} of {len(comparison.runs)} runs have finished already")
+            self._print_line(f"{num_done} of {len(comparison.runs)} runs have finished already")
         with _interrupt_on_signals():
             failed_warmups = self._all([trial for trial in remaining if trial in comparison.warmups])
             failed_seeds = {trial.seed for trial in failed_warmups}
@@ -90,13 +90,13 @@ class ComparisonRunner:
                     left_s = (time.perf_counter() - start) / done * (len(trials) - done)
                     ended = f"{duration(elapsed_s)}" if is_finished else self._failure(trial)
                     more = f"; about {duration(left_s)} left" if done < len(trials) else ""
-                    self._say(f"{trial.name} ({done} of {len(trials)}): {ended}{more}")
+                    self._print_line(f"{trial.name} ({done} of {len(trials)}): {ended}{more}")
             except BaseException:
                 self._is_interrupted = True
                 for future in pending:
                     future.cancel()
                 self._end()
-                self._say("interrupted: running runs save a checkpoint; the same command resumes the comparison")
+                self._print_line("interrupted: running runs save a checkpoint; the same command resumes the comparison")
                 raise
         return failed
 

@@ -26,8 +26,8 @@ def member_divergence(logprob_GcV: Tensor) -> Tensor:
     Shapes: (G, c, V) -> (c,).   Units: nats.
     Source: TW-GRPO, arXiv:2505.24718, and its code (TW-GRPO, ``compute_token_importance_kl_logs_uniform``).
     """
-    apart_GcV = (logprob_GcV.mean(0) - logprob_GcV).clamp(-FARTHEST, FARTHEST)
-    return (apart_GcV.exp() - apart_GcV - 1).sum(-1).mean(0)
+    difference_GcV = (logprob_GcV.mean(0) - logprob_GcV).clamp(-FARTHEST, FARTHEST)
+    return (difference_GcV.exp() - difference_GcV - 1).sum(-1).mean(0)
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ class OfTask(CrossTaskReward):
         self.reward = reward
         self._outcomes: Mapping[tuple[int, int], float] = {}
 
-    def hear(self, outcomes: Mapping[tuple[int, int], float]) -> None:
+    def receive(self, outcomes: Mapping[tuple[int, int], float]) -> None:
         """Store the outcomes and discard earlier ones."""
         self._outcomes = outcomes
 

@@ -69,10 +69,10 @@ class PairwiseWinRate:
 
     def __call__(self, samples: Sequence[Sample]) -> list[Score | None]:
         pairs = [pair for rows in groups(samples).values() for pair in combinations(rows, 2)]
-        met = meetings_by_row(len(samples), pairs, self._duels.between(samples)(pairs))
+        meetings = meetings_by_row(len(samples), pairs, self._duels.between(samples)(pairs))
         return [
             explained_score(win_rate(sample_meetings, soft=self._soft), sample_meetings, samples)
-            for sample_meetings in met
+            for sample_meetings in meetings
         ]
 
 
@@ -131,9 +131,9 @@ class Tournament:
             draw = self._draw(samples[rows[0]].prompt).sample(rows, len(rows))
             seeded = seeded_by_anchor(draw, matches) if self._seeding == "anchor" else draw
             for row, rank in shared_places(knock_out(seeded, matches, self._placing)).items():
-                met, points = matches.of(row), matches.points(row)
-                value = missing_score(met) if points is None else 1 - rank / (len(rows) - 1)
-                scores[row] = explained_score(value, met, samples, place=rank + 1, points=points)
+                meetings, points = matches.of(row), matches.points(row)
+                value = missing_score(meetings) if points is None else 1 - rank / (len(rows) - 1)
+                scores[row] = explained_score(value, meetings, samples, place=rank + 1, points=points)
         return scores
 
     def _draw(self, prompt: Prompt) -> random.Random:
@@ -141,18 +141,18 @@ class Tournament:
         return random.Random(derive_seed(self._seed, int.from_bytes(text, "little")))
 
 
-def win_rate(met: Sequence[Meeting], *, soft: bool = False) -> float | None:
+def win_rate(meetings: Sequence[Meeting], *, soft: bool = False) -> float | None:
     """Mean outcome of the comparisons of a sample.
 
     Args:
-        met: opponents, with the probability that the sample is better.
+        meetings: opponents, with the probability that the sample is better.
         soft: use the probabilities instead of wins, ties and defeats.
 
     Returns:
         The mean over decided comparisons; None without any, NaN if the judge failed.
     """
-    decided = [preference if soft else outcome(preference) for _, preference in met if is_score(preference)]
-    return sum(decided) / len(decided) if decided else missing_score(met)
+    decided = [preference if soft else outcome(preference) for _, preference in meetings if is_score(preference)]
+    return sum(decided) / len(decided) if decided else missing_score(meetings)
 
 
 @final

@@ -120,21 +120,21 @@ def meetings_by_row(
     return by_row
 
 
-def missing_score(met: Sequence[Meeting]) -> float | None:
+def missing_score(meetings: Sequence[Meeting]) -> float | None:
     """The score of a sample without decided pairs: None, or NaN if the judge failed on any."""
-    return math.nan if any(value is not None for _, value in met) else None
+    return math.nan if any(value is not None for _, value in meetings) else None
 
 
 def explained_score(
-    value: float | None, met: Sequence[Meeting], samples: Sequence[Sample], **parts: float | None
+    value: float | None, meetings: Sequence[Meeting], samples: Sequence[Sample], **parts: float | None
 ) -> Score | None:
     """The score with its explanation: wins, ties and defeats, and the opponents."""
     if value is None:
         return None
-    decided = [outcome(preference) for _, preference in met if is_score(preference)]
+    decided = [outcome(preference) for _, preference in meetings if is_score(preference)]
     counts = {"wins": decided.count(1), "ties": decided.count(0.5), "defeats": decided.count(0)}
-    counts["undecided"] = len(met) - len(decided)
-    matches = [[samples[row].member, _short(preference)] for row, preference in met[:MAX_MATCHES]]
+    counts["undecided"] = len(meetings) - len(decided)
+    matches = [[samples[row].member, _short(preference)] for row, preference in meetings[:MAX_MATCHES]]
     return Score(value, {"parts": {name: _short(part) for name, part in (parts | counts).items()}, "matches": matches})
 
 

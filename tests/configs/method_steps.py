@@ -188,7 +188,7 @@ def advantages_of(config: RunConfig, step: Step) -> StepAdvantages:
     defaults = {column.name: torch.full((B,), column.default, dtype=torch.float64) for column in columns}
     row_columns = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in step.columns.items()}
     feedback = replace(
-        feedback, remembered=defaults, exchanges=step.exchanges, columns=row_columns, source_B=step.source_B
+        feedback, memory_columns=defaults, exchanges=step.exchanges, columns=row_columns, source_B=step.source_B
     )
     advantage_BT = credit.advantage_B[:, None].expand(B, T)
     for estimator in Algorithm.of(config).advantages.estimators:

@@ -44,7 +44,7 @@ class UndisturbedRun:
 
     Attributes:
         left: what it left behind.
-        took_s: of work, from its start to its end.
+        duration_s: of work, from its start to its end.
         events: in its folder, in order.
         num_bytes: of its folder.
         num_forwards: of its policy.
@@ -52,7 +52,7 @@ class UndisturbedRun:
     """
 
     left: Mapping[str, Any]
-    took_s: float
+    duration_s: float
     events: tuple[str, ...]
     num_bytes: int
     num_forwards: int
@@ -77,7 +77,7 @@ Fault = Callable[[Case, Place, UndisturbedRun, random.Random], Disturbed]
 
 def killed_at_a_moment(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
     """SIGKILL; every third time again, while it goes on."""
-    moments = [draw.uniform(0, undisturbed.took_s) for _ in range(2 if draw.random() < 1 / 3 else 1)]
+    moments = [draw.uniform(0, undisturbed.duration_s) for _ in range(2 if draw.random() < 1 / 3 else 1)]
     done = [_signalled(case, place, [(signal.SIGKILL, after_s)]) for after_s in moments]
     return Disturbed(what=f"SIGKILL after {moments}", sitting=done[-1])
 
@@ -93,13 +93,13 @@ def killed_at_an_event(case: Case, place: Place, undisturbed: UndisturbedRun, dr
 
 def terminated(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
     """A signal of whoever takes the machine back."""
-    after_s, number = draw.uniform(0, undisturbed.took_s), draw.choice(TERMINATING)
+    after_s, number = draw.uniform(0, undisturbed.duration_s), draw.choice(TERMINATING)
     return Disturbed(what=f"{number.name} after {after_s}", sitting=_signalled(case, place, [(number, after_s)]))
 
 
 def interrupted(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
     """Ctrl-C; half of the time twice, which ends it at once."""
-    first_s = draw.uniform(0, undisturbed.took_s)
+    first_s = draw.uniform(0, undisturbed.duration_s)
     signals = [(signal.SIGINT, first_s)]
     if draw.random() < 0.5:  # more slowly, so that there is something left to be interrupted a second time
         signals.append((signal.SIGINT, BOUNCE_S + draw.uniform(0.05, 0.3)))
@@ -183,7 +183,7 @@ def bereaved(
 ) -> Disturbed:
     """Two processes, one of which is killed, stopped, or fails alone; the other must say so, and soon."""
     how, victim = draw.choice(["killed", "stopped", "failing"]), draw.randrange(2)
-    after_s, at = draw.uniform(0, 0.8) * undisturbed.took_s, draw.randint(1, undisturbed.num_forwards // 2)
+    after_s, at = draw.uniform(0, 0.8) * undisturbed.duration_s, draw.randint(1, undisturbed.num_forwards // 2)
 
     def within(trainer: Trainer) -> None:
         if how == "failing" and trainer.job.rank == victim:
@@ -199,13 +199,13 @@ def bereaved(
         os.kill(pids[victim], signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     fell = time.monotonic()
     result = ended(pids[1 - victim], place, log=f"output-{1 - victim}.log")
-    took_s = time.monotonic() - fell
+    duration_s = time.monotonic() - fell
     os.kill(pids[victim], signal.SIGKILL)
     left = ended(pids[victim], place, log=f"output-{victim}.log")
-    what = f"process {victim} {how} after {after_s} s, at forward {at}: the other ended {took_s:.1f} s later"
+    what = f"process {victim} {how} after {after_s} s, at forward {at}: the other ended {duration_s:.1f} s later"
     if result.code != CLEAR and result.code == left.code == DONE:
         return Disturbed(what=what, sitting=result)  # it had ended before
-    if result.code == CLEAR and "process" in result.output and took_s > 60:
+    if result.code == CLEAR and "process" in result.output and duration_s > 60:
         result = Sitting(UNCLEAR, f"too late: {result.output}")
     return Disturbed(what=what, sitting=result)
 

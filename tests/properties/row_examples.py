@@ -247,7 +247,7 @@ def feedback_of(rows: Rows, part: Any, labels: Sequence[str] = ()) -> Feedback:
         sampled_by_BT=rows.sampled_by_BT,
         after_B=rows.after_B,
         step=rows.step,
-        remembered={column.name: rows.per_group(low=0, high=1) for column in memory},
+        memory_columns={column.name: rows.per_group(low=0, high=1) for column in memory},
         exchanges=None if turns is None else Turns(rewards=turns, keys_B_S=keys),
     )
 
@@ -325,7 +325,7 @@ def map_feedback(
         },
         columns={name: of_rows(column) for name, column in feedback.columns.items()},
         scoped={name: scoped(each) for name, each in feedback.scoped.items()},
-        remembered={name: of_job(column) for name, column in feedback.remembered.items()},
+        memory_columns={name: of_job(column) for name, column in feedback.memory_columns.items()},
     )
 
 

@@ -28,7 +28,7 @@ SINGLE: dict[str, Any] = {
 
 def feedback(remembered_N: list[float], valid: list[bool]) -> Feedback:
     rows = feedback_of([1.0, 0.0, 1.0, 7.0], [0, 1, 2, 3], mask=[[1, 1]] * 4, valid=valid)
-    return replace(rows, remembered={"value": torch.tensor(remembered_N, dtype=torch.float64)})
+    return replace(rows, memory_columns={"value": torch.tensor(remembered_N, dtype=torch.float64)})
 
 
 def test_numbers() -> None:

@@ -241,7 +241,7 @@ def test_a_reward_of_complete_groups_is_called_once() -> None:
     rollouts = gathered(refill(), counted)
     scores = rollouts.scored.collected()
     assert scores.value_BR[:, 0].tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
-    assert scores.took_s["reward"] >= 0.04  # the seconds of both rounds
+    assert scores.duration_s["reward"] >= 0.04  # the seconds of both rounds
     assert calls == [4, 2]
 
 

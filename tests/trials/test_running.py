@@ -71,7 +71,7 @@ def test_a_failed_run_is_reported_and_the_others_continue(tmp_path: Path) -> Non
     result = plan_comparison(["grpo", str(broken)], TEXT, num_seeds=1, overrides=SHORT, root=tmp_path / "c")
     write_configurations(result)
     lines: list[str] = []
-    failed = ComparisonRunner(num_jobs=2, say=lines.append).carry_out(result)
+    failed = ComparisonRunner(num_jobs=2, print_line=lines.append).carry_out(result)
     assert [trial.name for trial in failed] == ["broken-0"]
     assert has_ended(result.trials[0].folder)
     assert [

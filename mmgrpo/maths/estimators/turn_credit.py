@@ -50,11 +50,11 @@ def same_turns(
     return_BS = returns_until_wrong(turns, discount=discount, right=right)
     return_BS = return_BS.where(feedback.valid_B[:, None], torch.nan)
     S = return_BS.shape[1]
-    kin_BS = feedback.group_B[:, None] * S + torch.arange(S)
+    group_BS = feedback.group_B[:, None] * S + torch.arange(S)
     if normalize:
-        score_M = standardized_among(return_BS.flatten(), kin_BS.flatten(), eps=eps)
+        score_M = standardized_among(return_BS.flatten(), group_BS.flatten(), eps=eps)
     else:
-        score_M = centered_among(return_BS.flatten(), kin_BS.flatten())
+        score_M = centered_among(return_BS.flatten(), group_BS.flatten())
     return advantage_BT + weight * turns.at_decisions(score_M.reshape(return_BS.shape)).to(advantage_BT)
 
 

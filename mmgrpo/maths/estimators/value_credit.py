@@ -165,8 +165,8 @@ def within_divergence(feedback: Feedback, advantage_BT: Tensor, *, view: str = R
     Units: limit in nats per sample.   Raises: ConfigError for a limit that is not above 0.
     Source: CGPO, arXiv:2409.20370, eq. 11 and 12, with the reward as the advantage.
     """
-    apart_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(feedback.view_mask(view), 0.0)
-    shrunk_BT = advantage_BT.double() * (1 - apart_BT.double().sum(1, keepdim=True) / limit).clamp(min=0)
+    difference_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(feedback.view_mask(view), 0.0)
+    shrunk_BT = advantage_BT.double() * (1 - difference_BT.double().sum(1, keepdim=True) / limit).clamp(min=0)
     counts_B = feedback.valid_B & (feedback.length_B > 0)
     mean_B = feedback.mean(shrunk_BT).where(counts_B, 0.0)
     count, total = feedback.summed(torch.stack([counts_B.sum().double(), mean_B.sum()]))

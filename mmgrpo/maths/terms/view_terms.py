@@ -100,10 +100,10 @@ def distillation(decisions: Decisions, *, view: str, most: float | None = None) 
         ``compute_self_distillation_loss``), where the teacher is the policy with more in its prompt.
     """
     logprob_BT = decisions.logprob_BT.where(decisions.view_mask(view), 0.0)
-    apart_BT = logprob_BT.detach() - in_view(decisions, view)
+    difference_BT = logprob_BT.detach() - in_view(decisions, view)
     if most is not None:
-        apart_BT = apart_BT * ratio_of(log_ratio(decisions)).detach().clamp(max=most)
-    return mean_of(f"distillation@{view}", decisions, apart_BT * logprob_BT, read_BT=apart_BT, view=view)
+        difference_BT = difference_BT * ratio_of(log_ratio(decisions)).detach().clamp(max=most)
+    return mean_of(f"distillation@{view}", decisions, difference_BT * logprob_BT, read_BT=difference_BT, view=view)
 
 
 def mean_of(

@@ -30,9 +30,9 @@ def advantage_regression(decisions: Decisions, *, beta: float) -> Loss:
     Source: DAPO, arXiv:2412.18279: a quadratic loss of log-ratios and scaled advantages, a segment a step of reasoning.
     """
     keep_BT, segment_BT = decisions.mask_BT, decisions.segment_BT
-    apart_BT = log_ratio(decisions) - decisions.advantage_BT / beta
-    count_BT = segment_sum_BT(torch.ones_like(apart_BT), keep_BT, segment_BT).clamp(min=1)
-    square_BT = segment_sum_BT(apart_BT, keep_BT, segment_BT).square() / (2 * count_BT)
+    difference_BT = log_ratio(decisions) - decisions.advantage_BT / beta
+    count_BT = segment_sum_BT(torch.ones_like(difference_BT), keep_BT, segment_BT).clamp(min=1)
+    square_BT = segment_sum_BT(difference_BT, keep_BT, segment_BT).square() / (2 * count_BT)
     value = (decisions.plain_weight_BT.where(keep_BT, 0.0) * square_BT.where(keep_BT, 0.0)).sum()
     sums = {"advantage_regression": value.detach().double()}
     return Loss(value, Diagnostics(loss_sums=sums, num_weighed=total(keep_BT)))

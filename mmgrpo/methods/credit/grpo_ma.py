@@ -35,8 +35,8 @@ def by_level(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> 
     """
     tree = forest_of(feedback)
     value_M = tree.below(feedback.reward_B, feedback.valid_B).where(tree.parts(), torch.nan)
-    kin_M = node_pairs(tree.group_M, tree.levels())
-    return tree.at_decisions(standardized_among(value_M, kin_M, eps=eps)).to(advantage_BT)
+    group_M = node_pairs(tree.group_M, tree.levels())
+    return tree.at_decisions(standardized_among(value_M, group_M, eps=eps)).to(advantage_BT)
 
 
 @STRATEGIES.register

@@ -48,8 +48,8 @@ def conflict_tokens(
         for from_end in (False, True):
             conflict_GT = conflicts(token_GT, mask_GT, sign_G, from_end=from_end)
             count_BT[rows] |= conflict_GT
-            ours_GT = torch.where(sign_G[:, None] > 0, factor, 0.0).to(times_BT)
-            times_BT[rows] *= ours_GT.expand_as(conflict_GT).where(conflict_GT, 1.0)
+            factor_GT = torch.where(sign_G[:, None] > 0, factor, 0.0).to(times_BT)
+            times_BT[rows] *= factor_GT.expand_as(conflict_GT).where(conflict_GT, 1.0)
     entropy_B1 = feedback.mean(feedback[ENTROPY])[:, None].to(advantage_BT)
     shaped_BT = (advantage_BT - entropy_weight * entropy_B1) * times_BT / count_BT.sum(1, keepdim=True).clamp(min=1)
     return shaped_BT if entropy_limit is None else shaped_BT.where(entropy_B1 <= entropy_limit, 0.0)

@@ -39,8 +39,8 @@ def kl_to_go(
         is 1 / weight; with every 1 it is eq. 5.1 of its second version, FRPO.
     """
     view_BT, mask_BT = feedback.view_mask(view), feedback.mask_BT
-    apart_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(view_BT, 0.0)
-    to_come_BT = apart_BT.flip(1).cumsum(1).flip(1)
+    difference_BT = (feedback.old_logprob_BT - feedback[of_view(view)]).where(view_BT, 0.0)
+    to_come_BT = difference_BT.flip(1).cumsum(1).flip(1)
     number_BT, last = mask_BT.cumsum(1), mask_BT.shape[1] - 1
     ends_BT = mask_BT & ((number_BT % every == 0) | (number_BT == feedback.length_B[:, None]))
     position_BT = torch.arange(last + 1, device=mask_BT.device).where(ends_BT, last)

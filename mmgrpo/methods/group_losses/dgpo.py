@@ -35,8 +35,8 @@ def dgpo(decisions: Decisions, *, beta: float = 100.0, clip: float | None = None
     keep_BT = decisions.mask_BT
     error_BT = -decisions.logprob_BT.where(keep_BT, 0.0)
     advantage_BT = decisions.advantage_BT.where(keep_BT, 0.0)
-    apart_BT = error_BT.detach() + decisions[Value("logprob", reference)].detach().where(keep_BT, 0.0)
-    weight_BT = group_weight(advantage_BT * apart_BT, keep_BT, decisions.group_BT, beta=beta)
+    difference_BT = error_BT.detach() + decisions[Value("logprob", reference)].detach().where(keep_BT, 0.0)
+    weight_BT = group_weight(advantage_BT * difference_BT, keep_BT, decisions.group_BT, beta=beta)
     clipped_BT = keep_BT & False
     if clip is not None:
         ratio_BT = ratio_of(log_ratio(decisions)).detach()

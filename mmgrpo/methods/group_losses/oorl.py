@@ -37,8 +37,8 @@ def equivalents(members: Members, *, beta: float = 0.1, variance: float = 1.0, r
         return value_PG.where(of_PG, 0.0).sum(1) / of_PG.sum(1).clamp(min=1)
 
     better_P = mean_P(score_PG, right_PG)
-    apart_P = mean_P((score_PG - better_P[:, None]).square(), right_PG)
-    loss_P = variance * apart_P - torch.nn.functional.logsigmoid(better_P - mean_P(score_PG, wrong_PG))
+    distance_P = mean_P((score_PG - better_P[:, None]).square(), right_PG)
+    loss_P = variance * distance_P - torch.nn.functional.logsigmoid(better_P - mean_P(score_PG, wrong_PG))
     return loss_P.where(right_PG.any(1) & wrong_PG.any(1), 0.0)
 
 

@@ -30,7 +30,7 @@ def remembered_baseline(
         pace, where SPO's tracker forgets the faster the further the policy has moved.
     """
     job = feedback.job
-    gain_N = job.reward_N - feedback.remembered[column].to(job.reward_N)
+    gain_N = job.reward_N - feedback.memory_columns[column].to(job.reward_N)
     if normalize and int(job.valid_N.sum()) > 1:
         scored = gain_N[job.valid_N]
         gain_N = (gain_N - scored.mean()) / (scored.std() + eps)

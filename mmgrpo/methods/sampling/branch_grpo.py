@@ -33,8 +33,8 @@ def by_depth(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8, lea
     """
     tree = forest_of(feedback)
     value_M = tree.below(feedback.reward_B, feedback.valid_B)
-    kin_M = node_pairs(tree.group_M, tree.depth_M)
-    return tree.at_decisions(standardized_among(value_M, kin_M, eps=eps, least=least)).to(advantage_BT)
+    group_M = node_pairs(tree.group_M, tree.depth_M)
+    return tree.at_decisions(standardized_among(value_M, group_M, eps=eps, least=least)).to(advantage_BT)
 
 
 @ESTIMATORS.register

@@ -32,5 +32,5 @@ def siblings(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8, mea
     """
     tree = forest_of(feedback)
     value_M = node_value(mean_of)(tree, feedback.reward_B, feedback.valid_B)
-    kin_M = tree.parent_M.where(tree.depth_M > 0, len(tree.parent_M) + torch.arange(len(tree.parent_M)))
-    return tree.at_decisions(standardized_among(value_M, kin_M, eps=eps)).to(advantage_BT)
+    group_M = tree.parent_M.where(tree.depth_M > 0, len(tree.parent_M) + torch.arange(len(tree.parent_M)))
+    return tree.at_decisions(standardized_among(value_M, group_M, eps=eps)).to(advantage_BT)

@@ -64,7 +64,7 @@ def clipped_with_candidates(
         raise ConfigError("clipped_with_candidates needs reward_BT: the rewards of the samples")
     unsure_BT = above_row_quantile(decisions[ENTROPY].detach(), decisions.mask_BT, quantile)
     shared_BT = unsure_BT & (decisions.reward_BT >= right)
-    apart_BT = (decisions[top_logprob(num)] - decisions.logprob_BT).where(shared_BT, 0.0)
+    difference_BT = (decisions[top_logprob(num)] - decisions.logprob_BT).where(shared_BT, 0.0)
     surrogate = SurrogateTerm(
         surrogate=partial(clipped, low=low, high=high),
         ratio_level="token",
@@ -72,7 +72,8 @@ def clipped_with_candidates(
         normalized=False,
         name="clipped_with_candidates",
     )
-    return surrogate(replace(decisions, logprob_BT=decisions.logprob_BT + share * (apart_BT - apart_BT.detach())))
+    zero_BT = difference_BT - difference_BT.detach()
+    return surrogate(replace(decisions, logprob_BT=decisions.logprob_BT + share * zero_BT))
 
 
 @MODULATIONS.register

@@ -41,8 +41,8 @@ def anchored_entropy(decisions: Decisions, *, mass: float = 0.8, quantile: float
     groups = grouped(decisions.group_BT[:, 0])
     present_PG = groups.valid(keep_BT.any(1))
     group_P = groups.matrix(row_B).where(present_PG, 0.0).sum(1) / present_PG.sum(1).clamp(min=1)
-    apart_P = (group_P - anchor).where(present_PG.any(1), 0.0)
-    loss = apart_P.square().sum() / decisions.num_groups * float(anchor > 0)
+    distance_P = (group_P - anchor).where(present_PG.any(1), 0.0)
+    loss = distance_P.square().sum() / decisions.num_groups * float(anchor > 0)
     value_sum = ValueSum(total(present_PG), total(row_B.where(keep_BT.any(1), 0.0)))
     name = "anchored_entropy"
     return Loss(loss, Diagnostics(loss_sums={name: total(loss)}, value_sums={name: value_sum}))

@@ -53,9 +53,9 @@ def bounded_uncertainty(
     Source: VOGUE, arXiv:2510.01444, with divergences of the full distributions.
     """
     log_ratio_BT = (feedback[of_view(view)] - feedback.old_logprob_BT).where(feedback.view_mask(view), 0.0)
-    apart_BT = (0.5 * (ratio_of(log_ratio_BT) - 1) * log_ratio_BT).to(advantage_BT)
+    difference_BT = (0.5 * (ratio_of(log_ratio_BT) - 1) * log_ratio_BT).to(advantage_BT)
     size_BT, unsure_BT = advantage_BT.abs(), feedback[ENTROPY].to(advantage_BT)
-    bonus_BT = torch.minimum(size_BT / bound, weight * apart_BT)
+    bonus_BT = torch.minimum(size_BT / bound, weight * difference_BT)
     return advantage_BT + bonus_BT + torch.minimum(size_BT / entropy_bound, entropy * unsure_BT)
 
 
