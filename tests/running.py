@@ -1,4 +1,4 @@
-"""A server on a thread of its own while a test lasts."""
+"""A server in a separate thread for the duration of a test."""
 
 from __future__ import annotations
 

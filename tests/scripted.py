@@ -1,4 +1,4 @@
-"""A held-out reward that says what a test wrote down for it."""
+"""A held-out reward with scores that a test writes."""
 
 from __future__ import annotations
 

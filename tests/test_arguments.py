@@ -1,4 +1,4 @@
-"""What people try first: a path for a policy, one function for rewards, a dataset or rows for prompts."""
+"""First attempts of users: a path for a policy, one function for rewards, a dataset or rows for prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best checkpoint by a held-out reward: which it is, that it stays, and that a run which goes on knows it."""
+"""The best checkpoint by a held-out reward: its choice, that it is kept, and that a resumed run knows it."""
 
 from __future__ import annotations
 

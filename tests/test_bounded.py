@@ -1,4 +1,4 @@
-"""The clients of ours against a server that never ends: real sockets on loopback, and what they read of it."""
+"""HTTP clients of mmgrpo and a server whose response never ends, on real loopback sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code that a model card shows, executed for every kind of policy: it loads what the policy has."""
+"""The code of a model card, executed for every kind of policy: it loads the policy's weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole, those that are not, and which is used."""
+"""Complete and incomplete checkpoints, and which of them is used."""
 
 from __future__ import annotations
 

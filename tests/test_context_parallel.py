@@ -1,4 +1,4 @@
-"""Processes that share the sequence of each sample: the run of one process that has it whole."""
+"""Processes that share the sequence of each sample: the same run as on one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From scores to what is trained on: divergences in the reward, equal groups, truncated samples."""
+"""From scores to trained rows: divergences in the reward, equal groups, truncated samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documentation shows works: its policy keeps the contract, its rewards score, its links lead somewhere."""
+"""The examples of the documentation work: its policy satisfies the contract, its rewards score, its links resolve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/how-to/memory-and-schedules.md shows works."""
+"""The examples of docs/how-to/memory-and-schedules.md work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says of a healthy run, and that it finds what is wrong with a sick one."""
+"""The doctor on a healthy run, and the faults that it finds in broken ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The average of the weights: flow_grpo's ramp by hand, how far it lags, and what it keeps."""
+"""The average of the weights: flow_grpo's ramp by hand, its lag, and its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the explanation says, and that a run spends the forwards it says."""
+"""The explanation of a run, and that the run takes the forwards that it states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the explanation counts: that a run spends it, and what rounds, reading and other views add."""
+"""The forwards that the explanation counts: a run takes as many, with rounds, off-policy rows and other views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says a process holds is what live modules, gradients and moments take; what it says passes take."""
+"""The predicted memory of a process is that of live modules, gradients and moments; and that of passes."""
 
 from __future__ import annotations
 

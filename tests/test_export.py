@@ -1,4 +1,4 @@
-"""``mmgrpo export``: what it writes is read by stock libraries and gives what the policy gives; cards; pushing."""
+"""``mmgrpo export``: stock libraries load its output and give the policy's results; cards; pushing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/how-to/extending.md shows is put into its registry, as the page says, and trains with its YAML."""
+"""The functions of docs/how-to/extending.md, registered as the page says, train with their YAML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every install has, and what an extra brings: no import without a declaration, no gap without its cure."""
+"""The core install and the extras: every import is declared, and a missing package is an error with its fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few of the trials of ``python -m tests.fault_trials``, which does as many as are asked for."""
+"""A few of the trials of ``python -m tests.fault_trials``, which runs any number of them."""
 
 from __future__ import annotations
 

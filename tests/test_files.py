@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and what is read of files that are not."""
+"""Files are complete or absent, and incomplete ones are read safely."""
 
 from __future__ import annotations
 

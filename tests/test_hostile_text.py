@@ -1,4 +1,4 @@
-"""What data, rewards, files and settings say is printed as text: no markup of theirs is read, no escape is obeyed."""
+"""Text from data, rewards, files and settings is printed literally, without markup and escape sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of models that cannot be had, by a hub of our own on this machine."""
+"""Errors for models that cannot be downloaded, with a hub on this machine."""
 
 from __future__ import annotations
 

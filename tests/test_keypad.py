@@ -1,4 +1,4 @@
-"""The quickstart of sounds: its tones are the keys', its model hears them, and it learns to."""
+"""The audio quickstart: its tones are those of the keys, its model hears them and learns."""
 
 from __future__ import annotations
 

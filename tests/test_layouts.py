@@ -1,4 +1,4 @@
-"""Blocks that wait until they lie in parts, where there is one process that lays them nowhere."""
+"""Blocks that wait until they are sharded, on one process without sharding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner streams; its gradient is that of the whole graph."""
+"""The streamed gradient of the learner is that of the full graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of groups through the learner: streamed, their gradient is that of the whole graph."""
+"""Losses of groups through the learner: the streamed gradient is that of the full graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of several sources in an update: the terms that see each, and what is computed of them."""
+"""Rows of several sources in an update: the terms that see each, and their values."""
 
 from __future__ import annotations
 

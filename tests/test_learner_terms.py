@@ -1,4 +1,4 @@
-"""Terms of other kinds in an update: what they depend on, what they couple, and what is known before a forward."""
+"""Other terms in an update: their dependencies and couplings, and the values known before a forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner on tokens: coupled parts, selections over the whole job, and decisions that cost no forward."""
+"""The learner on tokens: coupled parts, selections over the job, and decisions without a forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop of the examples does what the Trainer does."""
+"""The loop of the examples gives the Trainer's updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What run.json says of the machine and of the code."""
+"""The machine and the code in run.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The method index: what it says of the shipped methods, of other packages' methods, and its pages."""
+"""The method index: shipped methods, methods of other packages, and its pages."""
 
 from __future__ import annotations
 

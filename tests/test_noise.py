@@ -1,4 +1,4 @@
-"""What is said before, and beside, the run's own lines."""
+"""Messages of libraries before and between the lines of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a gradient: nothing is left over from before, and one that is not finite moves nothing."""
+"""The gradient in an update: none is left from before, and a non-finite one changes no weight."""
 
 from __future__ import annotations
 

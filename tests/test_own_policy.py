@@ -1,4 +1,4 @@
-"""A policy of somebody else's package: found by its entry points, held to the laws, trained, shown."""
+"""A policy of another package: found by its entry points, checked by the laws, trained, reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package of docs/learn/own-policy.md, installed for real and used from a folder of its own, as the page says."""
+"""The package of docs/learn/own-policy.md, installed and used from another folder, as the page says."""
 
 from __future__ import annotations
 

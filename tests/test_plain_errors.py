@@ -1,4 +1,4 @@
-"""Wrong input gets a message in plain words that names what came, what is allowed and what to write."""
+"""Wrong input gets a message in plain words with the value, the allowed values and the fix."""
 
 from __future__ import annotations
 

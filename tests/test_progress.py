@@ -1,4 +1,4 @@
-"""What a person reads in the console."""
+"""The output on the console."""
 
 from __future__ import annotations
 

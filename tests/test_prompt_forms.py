@@ -1,4 +1,4 @@
-"""Rows as TRL, verl, EasyR1 and ms-swift have them, recognised by themselves."""
+"""Rows in the forms of TRL, verl, EasyR1 and ms-swift, recognized automatically."""
 
 from __future__ import annotations
 

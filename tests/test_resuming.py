@@ -1,4 +1,4 @@
-"""Going on with a run: where, under which configuration, and what is said of it."""
+"""Resuming a run: the folder, the configuration, and the messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes of which one fails, or is told to end: the main one saves alone, and both go on from there."""
+"""Two processes of which one fails or is stopped: the main one saves, and both resume."""
 
 from __future__ import annotations
 

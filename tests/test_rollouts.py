@@ -1,4 +1,4 @@
-"""What a rollout knows of its weights, and whom a plan draws."""
+"""The weights of a rollout, and the rows of a plan."""
 
 from __future__ import annotations
 

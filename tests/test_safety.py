@@ -1,4 +1,4 @@
-"""What our own code never does, read off the source; and files of a checkpoint that would run something."""
+"""Calls that the source must not contain; and checkpoint files that would execute code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run keeps of its texts: with their pictures, their rewards and what each was worth."""
+"""The saved texts of a run: with their images, rewards and advantages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores with parts: what may be said, and that it stays with its sample wherever scores go."""
+"""Scores with parts: the allowed forms, and that each stays with its sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How rewards are called: side by side, within a time limit, and not again for what is known."""
+"""Calls of rewards: concurrent, with a time limit, and cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes that hold a model in parts: to the bit the run of two that each hold it whole."""
+"""Two processes that shard a model: bitwise the run of two that replicate it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mmgrpo train --accelerate``: what it starts, what it cannot start, and the files of what lies in parts."""
+"""``mmgrpo train --accelerate``: the jobs that it starts, its errors, and the files of sharded runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All weights trained in parts on two processes: the updates of two that hold them whole, and files that fit either."""
+"""All weights trained and sharded on two processes: the updates of replicated ones, and the same files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in one file a process: any run of their entries is read again, and what is not whole is an error."""
+"""Tensors in one file per process: any range of entries can be read, and an incomplete file is an error."""
 
 from __future__ import annotations
 

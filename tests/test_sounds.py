@@ -1,4 +1,4 @@
-"""Sounds in any form: opened, checked, written, shown, and sent to servers of rewards."""
+"""Audio in any form: opened, checked, written, reported, and sent to reward servers."""
 
 from __future__ import annotations
 

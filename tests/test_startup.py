@@ -1,4 +1,4 @@
-"""What starts without torch: help, lists and explanations read texts and numbers alone."""
+"""Commands that start without torch: help, lists and explanations read text and numbers only."""
 
 from __future__ import annotations
 

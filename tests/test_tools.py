@@ -1,4 +1,4 @@
-"""Functions that a model calls: what is asked, what is told, and what cannot be called."""
+"""Functions that a model calls: calls, results and errors."""
 
 from __future__ import annotations
 

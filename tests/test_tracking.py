@@ -1,4 +1,4 @@
-"""Trackers that are down: said once, tried again later, and no reason for a run to end."""
+"""Trackers that fail: reported once, retried, and no reason for a run to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs on the digits pipeline: what they leave, that they resume, and that the machine does not matter."""
+"""Complete runs on the digits pipeline: their output, resuming, and independence of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs on a tiny language model: what of the methods for tokens reaches the metrics and the weights."""
+"""Complete runs on a tiny language model: the effect of token methods on metrics and weights."""
 
 from __future__ import annotations
 

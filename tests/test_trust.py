@@ -1,4 +1,4 @@
-"""The run folder of a stranger: what its configuration names is neither imported nor asked, unless a person says so."""
+"""The run folder of another user: nothing that its configuration names is imported or called without ``--trust``."""
 
 from __future__ import annotations
 

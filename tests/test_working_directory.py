@@ -1,4 +1,4 @@
-"""Modules lying in the working directory are not imported, but for those that ``python:`` asks for."""
+"""Modules in the working directory are not imported, except those that ``python:`` names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions out of a made-up author's repository, beside methods of ours."""
+"""Functions from an invented author's repository, compared with those of mmgrpo."""
 
 from __future__ import annotations
 

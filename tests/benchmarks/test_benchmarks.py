@@ -1,4 +1,4 @@
-"""The benchmarks run, and what they count is what can be counted by hand; never what they time."""
+"""The benchmarks run, and their counts are those worked out by hand; times are not tested."""
 
 from __future__ import annotations
 

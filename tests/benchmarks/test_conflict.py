@@ -1,4 +1,4 @@
-"""What becomes of two rewards that pull apart."""
+"""The curves of two conflicting rewards."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What was tried: every pipeline class of the installed diffusers, of tiny random components, under the policy."""
+"""Every pipeline class of the installed diffusers, with tiny random components, under the policy."""

@@ -1,4 +1,4 @@
-"""Any pipeline class of diffusers from tiny random components, as two tables say what it is made of."""
+"""Any pipeline class of diffusers from tiny random components, built by two tables."""
 
 from __future__ import annotations
 

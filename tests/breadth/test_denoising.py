@@ -1,4 +1,4 @@
-"""The table in docs/ says what the installed library and the policy do."""
+"""The table in docs/ agrees with the installed library and the policy."""
 
 from __future__ import annotations
 

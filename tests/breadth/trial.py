@@ -1,4 +1,4 @@
-"""One pipeline class under the policy: what came of it, and which settings it took."""
+"""A trial of one pipeline class under the policy: its result, and the settings that it needed."""
 
 from __future__ import annotations
 

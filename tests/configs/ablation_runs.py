@@ -1,4 +1,4 @@
-"""For each shipped method a tiny run that has what it needs: see ``ablation``."""
+"""For each shipped method a tiny run with the inputs that it needs: see ``ablation``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the strategy of a shipped method requests, round after round, and the prompts that it samples."""
+"""The requests of the strategy of a shipped method, round by round, and the prompts that it samples."""
 
 from __future__ import annotations
 

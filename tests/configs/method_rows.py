@@ -1,4 +1,4 @@
-"""Rows that several methods are asked about."""
+"""Rows that several methods are tested on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rewards of a shipped method make of samples, and the advantages of these."""
+"""The scores of the rewards of a shipped method, and the advantages from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every shipped method, on a run that has what it needs: without one of its mechanisms the weights end elsewhere."""
+"""Every shipped method on a run that it needs: without one of its mechanisms the final weights differ."""
 
 from __future__ import annotations
 

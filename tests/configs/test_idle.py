@@ -1,4 +1,4 @@
-"""Mechanisms that a run never comes to, or that have nothing to read: what is said before the run."""
+"""Mechanisms that a run never reaches, or without inputs: the warning before the run."""
 
 from __future__ import annotations
 

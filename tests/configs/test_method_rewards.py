@@ -1,4 +1,4 @@
-"""Rewards of methods beside those of a run: neither replaces the other, in either order of an include."""
+"""Rewards of methods combined with those of a run: neither replaces the other, in either order of an include."""
 
 from __future__ import annotations
 

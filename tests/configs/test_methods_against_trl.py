@@ -1,4 +1,4 @@
-"""What a method's file says of TRL: its objective is the loss that those options of TRL give."""
+"""The TRL options that a method's file names: its objective is TRL's loss with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method publishes of its run's scale: not in force by itself, put in force where the method lies."""
+"""Published scales of methods: no effect by default, applied by ``use_paper_hparams``."""
 
 from __future__ import annotations
 

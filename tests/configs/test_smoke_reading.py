@@ -1,4 +1,4 @@
-"""Every method that reads rows beside those it draws trains a tiny language model."""
+"""Every method with off-policy rows in addition to its samples trains a tiny language model."""
 
 from __future__ import annotations
 

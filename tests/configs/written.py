@@ -1,4 +1,4 @@
-"""What files of configurations say by themselves."""
+"""The values that configuration files set themselves, without their includes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows are the same however a dataset is formatted, and what a file expands to is bounded."""
+"""Rows are the same in every format of a dataset, and the decompressed size of a file is bounded."""
 
 from __future__ import annotations
 

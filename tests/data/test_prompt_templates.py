@@ -1,4 +1,4 @@
-"""What members are shown in place of the prompt: spoilt images, bare prompts, answers of peers."""
+"""Prompt templates of members: masked images, bare prompts, answers of peers."""
 
 from __future__ import annotations
 

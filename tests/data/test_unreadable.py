@@ -1,4 +1,4 @@
-"""Rows that cannot be read: named, and left out where that is asked for, before a run and in the midst of it."""
+"""Unreadable rows: named in errors, and skipped if the configuration asks for it, before and during a run."""
 
 from __future__ import annotations
 

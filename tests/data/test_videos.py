@@ -1,4 +1,4 @@
-"""Video files: the times of their frames, upright pixels, and errors for what is none."""
+"""Video files: the times of their frames, upright pixels, and errors for other files."""
 
 from __future__ import annotations
 

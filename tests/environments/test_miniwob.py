@@ -1,4 +1,4 @@
-"""Real pages of MiniWoB++: what is clicked is rewarded by the page, and each conversation has its tab."""
+"""Real pages of MiniWoB++: the page rewards clicks, and each conversation has its tab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model as the environment, served or loaded: what it reads, and how its replies end and reward a conversation."""
+"""A model as the environment, served or loaded: its input, and how its replies end and reward a conversation."""
 
 from __future__ import annotations
 

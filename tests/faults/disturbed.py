@@ -1,4 +1,4 @@
-"""What is done to a run: each fault, drawn from a seed, and the cause taken away again."""
+"""Disturbances of a run: each fault, sampled from a seed, and the removal of its cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reward service on this machine that falls ill at a drawn call and is well again after some."""
+"""A reward service on this machine that fails at a random call and recovers after some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sitting of a run, in a process of its own: forked, so that the libraries are imported once."""
+"""One session of a run in a separate process: forked, so that the libraries are imported once."""
 
 from __future__ import annotations
 

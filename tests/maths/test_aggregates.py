@@ -1,4 +1,4 @@
-"""Aggregates: what a decision weighs, and that no way of cutting the batch changes it."""
+"""Aggregates: the weight of a decision, and that no split of the batch changes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies of trees: places in rows, numbers of members, what is asked for round by round."""
+"""Strategies of trees: places in rows, numbers of members, requests round by round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group sizes by what they are worth to a policy that is right so often; values by hand, sizes by trying all."""
+"""Group sizes by their value for a policy with a pass rate; values by hand, sizes by exhaustive search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages: what is asked after which rows; the credit of chains by hand."""
+"""Stages: requests after rows of earlier stages; the credit of chains by hand."""
 
 from __future__ import annotations
 

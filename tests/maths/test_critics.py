@@ -1,4 +1,4 @@
-"""What a critic is learnt from, by hand."""
+"""The targets of a critic, by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decorators of extension points: what a decorated function declares and checks, and what it is called with."""
+"""Decorators of extension points: the declarations and checks of a decorated function, and its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters: who is kept, by hand; ties, ragged groups, members that are none."""
+"""Filters: the samples that they keep, by hand; ties, ragged groups, missing members."""
 
 from __future__ import annotations
 

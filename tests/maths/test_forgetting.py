@@ -1,4 +1,4 @@
-"""What makes drawn decisions less likely, by hand."""
+"""The loss that makes sampled decisions less likely, by hand."""
 
 from __future__ import annotations
 

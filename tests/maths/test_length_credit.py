@@ -1,4 +1,4 @@
-"""What length costs in the groups that are right most often, by hand."""
+"""The cost of length in the groups with the highest pass rates, by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advantages of groups in parts, and of several groups as one, by hand; the laws are tested with the others."""
+"""Advantages within subgroups, and of several groups combined, by hand; other files test the laws."""
 
 from __future__ import annotations
 

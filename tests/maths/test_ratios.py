@@ -1,4 +1,4 @@
-"""Ratio levels and the normalised Gaussian ratio."""
+"""Ratio levels and the normalized Gaussian ratio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another rate, the power of frequencies and the level of sounds, held against sines."""
+"""Resampling, the power of frequencies and the level of audio, compared with sines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selections by hand, the quantile against torch's, and what selections must not touch."""
+"""Selections by hand, the quantile compared with torch's, and the values that selections must not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies: what is asked, round after round, and what of it is kept."""
+"""Strategies: their requests round by round, and the rows that they keep."""
 
 from __future__ import annotations
 

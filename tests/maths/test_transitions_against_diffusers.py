@@ -1,4 +1,4 @@
-"""The samplers against the stock diffusers schedulers they stand in for, on the same random model outputs."""
+"""The samplers compared with the stock diffusers schedulers, on the same random model outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees: where branches part, how many leaves are left of each, and what pruning leaves of their credit."""
+"""Trees: where branches part, the leaves that remain, and their credit after pruning."""
 
 from __future__ import annotations
 

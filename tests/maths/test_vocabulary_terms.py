@@ -1,4 +1,4 @@
-"""Terms of whole distributions: values and gradients by hand."""
+"""Terms of complete distributions: values and gradients by hand."""
 
 from __future__ import annotations
 

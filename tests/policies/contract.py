@@ -1,4 +1,4 @@
-"""The laws every policy keeps, by the name that the tests here know them by."""
+"""The laws of every policy, under the names of these tests."""
 
 from __future__ import annotations
 

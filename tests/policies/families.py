@@ -1,4 +1,4 @@
-"""Which tiny models a test that is for all of them takes each time; the others it takes by night."""
+"""The tiny models of tests for every policy: a few daily, the others nightly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy of ``docs/design/design.md``: four letters, each from a table of its own, all as likely at the start."""
+"""The policy of ``docs/design/design.md``: four letters, each from its own table, all equally likely at first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finished samples to be read, and the bare networks that say by hand what reading should find."""
+"""Finished samples to renoise, and bare networks that give the expected values by hand."""
 
 from __future__ import annotations
 

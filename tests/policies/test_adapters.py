@@ -1,4 +1,4 @@
-"""Starting from what another run, peft or diffusers has left: the same policy, and errors that say what to set."""
+"""Starting from an adapter of another run, peft or diffusers: the same policy, and errors that name the setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of tiny policies on a GPU, in float32 and bfloat16, and steps of the trainer there."""
+"""The laws of tiny policies on a GPU, in float32 and bfloat16, and steps of the trainer."""
 
 from __future__ import annotations
 

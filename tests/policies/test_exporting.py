@@ -1,4 +1,4 @@
-"""Whole models written for their own libraries: the stock class that reads them gives what the policy gives."""
+"""Complete models exported for their libraries: the stock class that loads them gives the policy's outputs."""
 
 from __future__ import annotations
 

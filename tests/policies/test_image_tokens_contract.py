@@ -1,4 +1,4 @@
-"""The laws of a policy on tiny models that draw out of tokens, guided: on Janus each time, on all by night."""
+"""The laws of a policy on tiny models of image tokens, guided: Janus daily, all nightly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of a policy on tiny language models, in full and with LoRA: on four families each time, on all by night."""
+"""The laws of a policy on tiny language models, full and with LoRA: four families daily, all nightly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would follow the end of a text: asked of the model called as a whole."""
+"""The probabilities after the end of a text, compared with the complete model."""
 
 from __future__ import annotations
 

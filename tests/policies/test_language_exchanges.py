@@ -1,4 +1,4 @@
-"""Exchanges with an environment: turns are trained, what is told between them is not."""
+"""Conversations with an environment: turns of the policy are trained, text between them is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every image, video and audio of a prompt reaches the model, or is an error that says what the model takes."""
+"""Every image, video and audio of a prompt reaches the model, or is an error that names the supported media."""
 
 from __future__ import annotations
 

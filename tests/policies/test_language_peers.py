@@ -1,4 +1,4 @@
-"""How far the distributions of a group's members are apart: by hand, and of the model called as a whole."""
+"""The divergence between the members of a group: by hand, and by the complete model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of text that are read: answers of the policy's own, of others, of a data set, and behind other prompts."""
+"""Off-policy rows of text: from the policy, from others, from a dataset, and under other prompts."""
 
 from __future__ import annotations
 

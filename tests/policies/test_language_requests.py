@@ -1,4 +1,4 @@
-"""What a plan may ask of a rollout of text: which members, under which settings, from which beginnings."""
+"""The settings of a plan for rollouts of text: members, sampling settings, forced prefixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a language policy draws: against generate, by hand, and in the tokens it may not write."""
+"""The samples of a language policy: compared with generate, by hand, and with suppressed tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that hear: the laws of a policy on a tiny Qwen2-Audio, what reaches its processor, how it is loaded."""
+"""Audio-language models: the laws of a policy on a tiny Qwen2-Audio, the inputs of its processor, its loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Video files and the options beside media, from the row to the tensors of a Qwen-VL model."""
+"""Video files and their options, from the row to the tensors of a Qwen-VL model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of the distribution that a token is drawn from: by hand, in chunks, with gradients."""
+"""Values of the distribution of a token: by hand, in chunks, with gradients."""
 
 from __future__ import annotations
 

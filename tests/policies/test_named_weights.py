@@ -1,4 +1,4 @@
-"""Weights kept under names: exact copies, averages that move as they should, nothing left behind, on disk and back."""
+"""Named weights: exact copies, averages, no leftovers, saving and loading."""
 
 from __future__ import annotations
 

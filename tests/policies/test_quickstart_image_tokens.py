@@ -1,4 +1,4 @@
-"""The codes of ``quickstart/digits-tokens``: what they are, and how much of a digit they keep."""
+"""The codes of ``quickstart/digits-tokens``: their meaning, and how well they reconstruct a digit."""
 
 from __future__ import annotations
 

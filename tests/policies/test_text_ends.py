@@ -1,4 +1,4 @@
-"""Where the text of each token ends: against decoding whole beginnings, and by hand."""
+"""The end of each token in the text: compared with decoding every prefix, and by hand."""
 
 # The bindings of `tokenizers` carry wrong annotations.
 # pyright: reportArgumentType=false

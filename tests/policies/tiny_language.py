@@ -1,4 +1,4 @@
-"""Policies on the tiny language models: prompts of mixed lengths and pictures, a fresh model for every test."""
+"""Policies on the tiny language models: prompts of mixed lengths and images, a fresh model for every test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real browser that lays a page out at several widths, and says which texts cannot be read there."""
+"""A real browser that renders a page at several widths, and lists the texts that cannot be read."""
 
 from __future__ import annotations
 

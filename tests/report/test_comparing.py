@@ -1,4 +1,4 @@
-"""Runs side by side: what differs, what each reached, and nothing of what lies outside their folders."""
+"""Comparisons of runs: their differences and results, and nothing from outside their folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rewards read and saw, drawn over the picture; alerts; shares of what was gated and clipped."""
+"""Explanations of rewards on the image; alerts; shares of gated and clipped rewards."""
 
 from __future__ import annotations
 

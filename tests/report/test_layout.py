@@ -1,4 +1,4 @@
-"""The page in a real browser: what is said can be read at every width."""
+"""The page in a real browser: every text is readable at every width."""
 
 from __future__ import annotations
 

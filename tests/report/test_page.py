@@ -1,4 +1,4 @@
-"""The page is read back: what it shows must be what the run folder holds."""
+"""The page contains the data of the run folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pictures are shown, and where."""
+"""The images of the report, and their places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run writes its own report, at every evaluation and at its end, whoever started it."""
+"""A run writes its report at every evaluation and at its end, however it was started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sounds in the page: players beside spectrograms, exact or small."""
+"""Audio in the page: players next to spectrograms, lossless or reduced."""
 
 from __future__ import annotations
 

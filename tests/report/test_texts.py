@@ -1,4 +1,4 @@
-"""Texts before and after, and groups of training with what each text was worth."""
+"""Texts before and after, and training groups with the advantage of each text."""
 
 from __future__ import annotations
 

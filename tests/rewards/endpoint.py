@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint of the standard library on loopback, whose answers follow from what it is asked."""
+"""An OpenAI-compatible endpoint of the standard library on loopback, whose answers depend on the request."""
 
 from __future__ import annotations
 

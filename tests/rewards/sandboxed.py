@@ -1,4 +1,4 @@
-"""Programs in the sandbox, where this machine can have one; else it refuses, and there is nothing to test."""
+"""Programs in the sandbox, where this machine supports it; elsewhere these tests are skipped."""
 
 from __future__ import annotations
 

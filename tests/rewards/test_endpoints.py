@@ -1,4 +1,4 @@
-"""The judge behind an endpoint, against a real HTTP server of the standard library on loopback."""
+"""The judge at an endpoint, tested with a real HTTP server of the standard library on loopback."""
 
 from __future__ import annotations
 

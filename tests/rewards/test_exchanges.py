@@ -1,4 +1,4 @@
-"""What an environment gave for the turns of a sample, as a reward."""
+"""The rewards of an environment for the turns of a sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every verifiable reward for texts says of a right and of a wrong answer, to the letter."""
+"""The complete explanation of every verifiable reward for texts, of a right and of a wrong answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a group holds: the order of samples and the numbers of groups do not matter, and ranges are kept."""
+"""Any group: the order of samples and the numbers of groups have no effect, and ranges hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group says of something that some of its texts do, by hand."""
+"""The usefulness of a feature of some texts of a group, by hand."""
 
 from __future__ import annotations
 

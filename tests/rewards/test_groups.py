@@ -1,4 +1,4 @@
-"""What holds for every reward that looks at groups: order does not matter, and a configuration names it."""
+"""Properties of every group reward: order has no effect, and a configuration names it."""
 
 from __future__ import annotations
 

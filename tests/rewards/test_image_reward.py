@@ -1,4 +1,4 @@
-"""ImageReward from a checkpoint laid out as the published one, against numbers that the authors' own code gave."""
+"""ImageReward from a checkpoint in the published layout, compared with numbers of the authors' code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards of sounds: values worked out by hand, and models held against transformers called directly."""
+"""Rewards of audio: values worked out by hand, and models compared with direct calls of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The moving digits: their clips, their captions, what verifier and judge say of real ones, and their little model."""
+"""The moving digits: clips, captions, scores of verifier and judge on real ones, and the small model."""
 
 from __future__ import annotations
 

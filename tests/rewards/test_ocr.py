@@ -1,4 +1,4 @@
-"""Text in pictures, read by the engines themselves, and by a function that knows how a picture was made."""
+"""Text in images, read by the engines, and by a function that knows how an image was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn by hypothesis: no parser raises, what it finds is bounded, and what was written down is read back."""
+"""Random inputs by hypothesis: no parser raises, results are bounded, and written values are read back."""
 
 from __future__ import annotations
 

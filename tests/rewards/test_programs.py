@@ -1,4 +1,4 @@
-"""Tests put to programs: what passes, what only pretends to, and how fast it is."""
+"""Tests of programs: those that pass, those that only pretend to, and their speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that draws, judged by its picture."""
+"""Code that renders an image, scored by the image."""
 
 from __future__ import annotations
 

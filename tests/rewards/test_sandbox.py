@@ -1,4 +1,4 @@
-"""Hostile programs: none takes more than it may, reaches what it must not, or outlives its sandbox."""
+"""Hostile programs: none exceeds its limits, reads what it must not, or outlives its sandbox."""
 
 from __future__ import annotations
 

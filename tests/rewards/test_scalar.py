@@ -1,4 +1,4 @@
-"""Reward models: tiny real checkpoints held against transformers called directly; solvers behind a local server."""
+"""Reward models: tiny real checkpoints compared with direct calls of transformers; solvers on a local server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real servers on free ports of this machine, in a thread or in a process of their own."""
+"""Real servers on free ports of this machine, in a thread or in a separate process."""
 
 from __future__ import annotations
 

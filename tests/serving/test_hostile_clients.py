@@ -1,4 +1,4 @@
-"""What clients that mean harm, or are broken, can make of a server: an answer that says so, and nothing else."""
+"""Hostile or broken clients of a server: each gets an error, with no other effect."""
 
 from __future__ import annotations
 

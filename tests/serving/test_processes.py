@@ -1,4 +1,4 @@
-"""Servers in processes of their own, that are told to end, or killed, in the middle of their work."""
+"""Servers in separate processes that are stopped or killed during their work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reaches a reward server, and how its token is compared."""
+"""Access to a reward server, and the comparison of its token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose scorer goes away and comes back: nothing of the run is lost, and it goes on or stops as it was told."""
+"""A run whose scorer fails and recovers: nothing is lost, and the run continues or stops as configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples as bytes: what arrives is what was sent, and what is no request is refused."""
+"""Samples as bytes: they arrive unchanged, and other bytes are an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates of model families, shortened, with what is particular to each: where pictures go, what is refused."""
+"""Shortened chat templates of model families, with their peculiarities: the place of images, and errors."""
 
 QWEN = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant<|im_end|>\n{% endif %}"

@@ -1,4 +1,4 @@
-"""Tiny models that draw pictures out of tokens: the unified families of transformers, and a Llama over codes."""
+"""Tiny models of image tokens: the unified families of transformers, and a Llama over codes."""
 
 from __future__ import annotations
 

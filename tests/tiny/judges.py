@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of the models that rewards judge with, in folders as the published ones lie in theirs."""
+"""Tiny random checkpoints of the judge models of rewards, in folders of the published layout."""
 
 from __future__ import annotations
 

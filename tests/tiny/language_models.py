@@ -1,4 +1,4 @@
-"""Every tiny language and vision-language model by name: stock classes, two layers, weights drawn from a seed."""
+"""Every tiny language and vision-language model by name: stock classes, two layers, weights from a seed."""
 
 from __future__ import annotations
 

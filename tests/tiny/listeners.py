@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of the models that listen to sounds, in folders as the published ones lie in theirs."""
+"""Tiny random checkpoints of audio models, in folders of the published layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every tiny masked model by name: stock classes, two layers, weights drawn wide from a seed."""
+"""Every tiny masked model by name: stock classes, two layers, large weights from a seed."""
 
 # The bindings of `tokenizers` carry wrong annotations.
 # pyright: reportArgumentType=false

@@ -1,4 +1,4 @@
-"""An IP-Adapter for a tiny U-Net pipeline: what a picture says goes into the cross-attention beside the caption."""
+"""An IP-Adapter for a tiny U-Net pipeline: features of an image enter the cross-attention next to the caption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stock processors of vision-language models, set to pictures of a few dozen pixels."""
+"""The stock processors of vision-language models, for images of a few dozen pixels."""
 
 from __future__ import annotations
 

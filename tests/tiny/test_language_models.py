@@ -1,4 +1,4 @@
-"""Every tiny language model reads its prompt, its pictures and its videos, and loads as it was saved."""
+"""Every tiny language model reads its prompt, images and videos, and loads as it was saved."""
 
 from __future__ import annotations
 

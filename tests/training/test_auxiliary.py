@@ -1,4 +1,4 @@
-"""Supervised learning beside the objective: what it adds to an update, whom it teaches, and what it costs."""
+"""Auxiliary supervised losses: their part of an update, their rows, and their cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are drawn after others of the step: their prompts, groups and rewards; chunks of one answer; whole runs."""
+"""Rows sampled after other rows of the step: prompts, groups and rewards; chunks of one answer; complete runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns of conversations as advantages of the decisions that wrote them: real rollouts, and whole runs."""
+"""Rewards of turns as advantages of their decisions: real rollouts, and complete runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with a critic: what it says, that it learns beside the policy, what is refused, and that runs resume."""
+"""Runs with a critic: its values, its training alongside the policy, errors, and resuming."""
 
 from __future__ import annotations
 

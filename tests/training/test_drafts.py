@@ -1,4 +1,4 @@
-"""Rows that begin as those of an earlier step do, as far as the policy of now keeps them."""
+"""Rows that begin like those of an earlier step, as far as the current policy accepts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that runs out: said by the phase of the step, with what to lower, and nothing that was whole is lost."""
+"""Out of memory: an error with the phase of the step and the settings to lower; files stay complete."""
 
 from __future__ import annotations
 

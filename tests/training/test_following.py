@@ -1,4 +1,4 @@
-"""Co-training: a task is shown what another has drawn, and that one is credited with what came of it."""
+"""Co-training: a task gets the samples of another in its prompts, which is rewarded by the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that move away from what was drawn: that becomes less likely, and what is trained stays as it is."""
+"""Weights that unlearn samples: these become less likely, and the trained weights stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done around an optimiser step, and references that move."""
+"""Hooks around an optimizer step, and references that move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that read what the network says inside: against the plain model, and over two steps."""
+"""Runs that read internal values of the network: compared with the plain model, and over two steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first step's rewards are warned of."""
+"""Warnings about the rewards of the first step."""
 
 from __future__ import annotations
 

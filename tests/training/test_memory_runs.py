@@ -1,4 +1,4 @@
-"""Whole runs that remember: what they draw, that they resume, and that a memory nobody reads changes nothing."""
+"""Complete runs with memory: their samples, resuming, and that an unread memory changes nothing."""
 
 from __future__ import annotations
 

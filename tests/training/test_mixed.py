@@ -1,4 +1,4 @@
-"""Mixed runs: tasks whose steps are taken together are the runs that they would be apart, and go on as one."""
+"""Mixed runs: tasks with common steps equal separate runs, and resume as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands make of a mixed run, and what its trackers are given."""
+"""Commands on a mixed run, and the values of its trackers."""
 
 from __future__ import annotations
 

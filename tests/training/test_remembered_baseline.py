@@ -1,4 +1,4 @@
-"""A baseline that persists: rewards compared with what is remembered of their prompts, one sample a prompt."""
+"""A persistent baseline: rewards compared with the memory of their prompts, one sample per prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that move while a run goes on: what the configuration is at each step, what is trained with, and resuming."""
+"""Schedules during a run: the configuration of each step, its effect on training, and resuming."""
 
 from __future__ import annotations
 

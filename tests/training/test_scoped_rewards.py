@@ -1,4 +1,4 @@
-"""What rewards say of parts of samples, as advantages of the decisions that made them: tokens and denoising steps."""
+"""Rewards of parts of samples as advantages of their decisions: tokens and denoising steps."""
 
 from __future__ import annotations
 

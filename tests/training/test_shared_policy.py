@@ -1,4 +1,4 @@
-"""Tasks of a mixed run that train one policy: their rows are one batch, and the weights are there once."""
+"""Tasks of a mixed run that train one policy: their rows are one batch, and the weights exist once."""
 
 from __future__ import annotations
 

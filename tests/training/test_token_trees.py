@@ -1,4 +1,4 @@
-"""Trees of tokens in the step: who goes on from whom, states over rounds, what is computed, the gradient."""
+"""Trees of tokens in the step: continued rows, states over rounds, forwards, the gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees in the step: credit by node of a rollout that was drawn, what pruning saves, and BranchGRPO's file."""
+"""Trees in the step: credit by node of a sampled rollout, the savings of pruning, and BranchGRPO's file."""
 
 from __future__ import annotations
 

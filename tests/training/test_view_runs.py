@@ -1,4 +1,4 @@
-"""Whole runs with views: methods that read them, what is said of those that are nowhere, and that runs resume."""
+"""Complete runs with views: methods that read them, errors for undefined ones, and resuming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs a comparison takes, and what is refused before any of them."""
+"""The runs of a comparison, and errors before the first of them."""
 
 from __future__ import annotations
 

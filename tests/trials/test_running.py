@@ -1,4 +1,4 @@
-"""Comparisons that run: what is shared changes nothing, and what is cut off goes on."""
+"""Running comparisons: shared work changes nothing, and an interrupted comparison resumes."""
 
 from __future__ import annotations
 

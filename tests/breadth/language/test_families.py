@@ -1,4 +1,4 @@
-"""Behind every row of docs/design/breadth-language.md a test; one of them each time, all nightly."""
+"""A test for every row of docs/design/breadth-language.md; one of them daily, all of them nightly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""APO (asymmetric policy optimisation): numbers worked out by hand."""
+"""APO (asymmetric policy optimization): numbers worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AEPO (arbitrary entropy policy optimisation): numbers worked out by hand."""
+"""AEPO (arbitrary entropy policy optimization): numbers worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SimKO (simple pass@K optimisation): numbers worked out by hand."""
+"""SimKO (simple pass@K optimization): numbers worked out by hand."""
 
 from __future__ import annotations
 
