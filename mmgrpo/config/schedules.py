@@ -75,7 +75,7 @@ class Moved:
     values: Mapping[str, Any]
 
     @property
-    def drawing(self) -> dict[str, Any]:
+    def sampling_settings(self) -> dict[str, Any]:
         """The policy's settings among them, as ``Plan.settings`` takes them."""
         settings: dict[str, Any] = {}
         for key, value in self.values.items():
@@ -125,7 +125,7 @@ class Course:
         }
         self.keys = frozenset(config.schedules)
         self._latest: Moved | None = None
-        _require_drawing(config)
+        _require_sampling_settings(config)
         changes = [step for named in config.schedules.values() for step in steps_of_change(named)]
         for step in sorted({0, max(config.steps - 1, 0), *changes}):
             self.at(step, Memory())
@@ -225,7 +225,7 @@ def _measured_by(key: str, config: RunConfig) -> str | None:
     return f"policy/{named[key].label or named[key].name}_mean" if key in named else None
 
 
-def _require_drawing(config: RunConfig) -> None:
+def _require_sampling_settings(config: RunConfig) -> None:
     """Raises ConfigError for policy settings that cannot change per rollout."""
     policy_keys = [key for key in config.schedules if key.startswith("policy.")]
     if not policy_keys or config.policy is None:

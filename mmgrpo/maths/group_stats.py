@@ -171,7 +171,7 @@ def _deviations(value_M: Tensor, group_M: Tensor) -> Tensor:
 
 
 def _is_comparable(value_M: Tensor, group_M: Tensor) -> Tensor:
-    """Whether a value is known and differs from others of its group: the std of equal numbers need not be 0."""
+    """Whether a value is known and those of its group differ: the std of equal numbers need not be 0."""
     limits = [
         value_M.new_full((len(value_M),), -end).scatter_reduce(0, group_M, value_M.nan_to_num(-end), how)[group_M]
         for end, how in ((torch.inf, "amax"), (-torch.inf, "amin"))

@@ -153,7 +153,10 @@ class Auxiliaries:
         counts = Counter((sample.group, sample.num_forced) for sample in samples)
 
         def prefix_examples() -> list[Example]:
-            return [Example(sample.prompt, text=self._begun(sample), finished=False) for sample in sample_of.values()]
+            return [
+                Example(sample.prompt, text=self._forced_prefix(sample), finished=False)
+                for sample in sample_of.values()
+            ]
 
         groups, weights = [group for group, _ in sample_of], [float(counts[key]) for key in sample_of]
         return self._weighed(config, number, groups, prefix_examples, weights, len(rows))
@@ -183,7 +186,7 @@ class Auxiliaries:
         )
         return result, len(examples)
 
-    def _begun(self, sample: Sample) -> str:
+    def _forced_prefix(self, sample: Sample) -> str:
         if not isinstance(self._supervised, SupportsTextOffsets):
             raise ConfigError("objective.auxiliary: prefixes needs a policy that generates text: leave it out")
         return (sample.text or "")[: self._supervised.text_offsets(sample)[sample.num_forced - 1]]

@@ -214,7 +214,7 @@ class MixedFolder:
         self._job = job
         self._resumed = resumed
         self._folder = None if resumed is None else RunFolder(resumed)
-        self._has_begun = False
+        self._has_started = False
 
     @property
     def folder(self) -> RunFolder:
@@ -227,14 +227,14 @@ class MixedFolder:
         """Creates or reuses the folder; those of the tasks are next."""
         if self._folder is None:
             self._folder = RunFolder(self._job.run_on_main(lambda: claim_folder(self._config)))
-        self._has_begun = True
+        self._has_started = True
         self._job.run_on_main(self._prepared)
         if self._config.runtime.trackers:
             self._job.trackers.start(self._config, self.folder.path)
         return self.folder.path
 
-    def begun(self) -> None:
-        """The files of the tasks are at their resumed position: so are the lines of the run."""
+    def rewrite_logs(self) -> None:
+        """Writes the lines of all tasks, once these are at their resumed position, to the files of the run."""
         if self._job.is_main and self._resumed is not None:
             for file in LOGS:
                 lines = [(name, line) for name, task in self._tasks.items() for line in task.folder.lines(file)]
@@ -265,8 +265,8 @@ class MixedFolder:
         """Writes down how the run ended; the folder of one that failed before it did anything goes."""
         if self._folder is None or not self._job.is_main:
             return []
-        if self._resumed is not None and not self._has_begun:  # killed after its tasks had finished
-            self.begun()
+        if self._resumed is not None and not self._has_started:  # killed after its tasks had finished
+            self.rewrite_logs()
             self.folder.mark_finished()
             self.saved()
             return []

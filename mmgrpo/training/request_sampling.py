@@ -322,8 +322,8 @@ def _read_samples(
 def _continued_draft(number: int, draft: OffPolicySample) -> _Entry:
     """A member that continues the accepted prefix of its draft."""
     sample, tokens = draft.sample, list(draft.sample.tokens or ())
-    begun = Continuation(token_ids=tokens, old_logprob_T=draft.old_logprob_T, num_forced=sample.num_forced)
-    return _Entry(number, sample.group, sample.prompt, (sample.member,), begun if tokens else None)
+    continuation = Continuation(token_ids=tokens, old_logprob_T=draft.old_logprob_T, num_forced=sample.num_forced)
+    return _Entry(number, sample.group, sample.prompt, (sample.member,), continuation if tokens else None)
 
 
 def _sample_entries(

@@ -114,11 +114,11 @@ class MixedRun(Protocol):
     """The folder of a mixed run around those of its tasks."""
 
     def begin(self) -> Path:
-        """Puts the folder in order, before the tasks do so with theirs; gives it."""
+        """Prepares the folder before those of the tasks; returns it."""
         ...
 
-    def begun(self) -> None:
-        """All tasks have begun."""
+    def rewrite_logs(self) -> None:
+        """Writes the lines of all tasks, once these are at their resumed position, to the files of the run."""
 
     def log(self, name: str, file: str, line: Mapping[str, Any]) -> None:
         """Takes the lines of a task."""
@@ -230,7 +230,7 @@ class RunLoop:
                 RunContext(progress=self._progress[name], stopping=self._stopping, log=log, show=show, within=within)
             )
         if self._mixed_run:
-            self._mixed_run.begun()
+            self._mixed_run.rewrite_logs()
 
     def _train_step(self) -> None:
         """One step of GRPO of every task that takes part in it."""

@@ -103,7 +103,7 @@ def test_exploratory_annealed_decoding_slows_down() -> None:
     """Of the shipped method: d = 20 min(25 + 5 s, 40,000) tokens at step s."""
     course = course_of(load_config("methods/ead", {"policy": None}))
     for step, pace in ((0, 500), (1, 600), (100, 10500), (9000, 800_000)):
-        temperature_schedule = course.at(step, Memory()).drawing["temperature_schedule"]
+        temperature_schedule = course.at(step, Memory()).sampling_settings["temperature_schedule"]
         assert temperature_schedule == {"pace": pytest.approx(pace)}
 
 

@@ -90,12 +90,12 @@ class TestConfigAt:
         moved = course_of(config).at(10, Memory())
         assert moved.config.rewards[0].weight == 0
         assert moved.config.rewards[0].numbers == {"max_length": 80, "margin": 10}
-        assert moved.drawing == {"temperature": 1, "max_new_tokens": 32}
+        assert moved.sampling_settings == {"temperature": 1, "max_new_tokens": 32}
         assert moved.rewards == {"short": {"max_length": 80, "weight": 0}}
         assert moved.metrics["config/policy.max_new_tokens"] == 32
         call = {"policy.call.num_inference_steps": {"name": "step", "values": [4, 8], "at": [1]}}
         live = course_of(config_of(schedules=call)).at(1, Memory())
-        assert live.drawing == {"call": {"num_inference_steps": 8}}
+        assert live.sampling_settings == {"call": {"num_inference_steps": 8}}
 
     def test_survives_its_file(self) -> None:
         config = config_of(schedules={**KL, "objective.surrogate": fixed({"name": "clipped", "low": 0.1, "high": 0.3})})

@@ -41,15 +41,15 @@ def _downstream_requests(
             Request(prompt=first + number, members=members, prompt_template=FOLLOWED, after=(identity,))
             for number, identity in enumerate(identities)
         )
-    written, begun = Counter(group for group, _ in identities), Counter[int]()
+    num_samples, next_member = Counter(group for group, _ in identities), Counter[int]()
     requests = []
     for group, member in identities:
-        each = setting.group_size // written[group]
+        each = setting.group_size // num_samples[group]
         if not each:
             raise ConfigError(
-                f"rollout.group_size={setting.group_size} is fewer than the {written[group]} samples of a prompt"
+                f"rollout.group_size={setting.group_size} is fewer than the {num_samples[group]} samples of a prompt"
             )
-        members = tuple(range(begun[group], begun[group] + each))
-        begun[group] += each
+        members = tuple(range(next_member[group], next_member[group] + each))
+        next_member[group] += each
         requests.append(Request(prompt=group, members=members, prompt_template=FOLLOWED, after=((group, member),)))
     return tuple(requests)
