@@ -214,6 +214,7 @@ def stated_settings(data: DataFiles, name: str) -> list[tuple[str, Any]]:
 
 
 def differences(expected: Mapping[str, Any], config: RunConfig, where: str) -> Iterator[Finding]:
+    """The keys whose value in a configuration is not that of a file."""
     resolved = config.model_dump(mode="json")
     for key, value in expected.items():
         if (actual := _value_at(resolved, key)) != value:

@@ -25,6 +25,7 @@ Spoil = Callable[["np.ndarray", "np.random.Generator"], "np.ndarray"]
 def corrupt_images(
     prompt: Prompt, member: int, history: History = NOTHING, *, spoil: Spoil, per_member: bool
 ) -> Prompt | None:
+    """The prompt with every image changed by ``spoil``; None for a prompt without images."""
     from mmgrpo.data.image_loading import load_image  # here, as it imports pillow, which explain does without
 
     if len(prompt.images) == 0:

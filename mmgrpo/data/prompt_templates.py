@@ -31,12 +31,14 @@ PEER = "{prompt}\n\nAnother answer, which is right:\n\n{answer}\n\nNow answer th
 
 
 def require_places(what: str, text: str, *names: str) -> None:
+    """Raises ConfigError for a text without the placeholders of these names."""
     if any("{" + name + "}" not in text for name in names):
         placeholders = " and ".join("{" + name + "}" for name in names)
         raise ConfigError(f"the text of a {what} must contain {placeholders}, got {text!r:.80}")
 
 
 def compile_pattern(name: str, pattern: str) -> re.Pattern[str]:
+    """The regular expression of a setting. Raises ConfigError for one that does not compile."""
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as error:
@@ -44,6 +46,7 @@ def compile_pattern(name: str, pattern: str) -> re.Pattern[str]:
 
 
 def require_share(share: float) -> None:
+    """Raises ConfigError for a share outside [0, 1]."""
     if not 0 <= share <= 1:
         raise ConfigError(f"a prefix is a share of the solution from 0 to 1, got {share}")
 
@@ -257,6 +260,7 @@ def draft(
 
 
 def require_text_of(sample: Sample) -> str:
+    """The text of a sample. Raises DataError for a policy that generates no text."""
     if sample.text is None:
         raise DataError(
             "this prompt template inserts answers, but this policy generates no text: use another prompt template"

@@ -145,7 +145,7 @@ def split_groups(value_PG: Tensor, parts: int) -> Tensor:
 
 
 def standardize(reward: Tensor, valid: Tensor, eps: float) -> Tensor:
-    """Rewards over the last axis, centered and divided by their spread."""
+    """Rewards centered and divided by their sample std over the last axis: (..., G), bool (..., G) -> (..., G)."""
     deviation = centered(reward, valid)
     return divided(deviation, spread(deviation, valid, dim=(-1,), correction=1) + eps)
 

@@ -49,6 +49,7 @@ def right_share(reward_PG: Tensor, valid_PG: Tensor, at_least: float) -> Tensor:
 
 
 def require_within(reward_PG: Tensor, valid_PG: Tensor, low: float, high: float) -> None:
+    """Raises ShapeError for a valid reward outside [low, high]."""
     outside_PG = valid_PG & ~((reward_PG >= low) & (reward_PG <= high))
     if outside_PG.any():
         raise ShapeError(

@@ -66,5 +66,5 @@ def power_spectrogram(values_N: Tensor, *, window: int, hop: int) -> Tensor:
 
 
 def level_db(values: Tensor) -> float:
-    """Its root mean square in decibels of full scale: a sine of amplitude 1 has -3.01, silence -100."""
+    """Root mean square of any tensor, in decibels of full scale: a sine of amplitude 1 has -3.01, silence -100."""
     return float(10 * values.double().square().mean().clamp(min=SILENT).log10())

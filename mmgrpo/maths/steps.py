@@ -37,6 +37,7 @@ def noise_std_weight(noise: Noise, mask_BT: Tensor) -> Tensor:
 
 
 def require_mask(noise: Noise, mask_BT: Tensor) -> None:
+    """Raises ShapeError for a mask that is not bool or not of the noise's shape."""
     if mask_BT.dtype != torch.bool or mask_BT.shape != noise.std_BT.shape or mask_BT.shape != noise.step_BT.shape:
         raise ShapeError(
             f"mask_BT must be bool of the noise's shape, got {mask_BT.dtype} {tuple(mask_BT.shape)} "

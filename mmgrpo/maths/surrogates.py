@@ -176,9 +176,11 @@ def shaped_probability(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tenso
 
 
 def probability_of(logprob_BT: Tensor) -> Tensor:
+    """exp(logprob), at most 1."""
     return logprob_BT.clamp(max=0).exp()
 
 
 def without_bounds(loss_BT: Tensor) -> Surrogate:
+    """A loss of which no decision is clipped."""
     never_BT = torch.zeros_like(loss_BT, dtype=torch.bool)
     return Surrogate(loss_BT, never_BT, never_BT)

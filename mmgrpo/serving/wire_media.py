@@ -80,12 +80,14 @@ def packed_values(values: Tensor, tensors: dict[str, Array] | None) -> dict[str,
 
 
 def packed_image(image: Image.Image, tensors: dict[str, Array] | None) -> Any:
+    """An image for a request: a reference to an array that is added to ``tensors``, or a PNG without them."""
     if tensors is None or not _is_array(image):
         return _png(image)
     return _as_tensor(np.asarray(image), tensors)
 
 
 def packed_video(frames: Sequence[Image.Image], tensors: dict[str, Array] | None) -> Any:
+    """The frames of a video for a request: one array, or a PNG per frame without ``tensors`` or for unequal frames."""
     same = len({(frame.mode, frame.size) for frame in frames}) == 1
     if tensors is None or not same or not all(_is_array(frame) for frame in frames):
         return [_png(frame) for frame in frames]

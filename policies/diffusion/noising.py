@@ -196,4 +196,5 @@ def _input_scale(scheduler: Any) -> float:
 
 
 def per_row(value_N: Tensor, like: Tensor) -> Tensor:
+    """One value per row, shaped to broadcast over a tensor: (N,) -> (N, 1, ..., 1)."""
     return value_N.to(like.device).reshape(-1, *[1] * (like.ndim - 1))

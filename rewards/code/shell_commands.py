@@ -148,6 +148,7 @@ def find_command(name: str, paths: Sequence[str]) -> str:
 
 
 def describe_outcome(outcome: Outcome) -> str:
+    """The end of a command and an excerpt of its errors, or else of its output."""
     end = f"status {outcome.code}" if outcome.ending == "exited" else outcome.ending
     output = (outcome.errors or outcome.output).decode(errors="replace").strip()
     return excerpt(f"{end}: {output}") or end

@@ -28,6 +28,7 @@ POINTS = (
 
 
 def same_numbers(gold: MathValue, answer: MathValue) -> bool:
+    """Whether two numbers are equal, with percent signs and units converted; single letters by their lower case."""
     letters = [getattr(value.expression, "name", "") for value in (gold, answer)]
     if all(len(letter) == 1 for letter in letters):
         return letters[0].lower() == letters[1].lower()

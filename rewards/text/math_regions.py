@@ -14,6 +14,7 @@ from .math_types import MathValue
 
 
 def is_inequality(value: MathValue) -> bool:
+    """Whether a value is an inequality, or several joined by "and" or "or"."""
     if value.kind == "list" and value.operators in (("or",), ("and",)):
         return True
     return value.kind == "relation" and set(value.operators) != {"="}
@@ -75,6 +76,7 @@ def _solutions(value: MathValue) -> Any:
 
 
 def same_regions(first: Any, second: Any) -> bool:
+    """Whether two sets of real numbers are equal; intervals are compared by their ends."""
     if first == second:
         return True
     first, second = (

@@ -108,6 +108,7 @@ def standardized_among_BS(scores: Scoped, groups: Groups, eps: float) -> Tensor:
 
 
 def by_group(value_BS: Tensor, valid_BS: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """Values and masks of scopes as matrices of groups: (B, S), bool (B, S) -> (S, P, G), bool (S, P, G)."""
     return groups.matrix(value_BS.T), groups.valid(valid_BS.T)
 
 
