@@ -1,4 +1,4 @@
-"""Whether a change leaves every update as it was: short runs of this tree and of another commit, compared to the bit.
+"""Whether a change leaves every update as it was: bitwise comparison of short runs of this tree and another commit.
 
 python -m benchmarks.no_change BASE [--configs NAME ...] [--steps 3] [--set key=value ...] [--set-base key=value ...]
 """

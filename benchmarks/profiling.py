@@ -1,8 +1,8 @@
-"""Where the overhead goes: a profile of iterations whose denoiser costs nothing, by group of modules.
+"""The parts of the overhead: a profile of iterations whose denoiser costs nothing, by group of modules.
 
-Time belongs to the code of the engine, the adapters, diffusers and transformers. What they call (torch, Python's own
-library) is charged to the callers, in proportion where there are several. The profiler slows Python down more than
-torch, so shares are to be read, and milliseconds come from runs without it.
+Time belongs to the code of the engine, the adapters, diffusers and transformers. Their calls of torch and of Python's
+library count for the callers, in proportion where there are several. The profiler slows Python down more than
+torch, so read the shares; milliseconds come from runs without it.
 """
 
 from __future__ import annotations

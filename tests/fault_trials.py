@@ -1,12 +1,11 @@
-"""Disturbs training runs, takes the cause away, goes on, and compares with runs that nobody disturbed, bit for bit.
+"""Disturbs training runs, removes the cause, resumes, and compares bitwise with undisturbed runs.
 
     python -m tests.fault_trials --trials 200 --seed 0
 
 A trial is a run of a small policy (images with all weights, texts with adapters; each with a warm-up, an average of the
-weights, a sampler and a controller that remember, and evaluations) and a fault, drawn from the seed: when, and how. The
-sitting that is disturbed must end as it was told to, by itself, or with an error that says what to change; and what is
-left once the run has gone on to its end (weights, optimiser, memory, every line and sample) must be that of a run that
-nobody disturbed.
+weights, a sampler and a controller with memory, and evaluations) and a fault; the seed determines its kind and time.
+The disturbed session must end regularly, as signaled, or with an error that names the setting to change. The final
+state of the resumed run (weights, optimizer, memory, every line and sample) must be that of an undisturbed run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Signals at any moment, from loading on, over kinds of runs; what is left after resuming equals an undisturbed run.
+"""Signals at any moment, from loading on, for all kinds of runs; the resumed run equals an undisturbed one.
 
     python -m tests.kind_trials --trials 200 --seed 0
 

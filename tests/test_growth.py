@@ -1,6 +1,6 @@
-"""The engine does not grow with the methods: none is named in it but in ``methods/`` and by functions of ``maths/``.
+"""The engine does not grow with the methods: only ``methods/`` and functions of ``maths/`` name one.
 
-What counts is code: identifiers, and texts that are names or keys. Sentences, docstrings and comments may speak of it.
+Code counts: identifiers, and strings that are names or keys. Sentences, docstrings and comments may name a method.
 """
 
 from __future__ import annotations

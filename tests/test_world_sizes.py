@@ -1,6 +1,6 @@
 """One process or two: the same updates to float32 rounding, of GRPO and of the warm-up, whatever rows a rank holds.
 
-A row alone in its forward is computed alike wherever it lies, so what may differ is the order in which gradients add.
+A row in a separate forward is computed in the same way on every process, so only the order of summed gradients differs.
 """
 
 from __future__ import annotations

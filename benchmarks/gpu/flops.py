@@ -1,4 +1,4 @@
-"""Floating-point operations of a forward, by formula, and the share of the GPU's peak that a time is.
+"""Floating-point operations of a forward, by formula, and the utilization of the GPU's peak from a time.
 
 A multiplication with its addition counts two. Per token a linear layer costs twice its weights, and attention of N
 queries over M keys of width d in all heads 4 N M d. Norms, modulations of a whole sample and activations do not count.

@@ -32,7 +32,7 @@ from .tool_turns import (
     CALL_FORMS,
     FUNCTION,
     FUNCTION_SCHEMA,
-    CallForm,
+    ToolCallForm,
     after_answer,
     media_prompt,
     parts_of,
@@ -295,7 +295,7 @@ class PromptEncoder:
         return FUNCTION in self._probe(probe, tools=[{"type": "function", "function": FUNCTION_SCHEMA}])
 
     @cached_property
-    def call_form(self) -> CallForm | None:
+    def call_form(self) -> ToolCallForm | None:
         """The form in which the chat template writes the results of calls, after an answer with calls, as turns of a
         tool; None: it does not.
         """

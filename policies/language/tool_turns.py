@@ -17,7 +17,7 @@ FUNCTION_SCHEMA = {"name": FUNCTION, "description": "x", "parameters": {"type": 
 
 
 @dataclass(frozen=True, slots=True)
-class CallForm:
+class ToolCallForm:
     """A form of the answer before results in which a chat template writes them.
 
     Attributes:
@@ -30,13 +30,13 @@ class CallForm:
 
 
 CALL_FORMS = (
-    CallForm(ANSWER, {"x": ANSWER}),
-    CallForm("", {"x": ANSWER}),
-    CallForm(ANSWER, json.dumps({"x": ANSWER})),
+    ToolCallForm(ANSWER, {"x": ANSWER}),
+    ToolCallForm("", {"x": ANSWER}),
+    ToolCallForm(ANSWER, json.dumps({"x": ANSWER})),
 )
 
 
-def reply_messages(reply: Turn, call_form: CallForm | None) -> list[dict[str, Any]]:
+def reply_messages(reply: Turn, call_form: ToolCallForm | None) -> list[dict[str, Any]]:
     """An answer of the policy, ``ANSWER``, and a turn of the environment after it.
 
     Args:

@@ -1,6 +1,6 @@
 """Runs of every shipped method in seconds, and the same runs without one mechanism of the method's file.
 
-A mechanism is a key of the file that changes what is sampled, how it is credited or what the loss is: an item of a list
+A mechanism is a key of the file that changes sampling, credit or the loss: an item of a list
 of functions (``advantage.estimators.0``), or a key such as ``objective.ratio_level``. Without it the key has its
 default.
 """

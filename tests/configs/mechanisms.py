@@ -1,7 +1,7 @@
-"""Which shipped methods are trained in tests: as many as it takes for every function that any of them names.
+"""The shipped methods that tests train with: enough to cover every function that a method names.
 
-The numbers of each method are another test's, and of each function too. Each time the trainer is tried on those of
-``EVERYDAY``, which between them set whatever any of them sets, and by night on all.
+Other tests check the numbers of methods and functions. Daily tests train with the methods of ``EVERYDAY``, which
+together set every key, nightly tests with all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a shipped method makes of a few rows: their advantages, who trains, and the loss.
+"""The advantages, the trained rows and the loss of a few rows under a shipped method.
 
 Axes: B rows, T decisions.
 """

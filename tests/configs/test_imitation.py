@@ -1,6 +1,6 @@
-"""Methods that imitate what the policy wrote, prefer what is given, or remember what there is to explore.
+"""Methods that imitate samples of the policy, train on off-policy rows, or keep statistics for exploration.
 
-Who is shown what, who is read, what is remembered, and that they train.
+Their prompts, off-policy rows and memory, and that they train.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Every recipe of a vision-language model trains on rows of its own form, with a tiny model of its own class.
+"""Every recipe of a vision-language model trains on rows of its form, with a tiny model of its class.
 
-And every method of rewards that say right or wrong trains a tiny language model.
+Every method with rewards for right answers trains a tiny language model.
 """
 
 from __future__ import annotations

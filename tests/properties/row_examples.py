@@ -1,7 +1,7 @@
 """Rows of decisions for property tests: groups of any rewards, masks of any shape, trees, chains, views.
 
-What a row holds at a decision that the mask leaves out, and what a reward that does not apply to it is worth, may be
-anything: ``junk`` is written there. Numbers are multiples of 1/64, which float32 and float64 both hold exactly.
+Values at masked decisions and of rewards that do not apply may be anything: ``junk`` is written there. Numbers are
+multiples of 1/64, which are exact in float32 and float64.
 
 Axes: B samples, T decisions, S scopes of a sample, N samples of all processes (here N = B).
 """

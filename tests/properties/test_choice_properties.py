@@ -1,5 +1,5 @@
-"""Properties of what chooses steps, numbers, prompts and samples: schedules, controllers, windows, trees, weights of
-answers, samplers of prompts and strategies.
+"""Properties of functions that choose steps, numbers, prompts and samples: schedules, controllers, windows, trees,
+weights of answers, prompt samplers and strategies.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Hand-written pairs of references and answers, over every reward of text answers that reads their forms.
+"""Hand-written pairs of references and answers for every reward of text answers that reads their form.
 
-``answers.jsonl`` has one pair a line: ``form``, ``reference`` (as a row holds it), ``answer`` (a completion),
-``verdict`` (true, false, or null where the reference is none that the reward reads), the ``rewards`` that it applies to
-and, where graders disagree or a pair has a trap, the ``reason``. A verdict is a mathematician's; it is never adjusted
-to what a reward gives.
+``answers.jsonl`` has one pair per line: ``form``, ``reference`` (the value of a row), ``answer`` (a completion),
+``verdict`` (true, false, or null if the reward cannot read the reference), the ``rewards`` that it applies to
+and, where graders disagree or a pair has a trap, the ``reason``. A mathematician wrote the verdicts; they are never
+adjusted to the score of a reward.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tiny pipelines whose rows depend on their batch, as those they are made after do: padding reaches the denoiser.
+"""Tiny pipelines whose rows depend on their batch, like those that they imitate: padding reaches the denoiser.
 
-Alone a prompt is cut to its own length; beside others it is padded to a common one, and the padding is attended to.
+A single prompt is cut to its length; in a batch it is padded to a common length, and attention includes the padding.
 """
 
 # diffusers exports lazily and annotates tuples and schedulers more narrowly than it takes them.

@@ -1,6 +1,6 @@
-"""Tiny text encoders of the classes the pipelines ship with; features are ``WIDTH`` wide unless asked otherwise.
+"""Tiny text encoders of the classes the pipelines ship with; features are ``WIDTH`` wide by default.
 
-Weights are drawn wider than for training, so that two prompts give clearly different features in every layer.
+Weights have a larger spread than for training, so that two prompts give clearly different features in every layer.
 """
 
 # A tokenizer's ids are annotated with every form that any tokenizer could give them.

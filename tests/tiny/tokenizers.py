@@ -1,8 +1,8 @@
 """Tiny local tokenizers of the classes the pipelines ship with.
 
-A vocabulary holds whole the words of simple captions and of the templates that the pipelines wrap prompts in;
-anything else falls apart into bytes or letters. A template so takes about as many tokens as with the published
-vocabulary, and a sequence length that fits a template there fits it here.
+A vocabulary has the words of simple captions and of the templates that the pipelines wrap prompts in as single tokens;
+other words split into bytes or letters. A template has about as many tokens as with the published
+vocabulary, so a sequence length that fits a template there fits it here.
 """
 
 # The Fast names are aliases that transformers 5 makes at import; the bindings of `tokenizers` carry wrong annotations.

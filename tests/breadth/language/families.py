@@ -1,7 +1,7 @@
-"""Every family that is tried, at its smallest: stock configurations, models and processors, weights from a seed.
+"""Every tested family, at its smallest: stock configurations, models and processors, weights from a seed.
 
-``writing.yaml`` and ``translating.yaml`` say what of a configuration must be other than small, ``seeing.yaml`` and
-``hearing.yaml`` also of what the processor is made. A value ``{token: X}`` is the id of a special token, ``TOKENIZER``
+``writing.yaml`` and ``translating.yaml`` have the values of a configuration that must not be small, ``seeing.yaml`` and
+``hearing.yaml`` also the parts of the processor. A value ``{token: X}`` is the id of a special token, ``TOKENIZER``
 the tokenizer, and ``{of: X, ...}`` the class X with those arguments.
 """
 

@@ -1,6 +1,6 @@
-"""Whether a family is exact: against the model called plainly and its own generate, in full and with LoRA.
+"""Whether a family is exact: compared with plain calls of the model and with ``generate``, full and with LoRA.
 
-Nothing of the policy's own check is used here: the plain call is written out once more.
+This does not use the check of the policy: the plain call is written a second time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The table of what was tried: ``python -m tests.breadth.language.table`` writes it, one row per family.
+"""The table of tested families: ``python -m tests.breadth.language.table`` writes it, one row per family.
 
-``--only NAME ...`` tries some families and leaves the other rows as they are.
+``--only NAME ...`` tests some families and keeps the other rows.
 """
 
 from __future__ import annotations

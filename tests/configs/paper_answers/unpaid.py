@@ -1,7 +1,7 @@
-"""Recipes without rewards of their own.
+"""Recipes without shipped rewards.
 
-Of supervised stages the numbers of the losses are in tests of the maths; what a server of rewards says is its
-own, and what a model of steps says is in tests/rewards."""
+Tests of the maths check the losses of supervised stages, tests/rewards the models that score steps; the scores of a
+reward server are its own."""
 
 from __future__ import annotations
 
