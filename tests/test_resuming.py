@@ -27,6 +27,14 @@ WARMED = {**BASE["update"], "warmup": WARMUP}
 EVALUATION = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 2}
 
 
+EVERY = {"every": 1, "keep": None}
+
+
+def copied(trainer: Trainer, output: Path) -> Path:
+    """A copy of a run's folder, in ``output``."""
+    return Path(shutil.copytree(trainer.folder.path, output / "run"))
+
+
 def timeless(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith("time")} for row in rows]
 
@@ -58,8 +66,8 @@ def started(output: Path, reward: Any, **changes: Any) -> Trainer:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    """A run that nothing interrupted, with which others are compared."""
-    return run(tmp_path_factory.mktemp("whole"))
+    """A run that nothing interrupted, with every checkpoint, with which others are compared."""
+    return run(tmp_path_factory.mktemp("whole"), checkpoint=EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -174,12 +182,14 @@ def test_the_reference_is_of_the_end_of_a_warm_up_that_was_interrupted(tmp_path:
     assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
-def test_torn_lines_of_a_run_that_is_over_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    uninterrupted = run(tmp_path, steps=1)
-    file = uninterrupted.folder.path / "metrics.jsonl"
+def test_torn_lines_of_a_run_that_is_over_are_dropped(
+    tmp_path: Path, uninterrupted: Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copied(uninterrupted, tmp_path)
+    file = folder / "metrics.jsonl"
     text = file.read_text()
     file.write_text(text + '{"step": 1, "upd')
-    run(tmp_path, resume=uninterrupted.folder.path, steps=1)
+    run(tmp_path, resume=folder)
     assert file.read_text() == text
     assert "metrics.jsonl: 1 unreadable line(s) dropped" in caplog.messages
 
@@ -253,13 +263,15 @@ def test_more_updates_a_step_keep_the_place_in_the_schedule(tmp_path: Path) -> N
         ({"update": WARMED}, r"update\.warmup: None -> .* \(it belongs to the start of a run\)"),
     ],
 )
-def test_changes_of_fixed_keys_raise(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    first = run(tmp_path, steps=1)
-    before = (first.folder.path / "config.yaml").read_text()
+def test_changes_of_fixed_keys_raise(
+    tmp_path: Path, uninterrupted: Trainer, change: dict[str, Any], message: str
+) -> None:
+    folder = copied(uninterrupted, tmp_path)
+    before = (folder / "config.yaml").read_text()
     with pytest.raises(ConfigError, match=f"cannot resume with {message}.*start a new run"):
-        run(tmp_path, resume=first.folder.path, **change)
-    assert (first.folder.path / "config.yaml").read_text() == before
-    assert about(first)["status"] == "finished"
+        run(tmp_path, resume=folder, **change)
+    assert (folder / "config.yaml").read_text() == before
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
 
 
 def test_in_python_a_run_folder_alone_is_enough(tmp_path: Path, uninterrupted: Trainer) -> None:
@@ -294,22 +306,22 @@ def test_notes_are_no_changes() -> None:
     assert list(config_changes(before, after)) == []
 
 
-def test_a_finished_run_takes_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = run(tmp_path, steps=2, evaluation=EVALUATION)
-    before = {path: path.read_bytes() for path in first.folder.path.rglob("*") if path.is_file()}
-    again = run(tmp_path, resume=first.folder.path, steps=2, evaluation=EVALUATION)
-    assert f"nothing to do: {first.folder.path} is at step 2 of 2" in (capsys.readouterr().out)
+def test_a_finished_run_takes_no_step(evaluated: Trainer, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = evaluated.folder.path
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    again = run(folder.parent, resume=folder, evaluation=EVALUATION)
+    assert f"nothing to do: {folder} is at step 4 of 4" in (capsys.readouterr().out)
     assert again.status == "finished"
-    assert {path: path.read_bytes() for path in first.folder.path.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_partly_deleted_checkpoints_are_removed(tmp_path: Path) -> None:
-    first = run(tmp_path, steps=2, checkpoint={"every": 1, "keep": 2})
-    root = first.folder.path / "checkpoints"
-    shutil.copytree(root / "step-000001", root / "warmup-000003")  # one too many
-    (root / ".step-000003").mkdir()
-    run(tmp_path, resume=first.folder.path, steps=2, checkpoint={"every": 1, "keep": 2})
-    assert sorted(path.name for path in root.iterdir()) == ["step-000001", "step-000002"]
+def test_partly_deleted_checkpoints_are_removed(tmp_path: Path, uninterrupted: Trainer) -> None:
+    folder = copied(uninterrupted, tmp_path)
+    root = folder / "checkpoints"
+    shutil.copytree(root / "step-000001", root / "warmup-000003")  # three too many
+    (root / ".step-000005").mkdir()
+    run(tmp_path, resume=folder, checkpoint={"every": 1, "keep": 2})
+    assert sorted(path.name for path in root.iterdir()) == ["step-000003", "step-000004"]
 
 
 def test_an_evaluation_that_was_not_due_is_not_made(tmp_path: Path) -> None:
@@ -331,13 +343,15 @@ def test_torn_lines_are_dropped_with_a_message(
     assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
-def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    uninterrupted = run(tmp_path / "whole", checkpoint={"every": 1, "keep": None})
-    last = uninterrupted.folder.path / "checkpoints" / "step-000004" / "training.pt"
+def test_a_damaged_checkpoint_is_skipped_with_a_message(
+    tmp_path: Path, uninterrupted: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(uninterrupted, tmp_path)
+    last = folder / "checkpoints" / "step-000004" / "training.pt"
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
     last.write_bytes(content)
-    resumed = run(tmp_path / "whole", resume=uninterrupted.folder.path)
+    resumed = run(tmp_path, resume=folder)
     message = capsys.readouterr().out
     assert "resuming from step 3" in message
     assert "step-000004 is damaged (training.pt has changed since it was written)" in message

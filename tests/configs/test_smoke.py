@@ -24,7 +24,7 @@ from mmgrpo.types import Sample, Scope, Score
 from tests.configs.mechanisms import ANY_KIND, EVERYDAY, STEP_METHODS, applies_to, nightly, settings, untrained
 from tests.configs.tiny_scorers import TinyScorers
 from tests.policies.families import daily
-from tests.tiny.pipelines import PIPELINES
+from tests.policies.tiny_policies import pipeline_of
 
 GROUP_SIZE = 2
 SHRUNK: dict[str, Any] = {
@@ -43,7 +43,7 @@ SHRUNK: dict[str, Any] = {
 def trained(config: RunConfig, pipeline: str, rewards: Any) -> list[dict[str, Any]]:
     """The metrics of a run on a tiny pipeline."""
     assert config.policy is not None
-    policy = DenoisingPolicy(PIPELINES[pipeline].build(), config.policy.numbers)
+    policy = DenoisingPolicy(pipeline_of(pipeline), config.policy.numbers)
     assert config.prompts is not None
     trainer = Trainer(policy, rewards, load_prompts_of(config.prompts), config)
     trainer.train()
@@ -100,7 +100,7 @@ def test_method_trains(name: str, write: Callable[[dict[str, Any]], Path], tmp_p
     metrics = trained(config, "sd3", build_rewards(config.rewards))
     num_updates = config.update.epochs * config.update.minibatches
     assert [(line["step"], line["update"]) for line in metrics] == [(s, u) for s in (1, 2) for u in range(num_updates)]
-    policy = DenoisingPolicy(PIPELINES["sd3"].build(), {"call": config.policy.numbers["call"]})  # type: ignore[union-attr]
+    policy = DenoisingPolicy(pipeline_of("sd3"), {"call": config.policy.numbers["call"]})  # type: ignore[union-attr]
     for line in metrics:
         assert line["policy/on_policy_gap"] < 1e-5
         assert line["reward/brightness/applies_frac"] == 1.0

@@ -43,7 +43,7 @@ SMALL: Mapping[str, Any] = {
 
 
 VISION = "qwen2.5-vl"
-EVERYDAY = ("spa-rl", "gigpo", "tree-grpo", "ssp", "timesearch-r")
+EVERYDAY = ("spa-rl", "gigpo", "tree-grpo", "ssp")
 OTHERWISE: Mapping[str, Mapping[str, Any]] = {
     "rex-rag": {
         "rollout.strategy.probability": 1.0,

