@@ -83,7 +83,7 @@ def write_samples(
                 line |= prompt_fields[id(sample.prompt)]
             if sample.text is not None:
                 line["finished"] = sample.finished
-                line |= {} if sample.tokens is None else {"num_tokens": len(sample.tokens)}
+                line |= {} if sample.tokens is None else {"num_tokens": sample.num_tokens}
                 line |= {"turns": _turns(sample, folder, media_folder)} if sample.turn_texts else {}
                 line |= {"environment_error": sample.environment_error} if sample.environment_error else {}
             if advantage_B is not None:

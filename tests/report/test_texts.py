@@ -186,6 +186,7 @@ def test_images_of_replies_are_embedded_between_the_turns(tmp_path: Path) -> Non
     first, last = lines[0]["turns"]
     assert (first["reward"], first["reply"]["text"], first["reply"]["num_videos"]) == (0.25, f"seen {HOSTILE}", 1)
     assert first["reply"]["image_sizes"] == [[8, 8]]
+    assert lines[0]["num_tokens"] == 2  # those of the turns
     unread = {"text": "over", "images": [], "image_sizes": [], "num_videos": 0, "unread": True}
     assert last == {"state": None, "text": "it is 0", "reply": unread}
     page = render(tmp_path)
