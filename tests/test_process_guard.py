@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mmgrpo.system.process_guard import piped_command
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans are found on Linux alone")
 
 LIMIT_S = 60.0
@@ -91,3 +93,29 @@ def test_end_returns_when_every_process_has_ended(tmp_path: Path) -> None:
     assert not folder.exists()
     parent.kill()
     parent.wait()
+
+
+PIPED_PARENT = """
+import subprocess, sys, time
+from mmgrpo.system.process_guard import piped_command
+
+guarded = subprocess.Popen(piped_command(["sh", "-c", sys.argv[1]]), stdin=subprocess.PIPE)
+guarded.stdin.write(b"hello\\n")
+guarded.stdin.flush()
+time.sleep(1000)
+"""
+
+
+def test_a_piped_command_has_the_streams_and_ends_with_its_parent() -> None:
+    command = "read line; echo $line; setsid sleep 1000 & echo $!; echo $$; sleep 1001"
+    with subprocess.Popen([sys.executable, "-c", PIPED_PARENT, command], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        line, *pids = [parent.stdout.readline().strip() for _ in range(3)]
+        parent.kill()
+    assert line == "hello"
+    assert wait_until_ended([int(pid) for pid in pids]) == []
+
+
+def test_a_piped_command_may_end_by_itself() -> None:
+    ended = subprocess.run(piped_command(["sh", "-c", "cat; exit 3"]), input=b"words", stdout=subprocess.PIPE)
+    assert (ended.stdout, ended.returncode) == (b"words", 3)

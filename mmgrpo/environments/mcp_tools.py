@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import shutil
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
@@ -14,6 +16,7 @@ from PIL import Image
 from mmgrpo.environment import Environment, SupportsCalls, Turn
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import required
+from mmgrpo.system.process_guard import piped_command
 from mmgrpo.tool_calls import AssistantMessage
 from mmgrpo.tools import Tool, ToolEnvironment
 from mmgrpo.types import Prompt
@@ -26,7 +29,8 @@ CONNECT_S = 30.0
 class McpEnvironment(Environment, SupportsCalls):
     """The tools of a server, with one session for each conversation.
 
-    Texts and images of a result are those of the turn; an error of the server is an error that the model reads.
+    Texts and images of a result are those of the turn; an error of the server is an error that the model reads. On
+    Linux the program of a command ends with this process, also after SIGKILL.
 
     Source: the Model Context Protocol, by its package ``mcp``.
     """
@@ -57,8 +61,10 @@ class McpEnvironment(Environment, SupportsCalls):
         """
         if (url is None) == (not command):
             raise ConfigError("mcp needs either url, or command with the program and arguments of a server")
+        if command and shutil.which(command[0], path=(env or {}).get("PATH")) is None:
+            raise ConfigError(f"mcp has no program {command[0]!r}: set command to one that is installed, or its path")
         package = required("mcp", "the environment mcp")
-        program, *arguments = command or ("",)
+        program, *arguments = piped_command(command) if command and sys.platform == "linux" else command or ("",)
         server = url or package.StdioServerParameters(command=program, args=arguments, env=dict(env or {}) or None)
         self._client: Any = None
         self._error: BaseException | None = None

@@ -2,7 +2,8 @@
 
 ``python process_guard.py COMMAND ..`` runs a command until its standard input is closed or its parent has ended, even
 by SIGKILL. Then it kills the command with all its descendants, also those that left its process group, and removes
-their temporary files. The script needs the standard library alone.
+their temporary files. With ``--piped`` before it, the command has the standard input and output of the script, and may
+also end by itself. The script needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import IO, final
 
 PR_SET_CHILD_SUBREAPER = 36
+PIPED = "--piped"
 POLL_S = 1.0
 """Seconds between two looks at the parent: a process that it forked may keep the standard input open."""
 END_S = 10.0
@@ -58,7 +60,21 @@ class GuardedProcess:
             self._process.wait()
 
 
-def _main(command: Sequence[str]) -> None:
+def piped_command(command: Sequence[str]) -> list[str]:
+    """A command that runs another one on its own standard input and output, and that ends it, with all its descendants,
+    when this process ends; completely on Linux.
+
+    Args:
+        command: the program and its arguments.
+
+    Returns:
+        The command; its exit code is that of the other.
+    """
+    return [sys.executable, "-I", "-S", __file__, PIPED, *command]
+
+
+def _main(command: Sequence[str], *, is_piped: bool) -> int:
+    """Runs the command; returns its exit code, 0 if it was killed."""
     parent = os.getppid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -66,13 +82,20 @@ def _main(command: Sequence[str]) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = {**os.environ, "TMPDIR": folder}
+        stdin = None if is_piped else subprocess.DEVNULL
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, env=environment, preexec_fn=_default_signals
+            command, stdin=stdin, env=environment, preexec_fn=_default_signals
         )  # signals that are ignored here would be ignored by the command
-        while os.getppid() == parent and not select.select([0], [], [], POLL_S)[0]:
-            pass
+        code = None
+        while os.getppid() == parent and code is None:
+            if is_piped:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = child.wait(POLL_S)
+            elif select.select([0], [], [], POLL_S)[0]:
+                break
         child.kill()
         _kill_children()
+        return code or 0
 
 
 def _default_signals() -> None:
@@ -103,4 +126,5 @@ def _children() -> list[int]:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    piped = sys.argv[1] == PIPED
+    sys.exit(_main(sys.argv[1 + piped :], is_piped=piped))

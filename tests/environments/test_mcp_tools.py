@@ -113,5 +113,7 @@ def test_a_server_over_http(url: str) -> None:
 def test_a_server_that_does_not_answer_is_an_error() -> None:
     with pytest.raises(ConfigError, match="mcp needs either url, or command"):
         McpEnvironment()
+    with pytest.raises(ConfigError, match="mcp has no program 'no-such-server'"):
+        McpEnvironment(command=["no-such-server"])
     with pytest.raises(ConfigError, match="does not answer"):
         McpEnvironment(command=[sys.executable, "-c", "pass"])
