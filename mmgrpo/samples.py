@@ -91,6 +91,13 @@ class Prompt:
         if not isinstance(self.columns, Mapping):
             raise DataError(f"Prompt.columns must be a mapping, got {type(self.columns).__name__}")
 
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """Its text and media as the parts of one chat message: all images, all videos, all audio, the text."""
+        media = [{"type": "image"}] * len(self.images) + [{"type": "video"}] * len(self.videos)
+        media += [{"type": "audio"}] * len(self.audios)
+        return [*media, {"type": "text", "text": self.text}]
+
 
 @dataclass(frozen=True, slots=True)
 class Example:

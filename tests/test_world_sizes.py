@@ -238,6 +238,18 @@ def in_chains(output: Path) -> Trainer:
     return finished(Trainer(policy_of("llama", batch=1), rewards, prompts_of("llama"), values))
 
 
+def taking_turns(output: Path) -> Trainer:
+    """Two roles of one policy; the best of the candidates of a turn is continued."""
+    strategy = {"name": "take_turns", "roles": ["asker", "helper"], "turns": 3, "follow": "best"}
+    prompt_templates = {
+        "asker": {"name": "role", "text": "Ask: {prompt}"},
+        "helper": {"name": "role", "text": "Help: {prompt}"},
+    }
+    rollout = {"prompts_per_step": 4, "group_size": 3, "strategy": strategy, "prompt_templates": prompt_templates}
+    values = base(output, rollout=rollout)
+    return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
+
+
 def warmed_on_texts(output: Path) -> Trainer:
     warmup = {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 3, "batch_size": 8}
     values = base(output, steps=0, rollout={"prompts_per_step": 2}, update={"warmup": {**warmup, "log_every": 1}})
@@ -321,6 +333,7 @@ SCENARIOS: dict[str, Callable[[Path], Trainer]] = {
     "turns with pictures": turns_with_pictures,
     "in trees": in_trees,
     "in chains": in_chains,
+    "taking turns": taking_turns,
     "seen otherwise": with_views,
     "with a critic": with_a_critic,
     "warm-up on texts": warmed_on_texts,
@@ -331,7 +344,10 @@ SCENARIOS: dict[str, Callable[[Path], Trainer]] = {
 EVERYDAY = ("images", "a rank without rows", "joined by answers", "exchanged")
 BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
 
-REFILLED = ("refilled", "attempted again", "a tree of images", "moving", "exchanged", "in trees", "in chains")
+REFILLED = (
+    *("refilled", "attempted again", "a tree of images", "moving", "exchanged", "in trees", "in chains"),
+    "taking turns",
+)
 """Those whose strategy asks for a second round."""
 
 

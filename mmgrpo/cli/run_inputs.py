@@ -13,11 +13,12 @@ from mmgrpo.system.console import PlainConsole
 from mmgrpo.system.extras import TRACKERS_KEY, require_installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from mmgrpo.config import RunConfig
     from mmgrpo.policy import Policy
     from mmgrpo.training.evaluation import EvaluationResult
+    from mmgrpo.training.task_chain import TaskLink
     from mmgrpo.types import Prompt
 
 
@@ -244,14 +245,12 @@ def evaluation_of(settings: RunConfig, checkpoint: Path | None, *, trust: bool =
     prompts = load_prompts_of(config.prompts, key="evaluation.prompts", note=settings.about.note)
     job = Job(make_accelerator(updated(settings, "runtime.trackers", ())))  # first: selects the GPU
     policy, plan = policy_of(settings, checkpoint), exchange_plan(settings)
-    show = _prompts_from_leader(settings, checkpoint, trust=trust)
-    return evaluate(policy, prompts, scorer, config, job, plan=plan, show=show)
+    link = _task_link(settings, checkpoint, trust=trust)
+    return evaluate(policy, prompts, scorer, config, job, plan=plan, show=link.show if link else None)
 
 
-def _prompts_from_leader(
-    settings: RunConfig, checkpoint: Path | None, *, trust: bool
-) -> Callable[[Sequence[Prompt]], list[Prompt]] | None:
-    """Maps prompts through the policy of the leading task; None for a task without ``after``."""
+def _task_link(settings: RunConfig, checkpoint: Path | None, *, trust: bool) -> TaskLink | None:
+    """Maps prompts through the policies of the tasks before; None for a task without ``after``."""
     from mmgrpo.algorithm import Algorithm
     from mmgrpo.config.loading import load_config
     from mmgrpo.runs.checkpoint import is_checkpoint
@@ -264,7 +263,9 @@ def _prompts_from_leader(
     leader = run_folder_of(checkpoint).parent / settings.rollout.task.after
     at = leader / "checkpoints" / checkpoint.name if is_checkpoint(checkpoint) else leader
     require_trusted(config_file_of(leader), trust=trust)
-    return TaskLink(policy_of(load_config(config_file_of(leader)), at), Algorithm.of(settings)).show
+    leader_settings = load_config(config_file_of(leader))
+    before = _task_link(leader_settings, at, trust=trust)
+    return TaskLink(policy_of(leader_settings, at), Algorithm.of(settings), before=before)
 
 
 def weights_for(config: str, checkpoint: Path | None, task: str | None = None, *, best: bool = False) -> Path | None:

@@ -200,6 +200,57 @@ def after_answers(
     return with_text(prompt, fill_template(prompt, text, values))
 
 
+def _check_role(turn: str, without: str | None, end: str | None) -> None:
+    require_places("turn", turn, "text")
+    for name, pattern in (("without", without), ("end", end)):
+        if pattern is not None:
+            compile_pattern(name, pattern)
+
+
+@PROMPT_TEMPLATES.register
+@prompt_template(check=_check_role)
+def role(
+    prompt: Prompt,
+    member: int,
+    history: History = NOTHING,
+    *,
+    text: str,
+    turn: str = "{role}: {text}",
+    same: Sequence[str] = (),
+    without: str | None = None,
+    end: str | None = None,
+) -> Prompt | None:
+    """The prompt of a role that takes turns with others: its instruction, then the conversation so far.
+
+    ``text`` is the instruction, with placeholders as in ``template``; it takes the place of the prompt's text. Turns of
+    the role itself follow as messages of the assistant; those of others as messages of the user, each formatted as
+    ``turn``, consecutive ones in one message. The role is the name of the prompt template, or of the task; ``same``
+    names others that are the same role. Matches of the regular expression ``without`` are removed from the turns of
+    others. The prompt template does not apply after a turn with a match of ``end``.
+
+    Raises: ConfigError for a turn without ``{text}``, an invalid regular expression, or a role after itself; DataError
+        for a turn that is no text, or a row without a column.
+    Source: the roles of AT-GRPO, arXiv:2510.11062, and CoMAS, arXiv:2510.08529, each of which reads a separate prompt.
+        Deviation: the texts' wording; they have one message, without turns of the role itself.
+    """
+    del member
+    texts = [require_text_of(each.sample) for each in history.turns]
+    if end is not None and texts and compile_pattern("end", end).search(texts[-1]):
+        return None
+    own = (history.role, *same)
+    if history.turns and history.turns[-1].role in own:
+        raise ConfigError(f"the role {history.role!r} follows a turn of the same role: let another one answer first")
+    prompt = with_text(prompt, fill_template(prompt, text, {}))
+    removed = None if without is None else compile_pattern("without", without)
+    for each, answer in zip(history.turns, texts, strict=True):
+        if each.role in own:
+            prompt = with_message(prompt, "assistant", answer)
+        else:
+            other = answer if removed is None else removed.sub("", answer)
+            prompt = with_message(prompt, "user", turn.replace("{role}", each.role).replace("{text}", other))
+    return prompt
+
+
 Scored = tuple[Sample, "float | None"]
 """An answer and its reward; None if no reward applied."""
 
@@ -303,6 +354,19 @@ def fill_template(prompt: Prompt, text: str, further: Mapping[str, str]) -> str:
         return str(values[match[1]])
 
     return PLACEHOLDER.sub(replacement, text)
+
+
+def with_message(prompt: Prompt, author: str, text: str) -> Prompt:
+    """The prompt with a message appended; a text of the user joins the last message if that is the user's.
+
+    The text of the prompt stays that of its last turn of the user.
+    """
+    if author == "user" and (prompt.messages is None or prompt.messages[-1]["role"] == author):
+        return with_text(prompt, f"{prompt.text}\n\n{text}")
+    content = prompt.parts if len(prompt.parts) > 1 else prompt.text
+    messages = prompt.messages or [{"role": "user", "content": content}]
+    text_of_prompt = text if author == "user" else prompt.text
+    return replace(prompt, text=text_of_prompt, messages=[*messages, {"role": author, "content": text}])
 
 
 def with_text(prompt: Prompt, text: str) -> Prompt:

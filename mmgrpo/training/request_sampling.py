@@ -9,16 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import compress
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmgrpo.data.history import History, PromptTemplate
+from mmgrpo.data.history import History, PromptTemplate, RoleTurn
 from mmgrpo.data.replies import reply_of
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.strategies import Answer, Request
+from mmgrpo.maths.strategies.downstream import FOLLOWED
 from mmgrpo.maths.strategies.draft_prefix import accepted
 from mmgrpo.memory import ReplayRow
 from mmgrpo.policy import Policy, SupportsNamedWeights, SupportsOffPolicyScoring, SupportsTextOffsets
@@ -69,7 +71,8 @@ def sample_requests(
     reads: bool = False,
     before: Sequence[RoundRollouts] = (),
     rewards: Sequence[Mapping[int, Mapping[int, float]]] = (),
-    others: Sequence[Rollout] = (),
+    task: str = "",
+    upstream: Mapping[str, Rollout] = MappingProxyType({}),
 ) -> RoundRollouts:
     """Samples, or re-scores, the requests of this process.
 
@@ -84,7 +87,9 @@ def sample_requests(
         reads: whether samples, generated without noise, are renoised, and the renoised states are trained on.
         before: the results of earlier rounds; their rows may be continued, or inserted by prompt templates.
         rewards: the combined rewards of those rounds, by group and member, where any applied.
-        others: samples of another policy at this step, which prompt templates may insert.
+        task: name of the task that samples; empty without tasks.
+        upstream: rollouts of the tasks before it at this step, by name, the nearest first; prompt templates may insert
+            the samples of the nearest one.
 
     Returns:
         The rows; rewards get the unchanged prompt with each, for any prompt template. If a prompt template has no text
@@ -95,9 +100,10 @@ def sample_requests(
         DataError: an answer is to be read that a row does not have.
     """
     step_rows = rows_by_identity([rollout for earlier in before for rollout in earlier.rollouts])
-    row_of = rows_by_identity(others) | step_rows
-    text_ends = policy.text_offsets if isinstance(policy, SupportsTextOffsets) and not others else None
-    history_of = _histories(row_of, rewards, seed, text_ends)
+    rows_by_task = {task: step_rows} | {name: rows_by_identity([rollout]) for name, rollout in upstream.items()}
+    row_of = {**[*rows_by_task.values()][1], **step_rows} if upstream else step_rows
+    text_ends = policy.text_offsets if isinstance(policy, SupportsTextOffsets) and not upstream else None
+    history_of = _histories(row_of, rows_by_task, rewards, seed, text_ends)
     alike: dict[tuple[object, ...], list[int]] = {}
     for n in local_requests:
         request = requests[n]
@@ -153,8 +159,13 @@ def rows_by_identity(rollouts: Sequence[Rollout]) -> dict[tuple[int, int], tuple
     }
 
 
+RowOf = Mapping[tuple[int, int], tuple[Rollout, int]]
+"""The rollout of each row, by its group and member, and its number there."""
+
+
 def _histories(
-    row_of: Mapping[tuple[int, int], tuple[Rollout, int]],
+    row_of: RowOf,
+    rows_by_task: Mapping[str, RowOf],
     rewards: Sequence[Mapping[int, Mapping[int, float]]],
     seed: int,
     text_ends: Callable[[Sample], Sequence[int]] | None,
@@ -179,7 +190,10 @@ def _histories(
             )
         identities = request.after or members_of.get(request.prompt, [])
         samples = [rollout.samples[row] for rollout, row in (row_of[identity] for identity in identities)]
+        task = next(iter(rows_by_task))
         return History(
+            role=_role(request.prompt_template, task),
+            turns=_turns(request.prompt_template, request.after, rows_by_task),
             seed=derive_seed(seed, request.prompt),
             samples=samples,
             rewards=[reward_of.get(identity) for identity in identities],
@@ -188,6 +202,31 @@ def _histories(
         )
 
     return history
+
+
+def _role(prompt_template: str | None, task: str) -> str:
+    return task if prompt_template in (None, FOLLOWED) else str(prompt_template)
+
+
+def _turns(
+    prompt_template: str | None, after: Sequence[tuple[int, int]], rows_by_task: Mapping[str, RowOf]
+) -> list[RoleTurn]:
+    """The conversation of a row with these rows in its prompt; those of this task, or of the one before it."""
+    tasks = list(rows_by_task)
+    turns: dict[tuple[int, tuple[int, int]], RoleTurn] = {}
+
+    def add(number: int, prompt_template: str | None, after: Sequence[tuple[int, int]]) -> None:
+        number += prompt_template == FOLLOWED
+        rows = rows_by_task[tasks[number]]
+        for identity in after:
+            if identity in rows and (number, identity) not in turns:
+                rollout, row = rows[identity]
+                sample = rollout.samples[row]
+                add(number, sample.prompt_template, sample.after)
+                turns[number, identity] = RoleTurn(_role(sample.prompt_template, tasks[number]), sample)
+
+    add(0, prompt_template, after)
+    return list(turns.values())
 
 
 def _continued(request: Request, row_of: Mapping[tuple[int, int], tuple[Rollout, int]]) -> Continuation | None:

@@ -46,6 +46,7 @@ class Rollouts:
         seed: of the step.
         num_unshown: number of requested members, over all processes, with a prompt template that had no text to insert.
         root_of: of groups sampled after the rows of others, the group with their data row.
+        upstream: the rollouts of the tasks before, by name, the nearest first.
     """
 
     rollout: Rollout
@@ -56,6 +57,7 @@ class Rollouts:
     seed: int = 0
     num_unshown: int = 0
     root_of: Mapping[int, int] = field(default_factory=dict)
+    upstream: Mapping[str, Rollout] = field(default_factory=dict)
 
     @property
     def samples(self) -> Sequence[Sample]:
@@ -65,17 +67,19 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRollouts:
-    """The samples of another policy at this step, for a policy with them in its prompts.
+    """The samples of the tasks before a task at this step, whose prompts contain those of the nearest one.
 
     Attributes:
-        rollout: its rows on this process.
-        strategy: the strategy after them, in place of the configured one.
+        task: name of the task that samples after them.
+        rollouts: their rows on this process, by task, the nearest first.
+        strategy: the strategy after the nearest, in place of the configured one.
         owner: the process of each group.
         root_of: the group whose data row a group has, where that is another one.
         templates: the templates that insert its samples, by name.
     """
 
-    rollout: Rollout
+    task: str
+    rollouts: Mapping[str, Rollout]
     strategy: Strategy
     owner: Mapping[int, int]
     root_of: Mapping[int, int]
@@ -168,7 +172,8 @@ def collect_rollouts(
             reads=renoise,
             before=round_rollouts,
             rewards=[previous.rewards() for previous in rounds],
-            others=[upstream.rollout] if upstream else (),
+            task=upstream.task if upstream else "",
+            upstream=upstream.rollouts if upstream else {},
         )
         round_rollouts.append(rollouts)
         part = PendingSamples(pending, rollouts.samples)
@@ -191,6 +196,7 @@ def collect_rollouts(
         seed=setting.seed,
         num_unshown=sum(_num_unshown(each) for each in rounds),
         root_of=owners.root_of,
+        upstream=upstream.rollouts if upstream else {},
     )
 
 

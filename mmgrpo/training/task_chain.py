@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.data.history import History
+from mmgrpo.data.history import History, RoleTurn
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies.downstream import FOLLOWED, following
@@ -28,27 +28,33 @@ from mmgrpo.types import Plan, Prompt
 class TaskLink:
     """Links a task of a mixed run to the task before it, which generates its prompts."""
 
-    def __init__(self, leader: Policy, algorithm: Algorithm, average: Average | None = None) -> None:
+    def __init__(
+        self, leader: Policy, algorithm: Algorithm, average: Average | None = None, before: TaskLink | None = None
+    ) -> None:
         """Links a task to the task before it.
 
         Args:
             leader: the policy that generates the prompts.
             algorithm: of the task that is after it.
             average: of the weights of the leader, if one is kept.
+            before: links the leader to a task before it; None: it has separate prompts.
         """
         assert algorithm.config.rollout.task is not None
         assert algorithm.task_template is not None
         self._leader = leader
-        self._average = average
+        self._average, self._before = average, before
         self._config = algorithm.config.rollout.task
+        self._name = algorithm.config.about.name
         self._templates = {FOLLOWED: algorithm.task_template}
 
     def followed(self, before: Mapping[str, Rollouts], job: Job) -> UpstreamRollouts:
         """The rollouts of the task before, as this task reads them, from those by task. A collective."""
-        rollouts = before[str(self._config.after)]
+        nearest = str(self._config.after)
+        rollouts = before[nearest]
         parts = job.gather([sample.identity for sample in rollouts.samples])
         return UpstreamRollouts(
-            rollout=rollouts.rollout,
+            task=self._name,
+            rollouts={nearest: rollouts.rollout, **rollouts.upstream},
             strategy=following([identity for part in parts for identity in part], compare=self._config.compare),
             owner={group: rank for rank, part in enumerate(parts) for group, _ in part},
             root_of=rollouts.root_of,
@@ -56,15 +62,27 @@ class TaskLink:
         )
 
     def show(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Held-out prompts with the samples of the other task, without noise; unchanged where it has none."""
-        plan = Plan(stochastic=(), prompt_ids=tuple(range(len(prompts))))
-        with self._average.applied() if self._average else nullcontext():
-            samples = self._leader.rollout(prompts, group_size=1, seed=0, plan=plan).samples
+        """Held-out prompts with the samples of the tasks before, without noise; unchanged where there are none."""
+        return self._with_samples(prompts, self._histories(prompts))
+
+    def _with_samples(self, prompts: Sequence[Prompt], histories: Sequence[History]) -> list[Prompt]:
         prompt_template = self._templates[FOLLOWED]
-        prompt_of_group = {
-            sample.group: prompt_template(prompts[sample.group], 0, History(samples=[sample])) for sample in samples
-        }
-        return [prompt_of_group[group] or prompt for group, prompt in enumerate(prompts)]
+        return [
+            prompt_template(prompt, 0, history) or prompt for prompt, history in zip(prompts, histories, strict=True)
+        ]
+
+    def _histories(self, prompts: Sequence[Prompt]) -> list[History]:
+        """The samples of the tasks before for each prompt."""
+        plan = Plan(stochastic=(), prompt_ids=tuple(range(len(prompts))))
+        earlier = self._before._histories(prompts) if self._before else [History()] * len(prompts)
+        leader_prompts = self._before._with_samples(prompts, earlier) if self._before else prompts
+        with self._average.applied() if self._average else nullcontext():
+            samples = self._leader.rollout(leader_prompts, group_size=1, seed=0, plan=plan).samples
+        turns = {sample.group: RoleTurn(str(self._config.after), sample) for sample in samples}
+        return [
+            History(samples=[turns[group].sample], role=self._name, turns=[*history.turns, turns[group]])
+            for group, history in enumerate(earlier)
+        ]
 
 
 @contextmanager

@@ -115,7 +115,10 @@ class Trainer:
             self.policy = policy = policy_of(policy, self.config, self.job.device)
             if owner is None:
                 self.job.distribute(policy)
-        self.task_link = TaskLink(self._leader.policy, self.algorithm, self._leader.average) if self._leader else None
+        leader = self._leader
+        self.task_link = (
+            TaskLink(leader.policy, self.algorithm, leader.average, leader.task_link) if leader is not None else None
+        )
         components = Components.of(self.algorithm, policy, self.rewards, loaded_prompts, job=self.job, owner=owner)
         self.components = components
         self.parameters, self.optimizer, self.average = policy.trainable, components.optimizer, components.average

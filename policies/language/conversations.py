@@ -20,7 +20,7 @@ from .encoding import EncodedPrompt, PromptEncoder
 from .environment_pool import EnvironmentPool
 from .forward_paths import ForwardPath
 from .token_generation import GenerationParams, RowStart, generate_rows
-from .tool_turns import media_prompt, parts_of
+from .tool_turns import media_prompt
 
 
 def with_opening_turn(prompt: Prompt, opening: Turn, *, takes_tools: bool) -> Prompt:
@@ -62,7 +62,7 @@ def _continued(content: Any, opening: Turn) -> str | list[Any]:
     if isinstance(content, str) and not opening.num_media:
         return content + text
     parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else list(content)
-    return [*parts, *parts_of(media_prompt(replace(opening, text=text)))]
+    return [*parts, *media_prompt(replace(opening, text=text)).parts]
 
 
 def with_turns(

@@ -35,7 +35,6 @@ from .tool_turns import (
     ToolCallForm,
     after_answer,
     media_prompt,
-    parts_of,
     reply_messages,
     template_calls,
 )
@@ -383,7 +382,7 @@ class PromptEncoder:
         media = {name: [*getattr(prompt, name), *getattr(turn, name)] for name in KINDS.values()}
         if not self._uses_template:
             return replace(prompt, text=f"{prompt.text}{turn.text}", **media)
-        messages = list(prompt.messages or [{"role": "user", "content": parts_of(prompt)}])
+        messages = list(prompt.messages or [{"role": "user", "content": prompt.parts}])
         if messages[-1]["role"] != "assistant" or turn.results:
             messages.append({"role": "assistant", "content": "x"})
         answer, *replies = reply_messages(turn, self.call_form)
@@ -577,7 +576,7 @@ class PromptEncoder:
         return self._template(self._messages(prompt), prompt)
 
     def _messages(self, prompt: Prompt) -> list[dict[str, Any]]:
-        messages = [self._turn(turn) for turn in prompt.messages or [{"role": "user", "content": parts_of(prompt)}]]
+        messages = [self._turn(turn) for turn in prompt.messages or [{"role": "user", "content": prompt.parts}]]
         if self.settings.system is not None and messages[0]["role"] != "system":
             messages.insert(0, self._turn({"role": "system", "content": self.settings.system}))
         return messages

@@ -51,14 +51,14 @@ def reply_messages(reply: Turn, call_form: ToolCallForm | None) -> list[dict[str
     answer: dict[str, Any] = {"role": "assistant", "content": ANSWER}
     if reply.role != "tool" or call_form is None or not reply.results:
         role = "user" if reply.role == "tool" and call_form is None else reply.role
-        content = parts_of(media_prompt(reply)) if reply.num_media else reply.text
+        content = media_prompt(reply).parts if reply.num_media else reply.text
         return [answer, {"role": role, "content": content}]
     names = [result.name or "unknown" for result in reply.results]
     functions = [{"name": name, "arguments": call_form.arguments} for name in names]
     calls = [{"type": "function", "function": function} for function in functions]
     messages = [{**answer, "content": call_form.content, "tool_calls": calls}]
     for name, result, images in zip(names, reply.results, reply.result_images, strict=True):
-        content = parts_of(Prompt(result.text, images=images)) if images else result.text
+        content = Prompt(result.text, images=images).parts if images else result.text
         messages.append({"role": "tool", "name": name, "content": content})
     return messages
 
@@ -108,10 +108,3 @@ def template_calls(
 def media_prompt(turn: Turn) -> Prompt:
     """A turn's text and media as a prompt."""
     return Prompt(turn.text, images=turn.images, videos=turn.videos, audios=turn.audios)
-
-
-def parts_of(prompt: Prompt) -> list[dict[str, Any]]:
-    """One user turn: all images, all videos, all audio, the text."""
-    media = [{"type": "image"}] * len(prompt.images) + [{"type": "video"}] * len(prompt.videos)
-    media += [{"type": "audio"}] * len(prompt.audios)
-    return [*media, {"type": "text", "text": prompt.text}]

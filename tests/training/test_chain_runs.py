@@ -188,6 +188,15 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
             },
         }
     },
+    "roles": {
+        "rollout": {
+            "strategy": {"name": "take_turns", "roles": ["asker", "helper"], "turns": 3},
+            "prompt_templates": {
+                "asker": {"name": "role", "text": "Ask: {prompt}"},
+                "helper": {"name": "role", "text": "Help: {prompt}"},
+            },
+        }
+    },
     "chunks": {
         "rollout": {
             "strategy": {"name": "stages", "then": [CHUNK]},
@@ -201,6 +210,10 @@ REWARDS = {
     "proposed": {
         "own": OfPromptTemplate(first_is_right, prompt_templates=[None, "posed"]),
         "later": OfLater(first_is_right, prompt_templates=["variant"], later="posed"),
+    },
+    "roles": {
+        "own": OfPromptTemplate(even_is_right, ["asker"]),
+        "helped": OfPromptTemplate(first_is_right, ["helper"]),
     },
     "chunks": {"end": AtEnd(even_is_right)},
 }

@@ -9,8 +9,10 @@ Axes: B rows of a round, over all processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mmgrpo.errors import ConfigError
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Identity = tuple[int, int]
-Which = Literal["all", "right", "wrong", "unfinished"]
+Which = Literal["all", "best", "right", "wrong", "unfinished"]
 Show = Literal["each", "group", "pair"]
 Into = Literal["own", "parent", "stage"]
 
@@ -33,8 +35,8 @@ class Stage:
     Attributes:
         prompt_template: name of the one of ``rollout.prompt_templates`` that inserts them; no two stages have the same.
         of: prompt template of the stage with these rows; None: the stage before.
-        rows: which of them: all, those with a reward of at least ``right``, those under it, or those cut
-            off by their length.
+        rows: which of them: all, the one of each group with the highest reward (the first of equal ones), those with a
+            reward of at least ``right``, those under it, or those cut off by their length.
         right: the reward of a right row.
         rate: lowest and highest mean reward of groups with rows that continue; None: any.
         most: rows of each group that continue, the first ones; None: all.
@@ -106,9 +108,9 @@ def stages(
     """Consecutive rounds: a prompt template inserts the samples of one round into the prompts of the next.
 
     ``first`` holds any of prompt template, members, trained and settings of the step's first rows; ``then`` a mapping
-    for each further stage: ``prompt_template``, and any of of, rows (all, right, wrong, unfinished), right, rate, most,
-    show (each, group, pair), inherits, members, group (own, parent, stage), trained, settings, weights, times. A stage
-    for which there are no rows is left out.
+    for each further stage: ``prompt_template``, and any of of, rows (all, best, right, wrong, unfinished), right, rate,
+    most, show (each, group, pair), inherits, members, group (own, parent, stage), trained, settings, weights, times. A
+    stage for which there are no rows is left out.
 
     Units: right and rate in those of the reward; times in rounds.
     Raises: ConfigError for invalid stages, or stages that follow no other.
@@ -134,11 +136,59 @@ def stages(
         before = further[index - 1].prompt_template if index else begun.prompt_template
         followed = stage.of if stage.of is not None else before
         for time in range(stage.times):
-            requests = _requests(stage, rounds[:num_rounds], setting, stage.prompt_template if time else followed)
+            label = stage.prompt_template if time else followed
+            parents = (each for each in reversed(rounds[:num_rounds]) if each.requests[0].prompt_template == label)
+            requests = _requests(stage, rounds[:num_rounds], setting, next(parents, None))
             if requests and num_rounds == len(rounds):
                 return requests
             num_rounds += bool(requests)
     return ()
+
+
+def _check_take_turns(roles: Sequence[str], turns: int, follow: str) -> None:
+    if not roles or not all(isinstance(role, str) for role in roles) or turns < 2:
+        raise ConfigError(f"take_turns needs roles, names of rollout.prompt_templates, and turns >= 2, got {turns}")
+    if follow not in FOLLOW:
+        raise ConfigError(f"take_turns: follow is one of {', '.join(FOLLOW)}, got {follow!r}")
+
+
+@STRATEGIES.register
+@strategy(looks_back=True, check=_check_take_turns)
+def take_turns(
+    rounds: Sequence[Round], setting: Setting, *, roles: Sequence[str], turns: int, follow: str = "each"
+) -> Sequence[Request]:
+    """Conversations between roles of the policy, each turn a round of rows with the prompt of its role.
+
+    Turn k, from 0, is that of role k modulo their number: the name of one of ``rollout.prompt_templates``, such as
+    ``role``, whose text a row continues. The first turn has ``group_size`` rows of each prompt.
+
+    - ``each``: every row is followed by one row, so that there are ``group_size`` conversations of a prompt; the rows
+      of one turn of a prompt are a group.
+    - ``best``: the row of a group with the highest reward, the first of equal ones, is followed by a group of
+      ``group_size`` rows.
+
+    A row is trained on the advantage within its group: among rows of the same role, turn and prompt and, with ``best``,
+    of the same conversation so far. A conversation ends before a turn whose prompt template does not apply.
+
+    Units: turns in rounds, 2 or more.
+    Raises: ConfigError for less, no roles, or another choice.
+    Source: ``best``: AT-GRPO, arXiv:2510.11062, agent- and turn-wise groups, sampled greedily by the reward, and its
+        code (pettingllms-ai/PettingLLMs, ``multi_agents_execution_engine.py``), where a role reads a separate prompt;
+        ``each``: CoMAS, arXiv:2510.08529.
+    """
+    role = roles[len(rounds) % len(roles)]
+    if not rounds:
+        members = tuple(range(setting.group_size))
+        return [Request(prompt=p, members=members, prompt_template=role) for p in range(setting.num_prompts)]
+    if len(rounds) == turns:
+        return ()
+    return _requests(FOLLOW[follow](prompt_template=role), rounds, setting, rounds[-1])
+
+
+FOLLOW: Mapping[str, Callable[..., Stage]] = MappingProxyType(
+    {"each": partial(Stage, members=1, group="stage"), "best": partial(Stage, rows="best")}
+)
+"""The stage after each turn, by ``follow`` of ``take_turns``."""
 
 
 def _parse_stage(kind: type[Any], values: Mapping[str, Any]) -> Any:
@@ -174,8 +224,8 @@ def _require_chain(first: First, then: Sequence[Stage]) -> None:
             raise ConfigError(f"stages: {stage.prompt_template}: rate is the least and the highest mean reward")
 
 
-def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, followed: str | None) -> tuple[Request, ...]:
-    parents = next((round_ for round_ in reversed(rounds) if round_.requests[0].prompt_template == followed), None)
+def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, parents: Round | None) -> tuple[Request, ...]:
+    """The requests of a stage after the rows of one of the rounds."""
     if parents is None:
         return ()
     earlier = [request for round_ in rounds for request in round_.requests]
@@ -223,6 +273,17 @@ def _prompt_samples(stage: Stage, parents: Round) -> Iterator[tuple[Identity, ..
         yield from ([(member,) for member in members] if stage.show == "each" else [tuple(members)] if members else [])
 
 
+def _best(parents: Round) -> Tensor:
+    """(B,) bool, the row of each group with the highest reward; of rows without one, and of equal ones, the first."""
+    reward_B = parents.reward_B.where(parents.valid_B, -torch.inf)
+    best_B = torch.zeros_like(parents.valid_B)
+    for group in parents.prompt_B.unique().tolist():
+        rows = (parents.prompt_B == group).nonzero().flatten()
+        rows = rows[parents.member_B[rows].argsort()]
+        best_B[rows[reward_B[rows] == reward_B[rows].max()][0]] = True
+    return best_B
+
+
 def _first(members: Sequence[Identity], of_side: Tensor) -> Sequence[Identity]:
     return [member for member, is_so in zip(members, of_side.tolist(), strict=True) if is_so][:1]
 
@@ -231,6 +292,7 @@ def _chosen(stage: Stage, parents: Round, right_B: Tensor) -> Tensor:
     """(B,) bool, the rows that others are sampled after."""
     every_B = torch.ones_like(right_B)
     which = {"all": every_B, "right": right_B, "wrong": ~right_B, "unfinished": ~parents.finished_B}
+    which["best"] = _best(parents)
     if stage.rate is None:
         return which[stage.rows]
     least, highest = stage.rate
