@@ -217,6 +217,7 @@ def role(
     text: str,
     turn: str = "{role}: {text}",
     same: Sequence[str] = (),
+    reads: Sequence[str] | None = None,
     without: str | None = None,
     end: str | None = None,
 ) -> Prompt | None:
@@ -225,8 +226,9 @@ def role(
     ``text`` is the instruction, with placeholders as in ``template``; it takes the place of the prompt's text. Turns of
     the role itself follow as messages of the assistant; those of others as messages of the user, each formatted as
     ``turn``, consecutive ones in one message. The role is the name of the prompt template, or of the task; ``same``
-    names others that are the same role. Matches of the regular expression ``without`` are removed from the turns of
-    others. The prompt template does not apply after a turn with a match of ``end``.
+    names others that are the same role; ``reads`` names the other roles whose turns it reads, null: all. Matches of the
+    regular expression ``without`` are removed from the turns of others. The prompt template does not apply after a turn
+    with a match of ``end``.
 
     Raises: ConfigError for a turn without ``{text}``, an invalid regular expression, or a role after itself; DataError
         for a turn that is no text, or a row without a column.
@@ -238,16 +240,16 @@ def role(
     if end is not None and texts and compile_pattern("end", end).search(texts[-1]):
         return None
     own = (history.role, *same)
-    if history.turns and history.turns[-1].role in own:
-        raise ConfigError(f"the role {history.role!r} follows a turn of the same role: let another one answer first")
     prompt = with_text(prompt, fill_template(prompt, text, {}))
     removed = None if without is None else compile_pattern("without", without)
     for each, answer in zip(history.turns, texts, strict=True):
         if each.role in own:
             prompt = with_message(prompt, "assistant", answer)
-        else:
+        elif reads is None or each.role in reads:
             other = answer if removed is None else removed.sub("", answer)
             prompt = with_message(prompt, "user", turn.replace("{role}", each.role).replace("{text}", other))
+    if history.turns and prompt.messages and prompt.messages[-1]["role"] == "assistant":
+        raise ConfigError(f"the role {history.role!r} reads no turn after its last one: let one that it reads answer")
     return prompt
 
 

@@ -120,6 +120,7 @@ FURTHER: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "selections.ratio_top_entropy": [{"share": 0.3}],
     "selections.top_entropy": [{"share": 0.3}],
     "strategy.branch_at": [{"at": [1, 2]}],
+    "strategy.take_turns": [{"roles": ["a", "b"], "turns": 3}, {"roles": ["a", "b"], "turns": 3, "follow": "best"}],
     "strategy.two_stage_scouts": [{"scouts": 4, "best": 1, "worst": 1, "settings": {"steps": 2}}],
     "terms.anchored_entropy": [{"quantile": 0.5, "anchor": 1.0}],
     "terms.negative_logprob": [{"view": "masked"}, {"view": "masked", "grad": True}],

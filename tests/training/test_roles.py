@@ -114,6 +114,8 @@ def test_a_role_without_earlier_turns_reads_one_message() -> None:
     assert result.messages == [system, {"role": "user", "content": "Find errors in: 1 + 1\n\nIt is 3."}]
     bare = critic(Prompt("1 + 1"), 0, History(role="critic", turns=CONVERSATION[:1]))
     assert bare == Prompt("Find errors in: 1 + 1\n\nIt is 3.")
+    partial = role(text="{prompt}", turn="{text}", reads=["critic"])
+    assert partial(Prompt("p"), 0, History(role="host", turns=CONVERSATION)) == Prompt("p\n\nNo.")
     again = critic(Prompt("1 + 1"), 0, History(role="critic", turns=CONVERSATION))
     assert again is not None
     assert [message["role"] for message in again.messages or ()] == ["user", "assistant", "user"]
@@ -122,9 +124,11 @@ def test_a_role_without_earlier_turns_reads_one_message() -> None:
 def test_conversations_end_and_no_role_follows_itself() -> None:
     solver = role(text="{prompt}", end="Agreed")
     assert solver(Prompt("p"), 0, History(role="solver", turns=CONVERSATION)) is None
-    with pytest.raises(ConfigError, match="'solver' follows a turn of the same role"):
+    with pytest.raises(ConfigError, match="'solver' reads no turn after its last one"):
         solver(Prompt("p"), 0, History(role="solver", turns=CONVERSATION[:1]))
-    with pytest.raises(ConfigError, match="follows a turn of the same role"):
+    with pytest.raises(ConfigError, match="'solver' reads no turn"):
+        role(text="{prompt}", reads=["judge"])(Prompt("p"), 0, History(role="solver", turns=CONVERSATION[:2]))
+    with pytest.raises(ConfigError, match="'solver' reads no turn"):
         role(text="{prompt}", same=["critic"])(Prompt("p"), 0, History(role="solver", turns=CONVERSATION[:2]))
     with pytest.raises(ConfigError, match=r"must contain \{text\}"):
         role(text="{prompt}", turn="{role}")
