@@ -19,7 +19,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Request, Strategy, fixed
 from mmgrpo.maths.strategies.chain_stages import stages
 from mmgrpo.methods.strategies.delethink import carried_over
-from mmgrpo.training.rollout_rounds import Rollouts, _assign, _roots
+from mmgrpo.training.rollout_rounds import Rollouts, _GroupOwners
 from mmgrpo.types import Prompt, Scores
 from tests.policies.contract import largest_difference
 from tests.policies.families import daily
@@ -131,14 +131,11 @@ def test_rewards_of_chains(reward: Any, expected: list[float | None]) -> None:
 
 
 def test_later_groups_are_sampled_on_the_process_of_the_earlier_ones() -> None:
-    owner = {0: 0, 1: 1}
-    requests = [Request(prompt=n, members=(0,), prompt_template="a", after=((n - 2, 0),)) for n in (2, 3)]
-    root_of = _roots(requests, owner, {})
-    assert root_of == {2: 0, 3: 1}
-    assert _roots([Request(prompt=4, members=(0,), prompt_template="b", after=((3, 0),))], owner, root_of) == {4: 1}
-    loads = [2, 2]
-    _assign(requests, owner | {2: 0, 3: 1}, loads)
-    assert loads == [3, 3]
+    owners = _GroupOwners({0: 0, 1: 1}, {}, [2, 2])
+    owners.assign([Request(prompt=n, members=(0,), prompt_template="a", after=((n - 2, 0),)) for n in (2, 3)])
+    assert (owners.root_of, owners.process_of, owners.loads) == ({2: 0, 3: 1}, {0: 0, 1: 1, 2: 0, 3: 1}, [3, 3])
+    owners.assign([Request(prompt=4, members=(0,), prompt_template="b", after=((3, 0),))])
+    assert (owners.root_of[4], owners.process_of[4], owners.loads) == (1, 1, [3, 4])
 
 
 def test_tokens_that_an_answer_carries_over() -> None:
