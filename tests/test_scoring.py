@@ -314,6 +314,30 @@ class TestTrlFormsOfSignature:
         assert as_reward(judge)(samples_of("a", "bb")) == [1, 2]
         assert asyncio.run(notebook()) == [1, 2]
 
+    def test_coroutines_of_several_rewards_wait_together(self):
+        """Each of two waits for the other, on all samples at once, while a third runs that neither waits for."""
+        ready: dict[str, asyncio.Event] = {"first": asyncio.Event(), "second": asyncio.Event()}
+        loops, sizes = set(), []
+
+        def reward(name: str, other: str) -> Any:
+            async def meets(completions: Any, **columns: Any) -> list[float]:
+                loops.add(asyncio.get_running_loop())
+                sizes.append(len(completions))
+                ready[name].set()
+                await asyncio.wait_for(ready[other].wait(), timeout=60)
+                return [float(len(completion)) for completion in completions]
+
+            return NamedReward(name, meets)
+
+        rewards = [
+            reward("first", "second"),
+            NamedReward("plain", lambda samples: [len(sample.text) for sample in samples]),
+            reward("second", "first"),
+        ]
+        for _ in range(2):
+            assert score(samples_of("a", "bb"), rewards).value_BR.tolist() == [[1, 1, 1], [2, 2, 2]]
+        assert (len(loops), sizes) == (1, [2, 2, 2, 2])
+
     def test_arguments_of_the_trainer(self):
         def logs(completions, log_extra, log_metric=None, **columns):
             for completion in completions:

@@ -26,16 +26,31 @@ class Caller:
     and does not keep the process alive.
     """
 
-    def __init__(self, function: Callable[..., Any], *, threaded: bool, timeout_s: float | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *, threaded: bool, timeout_s: float | None, awaits: bool = False
+    ) -> None:
+        """Stores the function.
+
+        Args:
+            function: the reward.
+            threaded: whether it runs on a thread, in parallel to the rollout and to other rewards.
+            timeout_s: time limit of a call in seconds; None: unlimited.
+            awaits: whether a call waits on a thread once it is started, also without ``threaded``.
+        """
         self._function = function
-        self._threaded = threaded
+        self._threaded, self._awaits = threaded, awaits
         self._timeout_s = timeout_s
         self._queue = _Queue()
 
     @property
     def threaded(self) -> bool:
-        """Whether calls run on a separate thread."""
+        """Whether calls may start during the rollout, on a separate thread."""
         return self._threaded
+
+    @property
+    def launches(self) -> bool:
+        """Whether ``start`` begins a call on a separate thread."""
+        return self._threaded or self._awaits
 
     def start(self, samples: Sequence[Sample]) -> RewardCall:
         """Start a call; without a separate thread the reward runs in ``RewardCall.result``.
@@ -47,7 +62,7 @@ class Caller:
             The call.
         """
         call = RewardCall(partial(self._function, samples), self._timeout_s, self._queue)
-        if self._threaded:
+        if self.launches:
             call.launch()
         return call
 

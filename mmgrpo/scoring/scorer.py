@@ -26,8 +26,8 @@ class Scorer:
     sample; a reward that raises, or exceeds its ``timeout_s``, fails on every sample of that call. Failures are masked
     and counted, never scored 0. A reward that can fail on single samples should return NaN for them.
 
-    Rewards with ``concurrent`` run in parallel on threads; the others run sequentially on the caller's thread. Every
-    call waits for all rewards.
+    Rewards with ``concurrent`` run in parallel on threads; the others run sequentially on the caller's thread, while
+    coroutine functions wait together. Every call waits for all rewards.
 
     Attributes:
         names: names of the rewards, in order.
@@ -204,7 +204,8 @@ class PendingScores:
             result_keys_R[r] = [next(new) if entry is None else entry.result_keys[index] for entry in early]
         for r in self._others:
             result_keys_R[r] = self._submit_rows(r, samples, keys, range(len(samples)))
-        collected_R = {r: self._pending[r].collect(result_keys_R[r]) for r in (*self._others, *self._threaded)}
+        order = sorted(range(len(self._workers)), key=lambda r: self._workers[r].caller.launches)
+        collected_R = {r: self._pending[r].collect(result_keys_R[r]) for r in order}
         return [collected_R[r] for r in range(len(self._workers))]
 
     def _submit_rows(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from inspect import Parameter, isawaitable
+from functools import cache, partial
+from inspect import Parameter, isawaitable, iscoroutinefunction
 from typing import Any, final
 
 from mmgrpo.data.image_loading import LazyImages
@@ -36,8 +38,9 @@ def as_reward(function: Callable[..., Any]) -> Reward:
     of the prompts; if named, also ``image``, the first one. For a chat prompt ``prompts`` has its messages, with the
     images at their placeholders if the function names ``prompts``, and ``completions`` the text as one assistant
     message; for any other prompt both are texts. For image and video policies the completion is the image or video.
-    Coroutines are awaited. ``environments`` has the object of each sample's conversation (of ``environment_factory``),
-    as it is after the conversation; a function that requires it is not called for samples without one, which get None.
+    Coroutines are awaited, those of several rewards concurrently on one event loop. ``environments`` has the object of
+    each sample's conversation (of ``environment_factory``), as it is after the conversation; a function that requires
+    it is not called for samples without one, which get None.
     The completion of a conversation is its messages: one of the assistant for each turn, and the environment's replies,
     as content blocks if they have images.
 
@@ -67,7 +70,13 @@ def as_reward(function: Callable[..., Any]) -> Reward:
 
 @final
 class TrlReward:
-    """A reward function with TRL's signature, as a ``Reward``; see ``as_reward``."""
+    """A reward function with TRL's signature, as a ``Reward``; see ``as_reward``.
+
+    Attributes:
+        is_async: whether it is a coroutine function, which waits while other rewards run.
+        reads_environments: whether it names ``environments``.
+        needs_columns: columns that it requires.
+    """
 
     def __init__(self, function: Callable[..., Any], trainer_state: Callable[[], Any] | None = None) -> None:
         """Wraps a function.
@@ -91,6 +100,7 @@ class TrlReward:
         self._named = frozenset(p.name for p in named)
         self._anything = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
         self._required = tuple(name for name in required if name not in (*_LOGGING, _STATE))
+        self.is_async = _is_async(function)
         self.reads_environments = "environments" in self._named
         self.needs_columns = self._required
 
@@ -239,13 +249,29 @@ def _completion(sample: Sample) -> Any:
 
 
 def _awaited(coroutine: Any) -> Any:
-    """Await a coroutine on a separate thread, because the caller may run inside an event loop (notebooks)."""
+    """Await a coroutine on the event loop that all rewards of the process share."""
 
     async def wait() -> Any:
         return await coroutine
 
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, wait()).result()
+    return asyncio.run_coroutine_threadsafe(wait(), _event_loop(os.getpid())).result()
+
+
+@cache
+def _event_loop(process: int) -> asyncio.AbstractEventLoop:
+    """An event loop that runs on a thread of the process, since the caller may run inside another one (notebooks).
+
+    It stays for the whole process, so that a client that a reward opens can serve its later calls.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name=f"async rewards of {process}", daemon=True).start()
+    return loop
+
+
+def _is_async(function: Any) -> bool:
+    while isinstance(function, partial):
+        function = function.func
+    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
 def _name(function: Any) -> str:

@@ -14,6 +14,7 @@ from mmgrpo.scoring.global_state import Isolated
 from mmgrpo.scoring.named_rewards import NamedReward
 from mmgrpo.scoring.result_parsing import FAILED, Result, read_results
 from mmgrpo.scoring.reward_calls import Caller, RewardCall
+from mmgrpo.scoring.trl_form import TrlReward
 from mmgrpo.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,8 @@ class RewardWorker:
         """
         self.name = reward.name
         function = Isolated(reward.name, reward.function)
-        self.caller = Caller(function, threaded=bool(reward.concurrent), timeout_s=reward.timeout_s)
+        awaits = isinstance(reward.function, TrlReward) and reward.function.is_async
+        self.caller = Caller(function, threaded=bool(reward.concurrent), awaits=awaits, timeout_s=reward.timeout_s)
         self.cache = ResultCache(cache_bytes) if reward.deterministic and cache_bytes > 0 else None
         self._max_failure_frac = max_failure_frac
 
