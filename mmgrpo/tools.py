@@ -400,10 +400,14 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
         """As ``ToolEnvironment.interrupted``."""
         return self._tools.interrupted(error)
 
+    @property
+    def has_reward(self) -> bool:
+        """Whether the object has ``get_reward``."""
+        return getattr(self._object, "get_reward", None) is not None
+
     def final_reward(self) -> float | None:
         """The reward of the object's ``get_reward``; None without one."""
-        get_reward = getattr(self._object, "get_reward", None)
-        reward = None if get_reward is None else _awaited(get_reward())
+        reward = _awaited(self._object.get_reward()) if self.has_reward else None
         return None if reward is None else float(reward)
 
     def close(self) -> None:

@@ -28,8 +28,8 @@ class CombinedEnvironment(Environment, SupportsCalls, SupportsFinalReward, Suppo
     Parts are ``python``, ``search``, ``sql``, ``tools``, ``tool_object`` and classes that implement ``SupportsTools``;
     the calls of all of them are in text formats, or all in that of ``ToolEnvironment`` (``call: tool_call``). The
     opening turn has their texts and images. A turn without calls ends the conversation, or goes to the ``partner``, an
-    environment such as ``simulated``, whose reply is the next turn and has its reward. Rewards of parts are not used,
-    so turns have none without a partner.
+    environment such as ``simulated``, whose reply is the next turn and has its reward. Without rewards of a partner,
+    the ``get_reward`` of a ``tool_object``, if it has one, is the reward of the last turn.
 
     Source: search and code in one conversation as in TAPO (arXiv:2510.07038); tools and a simulated user as in CoVe
     (arXiv:2603.01940).
@@ -54,7 +54,8 @@ class CombinedEnvironment(Environment, SupportsCalls, SupportsFinalReward, Suppo
 
         Raises:
             ConfigError: a part has no tools to combine, or a setting that is one of the combination; the parts' formats
-                of calls differ or are equal; there is both a partner and a tag of the answer.
+                of calls differ or are equal; there is both a partner and a tag of the answer; two of the parts and the
+                partner have rewards.
         """
         if partner is not None and answer_tag is not None:
             raise ConfigError("combined has a partner, who ends the conversation: leave out answer_tag")
@@ -66,6 +67,7 @@ class CombinedEnvironment(Environment, SupportsCalls, SupportsFinalReward, Suppo
                 self._partner = _environment(*_named(partner))
             if len(self._parts) < 2 - (self._partner is not None):
                 raise ConfigError(f"combined needs two or more parts, got {len(parts)}: name a single one directly")
+            self._rewarding = _rewarding(self._parts, is_partner_rewarded=_may_reward(partner))
             tools = _joined(self._parts, {"describe": describe, **settings})
             self._calls = TextCalls(tools, answer_tag=answer_tag, describe=describe)
         except BaseException:
@@ -74,9 +76,10 @@ class CombinedEnvironment(Environment, SupportsCalls, SupportsFinalReward, Suppo
 
     @classmethod
     def may_reward(cls, settings: Mapping[str, Any]) -> bool:
-        """Whether there is a partner whose turns may have a reward."""
-        partner = settings.get("partner")
-        return partner is not None and may_reward_turns(*_named(partner))
+        """Whether there is a partner whose turns may have a reward, or a ``tool_object``."""
+        kinds = [resolve("environments", _named(part)[0]) for part in settings.get("parts", ())]
+        has_object = any(isinstance(kind, type) and issubclass(kind, ToolObjectEnvironment) for kind in kinds)
+        return has_object or _may_reward(settings.get("partner"))
 
     @property
     def instance(self) -> Environment:
@@ -105,14 +108,18 @@ class CombinedEnvironment(Environment, SupportsCalls, SupportsFinalReward, Suppo
     def respond(self, message: AssistantMessage) -> Turn:
         """The results of the calls of a turn; of a turn without calls, the partner's reply."""
         turn = self._calls.respond(message)
-        return self._partner.step(message.text) if self._partner is not None and turn.done else turn
+        if self._partner is not None and turn.done:
+            turn = self._partner.step(message.text)
+        return replace(turn, reward=self._rewarding.final_reward()) if self._rewarding and turn.ends else turn
 
     def interrupted(self, error: TimeoutError) -> Turn | None:
         """None: the call that took too long still uses its part, so the conversation ends."""
         return None
 
     def final_reward(self) -> float | None:
-        """The partner's, if it rewards conversations that it did not end."""
+        """That of the object with a reward, or the partner's, if it rewards conversations that it did not end."""
+        if self._rewarding is not None:
+            return self._rewarding.final_reward()
         return self._partner.final_reward() if isinstance(self._partner, SupportsFinalReward) else None
 
     def close(self) -> None:
@@ -128,6 +135,22 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(name, str):
         raise ConfigError(f"a part of combined needs the name of an environment, got {name!r}")
     return name, others
+
+
+def _may_reward(partner: Mapping[str, Any] | None) -> bool:
+    return partner is not None and may_reward_turns(*_named(partner))
+
+
+def _rewarding(parts: Sequence[Environment], *, is_partner_rewarded: bool) -> ToolObjectEnvironment | None:
+    """The part whose object has a reward. Raises ConfigError if there are several rewards."""
+    rewarding = [part for part in parts if isinstance(part, ToolObjectEnvironment) and part.has_reward]
+    if len(rewarding) + is_partner_rewarded > 1:
+        names = [f"{type(part.instance).__name__}.get_reward" for part in rewarding]
+        names += ["the partner"] * is_partner_rewarded
+        raise ConfigError(
+            f"combined has several rewards of a conversation, {', '.join(names)}: leave all but one without a reward"
+        )
+    return rewarding[0] if rewarding else None
 
 
 def _environment(name: str, settings: Mapping[str, Any]) -> Environment:

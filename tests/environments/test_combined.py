@@ -198,3 +198,33 @@ def test_a_partner_rewards_conversations_that_it_did_not_end() -> None:
     with pytest.raises(ConfigError, match="the partner of combined has tools"):
         with_tools.reset(Prompt("?"))
     with_tools.close()
+
+
+PAYING = {"name": "tool_object", "factory": Paying}
+
+
+def test_the_reward_of_an_object_is_that_of_the_last_turn() -> None:
+    """One order is cancelled; a turn without calls ends the conversation, as a cut-off one does."""
+    environment = CombinedEnvironment([PAYING, CALLER])
+    environment.reset(Prompt("?"))
+    result = environment.step('<tool_call>{"name": "cancel", "arguments": {"order": "7"}}</tool_call>')
+    assert (result.reward, environment.final_reward()) == (None, 1.0)
+    end = environment.step("It is cancelled.")
+    environment.close()
+    assert (end.done, end.reward) == (True, 1.0)
+    assert CombinedEnvironment.may_reward({"parts": [PAYING, CALLER]})
+    assert not CombinedEnvironment.may_reward({"parts": [CALLER]})
+
+
+def test_an_object_rewards_conversations_with_a_partner_without_rewards() -> None:
+    with running(ChatServer(["Order 7, please.", "Thanks. [DONE]"])) as server:
+        partner = {**USER, "name": "simulated", "url": server.url}
+        environment = CombinedEnvironment([PAYING], partner=partner)
+        environment.reset(Prompt("?"))
+        rewards = [environment.step("Which order?").reward, environment.step("It is done.").reward]
+        environment.close()
+        assert rewards == [None, 0.0]
+        with pytest.raises(ConfigError, match=r"several rewards of a conversation, Paying.get_reward, the partner"):
+            CombinedEnvironment([PAYING], partner={**partner, "reward_tag": "score"})
+    with pytest.raises(ConfigError, match=r"several rewards of a conversation, Paying.get_reward, Paying.get_reward"):
+        CombinedEnvironment([PAYING, PAYING])
