@@ -360,8 +360,14 @@ class PromptEncoder:
         media = {name: tensor for name, tensor in tensors.items() if name not in (*per_token, *UNUSED)}
         aligned = [n for n, tensor in media.items() if tensor.shape[:2] == ids_1L.shape and not is_audio_tensor(n)]
         row_L = torch.cat([encoded.ids_P, token_T])
-        if aligned or not torch.equal(self._placeholders(row_L), self._placeholders(ids_1L[0])):
-            reason = f"it makes {', '.join(aligned)} of all tokens" if aligned else "their placeholders differ"
+        of_turns_N, of_all_N = self._placeholders(row_L), self._placeholders(ids_1L[0])
+        if aligned or not torch.equal(of_turns_N, of_all_N):
+            reason = f"it makes {', '.join(aligned)} of all tokens"
+            if not aligned:
+                reason = (
+                    f"turn by turn they take {len(of_turns_N)} placeholders, together {len(of_all_N)}, as where one "
+                    "image is tiled and several are not"
+                )
             raise PolicyError(
                 f"{type(self.processor).__name__} cannot take the media of a later turn after "
                 f"{encoded.prompt.text!r:.60}: {reason}; show them in the prompt or in Environment.reset"
