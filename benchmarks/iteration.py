@@ -24,6 +24,12 @@ PROMPTS = (Prompt("a red cat on two blue dogs"),)
 MAX_GRAD_NORM = 1.0
 
 
+def gap_of(gradient: Gradient) -> float:
+    """The on-policy gap of rows that the current weights sampled."""
+    assert gradient.max_gap is not None
+    return gradient.max_gap
+
+
 class Learner:
     """A policy with its optimizer, rewards and objective.
 

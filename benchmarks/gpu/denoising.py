@@ -15,7 +15,7 @@ from benchmarks.gpu.bare import BarePasses, recorded_decodes
 from benchmarks.gpu.flops import counted, denoiser_forward
 from benchmarks.gpu.models import DTYPE, Denoiser, flux, sd3, wan
 from benchmarks.gpu.rows import Bench, Value, allocated, peak
-from benchmarks.iteration import Learner
+from benchmarks.iteration import Learner, gap_of
 from benchmarks.timing import timed
 from mmgrpo.explain.process_scale import GIB
 from mmgrpo.training.compute_advantages import SampleAdvantages
@@ -69,7 +69,7 @@ class DenoiserRun:
         with self._backwards.recording():
             gradient = self._gradient(rollout, credit)
         self.learner.apply_gradient()
-        self.gap = gradient.max_gap
+        self.gap = gap_of(gradient)
         self.rollout_peak = self.update_peak = self.before_update = 0
 
     def turn(self) -> None:
@@ -81,7 +81,7 @@ class DenoiserRun:
         credit = self.learner.judge(sampled.value)
         self.before_update = allocated(device)
         updated, self.update_peak = peak(device, lambda: timed(device, lambda: self._learn(sampled.value, credit)))
-        self.gap = max(self.gap, updated.value.max_gap)
+        self.gap = max(self.gap, gap_of(updated.value))
         times.update.append(updated.spent.wall_s)
         times.bare_update.append(timed(device, self._bare_update).spent.wall_s)
 

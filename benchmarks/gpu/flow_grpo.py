@@ -27,7 +27,7 @@ from torch import Tensor
 
 from benchmarks.gpu.models import DTYPE, LORA, sd3
 from benchmarks.gpu.rows import Bench, Value, peak, release
-from benchmarks.iteration import MAX_GRAD_NORM, PROMPTS, Learner
+from benchmarks.iteration import MAX_GRAD_NORM, PROMPTS, Learner, gap_of
 from benchmarks.timing import timed
 from mmgrpo.explain.process_scale import GIB
 from mmgrpo.types import Plan
@@ -215,7 +215,7 @@ class Mmgrpo:
         Returns:
             The largest difference of a log-probability from that of the rollout.
         """
-        return self._learner.learn(*sample).max_gap
+        return gap_of(self._learner.learn(*sample))
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from benchmarks.gpu.flops import counted, decoder_forward
 from benchmarks.gpu.rows import Bench, Value, peak
-from benchmarks.iteration import Learner
+from benchmarks.iteration import Learner, gap_of
 from benchmarks.language import CASES, Case, model_and_processor, questions
 from benchmarks.timing import timed
 from mmgrpo.explain.process_scale import GIB
@@ -144,7 +144,7 @@ class LanguageRun:
         self.learner = Learner(self.policy, prompts=prompts, rewards=[NamedReward("ramp", ramp)])
         self._rollout = self.learner.draw(GROUP)
         self._credit = self.learner.judge(self._rollout)
-        self.gap = self.learner.gradient(self._rollout, self._credit).max_gap
+        self.gap = gap_of(self.learner.gradient(self._rollout, self._credit))
         self._clear()
         autocast = torch.bfloat16 if settings.get("lora") is None and case.published else None
         self.direct = DirectCalls(self.policy, self._rollout, autocast)
@@ -157,7 +157,7 @@ class LanguageRun:
 
     def gradient(self) -> None:
         """The gradient of the objective, cleared."""
-        self.gap = max(self.gap, self.learner.gradient(self._rollout, self._credit).max_gap)
+        self.gap = max(self.gap, gap_of(self.learner.gradient(self._rollout, self._credit)))
         self._clear()
 
     def bare_gradient(self) -> None:

@@ -105,7 +105,7 @@ class Auxiliaries:
                 result, num = self._from_answers(config, source, algorithm, advantages, first + number, rows)
             losses[config.label], sums[config.label] = result.local_loss, result.local_sum
             num_forwards += num
-        return Gradient(Diagnostics(loss_sums=losses, value_sums=sums), 0.0, num_forwards)
+        return Gradient(Diagnostics(loss_sums=losses, value_sums=sums), None, num_forwards)
 
     def _from_examples(self, config: AuxiliaryConfig, number: int) -> tuple[SupervisedResult, int]:
         assert self._supervised is not None

@@ -169,7 +169,7 @@ class CriticTrainer:
                 num_forwards += part.num_forwards
         loss, mean = (torch.stack(self._job.gather(sums)).sum(0) / num).tolist()
         self.metrics = {"critic/loss": loss, "critic/value_mean": mean}
-        gradient = Gradient(Diagnostics(), 0.0, num_forwards)
+        gradient = Gradient(Diagnostics(), None, num_forwards)
         return gradient if policy is None else gradient.merge(policy(number, rows))
 
 

@@ -54,21 +54,26 @@ class Gradient:
     Attributes:
         diagnostics: sums over those of this rank's decisions that the loss depends on.
         max_gap: largest |log-probability now - at rollout| of decisions recorded under the weights of the step: the
-            on-policy gap, before these move.
+            on-policy gap, before these move; None: there were no such decisions.
         num_forwards: model forwards spent, in rows of one sample.
     """
 
     diagnostics: Diagnostics
-    max_gap: float
+    max_gap: float | None
     num_forwards: int
 
     def merge(self, other: Gradient) -> Gradient:
         """The sum of both."""
         return Gradient(
             self.diagnostics + other.diagnostics,
-            max(self.max_gap, other.max_gap),
+            largest_gap(self.max_gap, other.max_gap),
             self.num_forwards + other.num_forwards,
         )
+
+
+def largest_gap(*gaps: float | None) -> float | None:
+    """The largest of the measured gaps; None if there are none."""
+    return max((gap for gap in gaps if gap is not None), default=None)
 
 
 def accumulate_gradient(
@@ -277,7 +282,8 @@ def _slice_by_slice(
     policy: Policy, rollout: Rollout, batch: Decisions, objective: Objective, views: Mapping[str, ViewRows]
 ) -> Gradient:
     batch = replace(batch, mask_BT=objective.contributing(batch))
-    diagnostics, max_gap, num_forwards = Diagnostics(), 0.0, 0
+    diagnostics, num_forwards = Diagnostics(), 0
+    max_gap: float | None = None
     requested = policy_values(objective.values, views)
     with closing(evaluations(policy, rollout.keep(batch.mask_BT), requested)) as slices:
         for evaluation in slices:
@@ -285,7 +291,7 @@ def _slice_by_slice(
             loss = objective(decisions)
             backward(loss.value)
             diagnostics += loss.diagnostics + Diagnostics(change_sums=terms_changed(objective.terms, decisions))
-            max_gap = max(max_gap, _gap(decisions))
+            max_gap = largest_gap(max_gap, _gap(decisions))
             num_forwards += evaluation.num_forwards
     return Gradient(diagnostics, max_gap, num_forwards)
 
@@ -295,7 +301,7 @@ def _values_first(
 ) -> Gradient:
     values = replace(values, mask_BT=objective.contributing(values))
     if not bool(values.mask_BT.any()):
-        return Gradient(Diagnostics(), 0.0, 0)
+        return Gradient(Diagnostics(), None, 0)
     logprob_BT = values.logprob_BT.detach().clone().requires_grad_()
     policy_value_names = policy_values(objective.values, views)
     through = {of_view(name): views[name] for name in sorted(objective.through)}
@@ -309,13 +315,14 @@ def _values_first(
     moves_BT = torch.stack(
         [torch.zeros_like(values.mask_BT), *(grad != 0 for grad in policy_grads if grad is not None)]
     )
-    max_gap, num_forwards = 0.0, 0
+    num_forwards = 0
+    max_gap: float | None = None
     with closing(evaluations(policy, rollout.keep(values.mask_BT & moves_BT.any(0)), policy_value_names)) as slices:
         for evaluation in slices:
             parts = [(of_logprob_BT, evaluation.logprob_BT)]
             parts += [(of_value[value], evaluation.values[value]) for value in policy_value_names]
             _backward(parts, evaluation)
-            max_gap = max(max_gap, _gap(_with_values(values, evaluation)))
+            max_gap = largest_gap(max_gap, _gap(_with_values(values, evaluation)))
             num_forwards += evaluation.num_forwards
     for value, view_rows in through.items():
         grad_BT = of_value[value]
@@ -348,10 +355,11 @@ def _with_values(batch: Decisions, evaluation: Evaluation) -> Decisions:
     return replace(decisions, logprob_BT=evaluation.logprob_BT, values={**decisions.values, **evaluation.values})
 
 
-def _gap(decisions: Decisions) -> float:
+def _gap(decisions: Decisions) -> float | None:
     gap_BT = (decisions.logprob_BT.detach() - decisions.old_logprob_BT).abs()
     unchanged_BT = decisions.mask_BT if decisions.unchanged_BT is None else decisions.mask_BT & decisions.unchanged_BT
-    return float(gap_BT.where(unchanged_BT, 0.0).nan_to_num(nan=float("inf")).max())
+    gap = float(gap_BT.nan_to_num(nan=float("inf")).where(unchanged_BT, -1.0).max())
+    return None if gap < 0 else gap
 
 
 def shared(decisions: Decisions, rollout: Rollout) -> Decisions:

@@ -24,6 +24,7 @@ from mmgrpo.runs.sample_files import sample_metrics, sample_stats
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.compute_advantages import Advantages, compared_groups, group_advantages
 from mmgrpo.training.critic import CriticTrainer
+from mmgrpo.training.gradients import largest_gap
 from mmgrpo.training.rollout_rounds import Rollouts
 from mmgrpo.training.score_rollouts import Rewards
 from mmgrpo.training.update_policy import UpdateMetrics
@@ -135,7 +136,8 @@ class StepLog:
         self.summary: dict[str, Any] = {}
         self._step, self._job = step + 1, job
         self._num_forwards, self._num_samples = advantages.rollout.num_forwards, len(advantages.keep_N)
-        self._max_gap, self._clock = 0.0, time.perf_counter()
+        self._gap_metric: dict[str, float] = {}
+        self._clock = time.perf_counter()
 
     def line(self, update: UpdateMetrics, course: Course, critic: CriticTrainer | None) -> dict[str, Any]:
         """The line of an update. A collective.
@@ -145,7 +147,9 @@ class StepLog:
         """
         measured = update_metrics(update, self._job)
         self._num_forwards += update.gradient.num_forwards
-        self._max_gap = self._max_gap if update.number else max(self._job.gather(update.gradient.max_gap))
+        if not update.number:
+            max_gap = largest_gap(*self._job.gather(update.gradient.max_gap))
+            self._gap_metric = {} if max_gap is None else {"policy/on_policy_gap": max_gap}
         now = time.perf_counter()
         self.last = {
             "step": self._step,
@@ -154,7 +158,7 @@ class StepLog:
             **measured,
             **(critic.metrics if critic else {}),
             **course.inactive({**self.metrics, **measured}),
-            "policy/on_policy_gap": self._max_gap,
+            **self._gap_metric,
             "count/samples": float(self._num_samples),
             "count/forwards_per_sample": sum(self._job.gather(self._num_forwards)) / self._num_samples,
             "time/update_s": now - self._clock,
