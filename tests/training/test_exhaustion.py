@@ -1,4 +1,4 @@
-"""Out of memory: an error with the phase of the step and the settings to lower; files stay complete."""
+"""Memory that runs out: said by the phase of the step, with what to lower, and nothing that was whole is lost."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mmgrpo.system.out_of_memory import is_out_of_memory
 from mmgrpo.training.run_loop import naming_phase
 from tests.faults.disturbed import on_forward
 from tests.faults.runs import CASES, Case
+from tests.policies.families import daily
 
 
 def too_much() -> torch.Tensor:
@@ -77,23 +78,23 @@ def forwards(case: Case, output: Path) -> list[str]:
     return result
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "language" else pytest.mark.nightly) for name in CASES]
-)
-def test_the_phase_is_named_and_the_last_complete_step_saved(name: str, tmp_path: Path) -> None:
+HINTS = {"the rollout": "lower policy.rollout_batch", "the update": "lower policy.update_batch"}
+
+
+@pytest.mark.parametrize("phase", daily(HINTS, "the rollout"))  # tests/test_resuming.py has the other one daily
+@pytest.mark.parametrize("name", daily(CASES, "language"))
+def test_the_phase_is_named_and_the_last_complete_step_saved(name: str, phase: str, tmp_path: Path) -> None:
     case = CASES[name]
     phases = forwards(case, tmp_path / "whole")
     after_first = len(phases) - phases[::-1].index("1 True")
     assert phases[after_first] == "1 False"
-    places = {"the rollout": after_first + 1, "the update": phases.index("2 True") + 1}
-    for phase, at in places.items():
-        output = tmp_path / phase
-        trainer = case.make(output, None, case.reward)
-        on_forward(case, trainer, at, too_much)
-        message = {"the rollout": "lower policy.rollout_batch", "the update": "lower policy.update_batch"}[phase]
-        with pytest.raises(OutOfMemoryError, match=f"out of memory in {phase} at step 2: {message}"):
-            trainer.train()
-        assert checkpoint_steps(output / "run") == [1]
-        resumed = case.make(output, output / "run", case.reward)
-        resumed.train()
-        assert checkpoint_steps(output / "run") == [2, 3]
+    at = {"the rollout": after_first + 1, "the update": phases.index("2 True") + 1}[phase]
+    output = tmp_path / phase
+    trainer = case.make(output, None, case.reward)
+    on_forward(case, trainer, at, too_much)
+    with pytest.raises(OutOfMemoryError, match=f"out of memory in {phase} at step 2: {HINTS[phase]}"):
+        trainer.train()
+    assert checkpoint_steps(output / "run") == [1]
+    resumed = case.make(output, output / "run", case.reward)
+    resumed.train()
+    assert checkpoint_steps(output / "run") == [2, 3]
