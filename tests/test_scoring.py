@@ -339,7 +339,7 @@ class TestTrlFormsOfSignature:
         assert (len(loops), sizes) == (1, [2, 2, 2, 2])
 
     def test_arguments_of_the_trainer(self):
-        def logs(completions, log_extra, log_metric=None, **columns):
+        def logs(completions, log_extra, log_metric: Any = None, **columns):
             for completion in completions:
                 log_extra("completion", [completion])
             log_extra("number", [math.nan, {1}, 2])

@@ -65,7 +65,8 @@ def test_every_argument_has_a_key_or_a_replacement() -> None:
 def test_arguments_of_a_command_line() -> None:
     line = "--output_dir out --learning_rate 1e-5 --bf16 false --reward_weights 1 0.5 --report_to wandb"
     kwargs = ["--chat_template_kwargs", '{"enable_thinking": false}']
-    (args,) = HfArgumentParser(GRPOConfig).parse_args_into_dataclasses([*line.split(), *kwargs])
+    arguments: Any = GRPOConfig
+    (args,) = HfArgumentParser(arguments).parse_args_into_dataclasses([*line.split(), *kwargs])
     expected = {"output_dir": "out", "learning_rate": 1e-5, "bf16": False, "reward_weights": [1.0, 0.5]}
     assert {name: getattr(args, name) for name in expected} == expected
     assert (args.report_to, args.chat_template_kwargs) == ("wandb", {"enable_thinking": False})

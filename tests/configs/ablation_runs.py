@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from mmgrpo.rewards.text.environment_return import EnvironmentReturn
 
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.loading import find_config, read_layers
@@ -19,15 +18,14 @@ from mmgrpo.training.build import build_policy
 from mmgrpo.types import Prompt, Sample
 from tests.configs import test_imitation, test_smoke_language, test_smoke_reading
 from tests.configs.ablation import COLUMNS, TEXTS, TinyRun, halves, some_right
-from tests.configs.mechanisms import CHAINS, IMITATION, PARTING, PARTING_ONCE, READING, applies_to
+from tests.configs.language_models import CRITIC, TEACHER
+from tests.configs.mechanisms import CHAINS, IMITATION, PARTING, PARTING_ONCE, READING, TURNS, applies_to
 from tests.configs.test_chain_methods import by_text, half_are_right, second_half
+from tests.configs.turn_runs import turn_run
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import picture, policy_of
 from tests.policies.tiny_masked import prompts_of as masked_prompts_of
 from tests.policies.tiny_policies import pipeline_of, settings_of
-
-HERE = "tests.configs.ablation_runs"
-WRITER = {"name": "language", "dtype": "float32", "max_new_tokens": 5, "temperature": 8.0}
 
 
 @cache
@@ -54,28 +52,10 @@ def _no_formula_tokens() -> tuple[int, ...]:
     )
 
 
-def writer() -> tuple[Any, Any]:
-    """The language model that the runs train, for a critic or a teacher."""
-    policy = policy_of("llama", lora=None)
-    return policy.model, policy.processor
-
-
-def teacher() -> tuple[Any, Any]:
-    """Another one, with the same tokenizer."""
-    from tests.policies.contract import move
-
-    policy = policy_of("llama")
-    move(policy.trainable)
-    return policy.model, policy.processor
-
-
 def by_length(samples: Sequence[Sample]) -> list[float]:
     """A number for each answer from its length."""
     return [len(sample.text or "") % 5 / 4 for sample in samples]
 
-
-CRITIC = {**WRITER, "model": f"python:{HERE}:writer"}
-TEACHER = {"policy": {**WRITER, "model": f"python:{HERE}:teacher"}}
 
 FOLLOWING = ("grpo-care", "gtr-turbo", "sdpo", "srpo--unifying-group")
 """Methods whose reference follows the policy."""
@@ -133,7 +113,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "ead": {
         "policy.name": "language",
-        "policy.model": f"python:{HERE}:writer",
+        "policy.model": CRITIC["model"],
         "policy.temperature_schedule": {"high": 1.2, "low": 0.1, "pace": 5.0, "after": 1},
         "schedules": {"policy.temperature_schedule.pace": {"name": "linear", "start": 5.0, "end": 50.0, "steps": 1}},
     },
@@ -203,7 +183,6 @@ REWARDS: dict[str, list[NamedReward]] = {
     "rank-grpo": [NamedReward("items", halves, weight=0.0)],
     "evisrag": [NamedReward(part, halves, weight=0.0) for part in ("accuracy", "evidence")],
     "process-supervision": [NamedReward("steps", halves, weight=0.0)],
-    "gigpo": [NamedReward("returns", EnvironmentReturn())],
     "copo": [NamedReward("answers", by_length, weight=0.0, from_method="copo")],
     "seed-grpo": [NamedReward("answers", by_length, weight=0.0, from_method="seed-grpo")],
     "depo": [NamedReward("explorability", by_length, weight=0.0, from_method="depo")],
@@ -286,6 +265,8 @@ NOT_RUN = {"promptecho": "its reward is computed by a vision-language model from
 
 def run_of(name: str) -> TinyRun:
     """The tiny run of a method, by its file's name."""
+    if name in TURNS:
+        return turn_run(name)
     kind = applies_to(f"methods/{name}")
     return {"denoising": _denoising, "masked": _masked}.get(kind, _language)(name)
 
@@ -294,7 +275,7 @@ def _language(name: str) -> TinyRun:
     changes = CHANGES.get(name, {})
     if name in CHAINS:
         changes = {**_chain(name), **changes}
-    length = {"hbpo": 96, "gigpo": 60, "delethink": 3, "empo": 1, "ttrv": 1}.get(name, 12)
+    length = {"hbpo": 96, "delethink": 3, "empo": 1, "ttrv": 1}.get(name, 12)
 
     def policy(config: RunConfig) -> Policy:
         if name == "ead":

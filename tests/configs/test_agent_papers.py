@@ -17,7 +17,7 @@ from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
-from tests.configs.ablation_runs import CRITIC
+from tests.configs.language_models import CRITIC
 from tests.environments.chat_server import ChatServer
 from tests.environments.test_search import CITIES, written
 from tests.policies.test_language_exchanges import terse
@@ -133,6 +133,10 @@ RUNS: Mapping[str, tuple[Callable[[str, Path, str], dict[str, Any]], Columns, Co
 }
 """The changes of each run and the columns of its two rows."""
 
+VISION = "qwen2.5-vl"
+SHOPS = ("cove", "smartsnap")
+"""Runs in a shop that shows an image."""
+
 REPLY = "I see. <reward>1</reward>"
 
 
@@ -141,12 +145,12 @@ REPLY = "I see. <reward>1</reward>"
 )
 def test_run_trains_on_conversations(name: str, tmp_path: Path) -> None:
     changes, *columns = RUNS[name]
-    train(name, "llama", prompts_of("llama"), changes, columns, tmp_path)
+    model = VISION if name in SHOPS else "llama"
+    train(name, model, prompts_of(model), changes, columns, tmp_path)
 
 
 CHART = {"question": "How many?", "answer": "7", "tools": ["7 bars", None]}
 FRAMES = {"answer": "A", "frames": {"scores": [1, 4], "fps": 1, "start": 0, "visible": [0, 1]}}
-VISION = "qwen2.5-vl"
 
 
 @pytest.mark.nightly

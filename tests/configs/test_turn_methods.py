@@ -6,123 +6,37 @@ The methods and the rewards that they read are taken from their files.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import pytest
 import torch
-from mmgrpo.rewards.text.environment_return import EnvironmentReturn
 
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
-from mmgrpo.environment import Environment, Turn
-from mmgrpo.scoring import NamedReward
-from mmgrpo.training.build import build_rewards
 from mmgrpo.training.trainer import Trainer
-from mmgrpo.types import Prompt, Sample
-from tests.configs.ablation_runs import CRITIC
 from tests.configs.mechanisms import TURNS
+from tests.configs.turn_runs import turn_run
 from tests.policies.families import daily
-from tests.policies.test_language_exchanges import terse
-from tests.policies.tiny_language import prompts_of
-from tests.training.test_credit_of_turns import Corridor
 
 SMALL: Mapping[str, Any] = {
     "steps": 2,
-    "rollout.prompts_per_step": 2,
-    "rollout.group_size": 4,
-    "rollout.environment": "python:tests.configs.test_turn_methods:Maze",
-    "rollout.max_turns": 3,
     "update.minibatches": 2,
     "update.optimizer.lr": 1e-3,
     "runtime.device": "cpu",
+    "rewards": [],
 }
-
-
-VISION = "qwen2.5-vl"
 EVERYDAY = ("spa-rl", "gigpo", "tree-grpo", "ssp")
-OTHERWISE: Mapping[str, Mapping[str, Any]] = {
-    "rex-rag": {
-        "rollout.strategy.probability": 1.0,
-        "rollout.strategy.limit": 1.0,
-        "rollout.strategy.texts": ["no"],
-        "rollout.strategy.room": 3,
-    },
-    "spa-rl": {
-        "advantage.critic.policy": CRITIC,
-        "advantage.critic.warmup_steps": 1,
-        "advantage.critic.freeze_after": 1,
-    },
-    "ssp": {"rollout.prompt_templates.solved.pattern": None},
-    "timesearch-r": {"rollout.environment": "python:tests.training.test_conversation_branches:Showing"},
-}
-"""Settings of methods that read tags, which a tiny model does not write, or frames, or have a critic."""
-
-
-@final
-class Maze(Environment):
-    """A corridor that says after every step that it was wrong."""
-
-    def __init__(self) -> None:
-        self.corridor = Corridor()
-
-    def reset(self, prompt: Prompt) -> Turn:
-        return self.corridor.reset(prompt)
-
-    def step(self, text: str) -> Turn:
-        reply = self.corridor.step(text)
-        return replace(reply, text=f"error: {reply.text}")
-
-
-def labels(value: Any) -> Iterator[str]:
-    """The rewards that estimators and filters name."""
-    if isinstance(value, Mapping):
-        yield from (name for key, name in value.items() if key == "reward" and isinstance(name, str))
-        for inner in value.values():
-            yield from labels(inner)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for inner in value:
-            yield from labels(inner)
-
-
-def even_length(samples: Sequence[Sample]) -> list[float]:
-    """1 for samples with an even number of characters."""
-    return [float(len(sample.text or "") % 2 == 0) for sample in samples]
-
-
-def rewards_of(config: RunConfig) -> list[NamedReward]:
-    """The return of the environment, and one in place of each reward that the method adds or reads by its label; those
-    of which it reads parts are the method's own.
-    """
-    added = {reward.logged_name: reward for reward in config.rewards if reward.from_method}
-    of_parts = [name for name in added if name in Algorithm.of(config).advantages.span_rewards]
-    names = sorted(set(labels(config.advantage.model_dump())) - added.keys())
-    return [
-        NamedReward("returns", EnvironmentReturn()),
-        *(NamedReward(name, even_length, weight=0.0) for name in names),
-        *(
-            NamedReward(name, even_length, weight=reward.weight, from_method=reward.from_method)
-            for name, reward in added.items()
-            if name not in of_parts
-        ),
-        *build_rewards([added[name] for name in of_parts]),
-    ]
 
 
 @pytest.mark.parametrize("name", daily(TURNS, *EVERYDAY))
 def test_method_trains_on_conversations(name: str, tmp_path: Path) -> None:
-    config = load_config(
-        f"methods/{name}", {**SMALL, **OTHERWISE.get(name, {}), "rewards": [], "output": str(tmp_path)}
-    )
-    model = VISION if name == "timesearch-r" else "llama"
-    columns = {"answer": "7", "guidance": "Look again."}
-    prompts = [replace(prompt, columns={**columns, "task": task}) for task, prompt in enumerate(prompts_of(model))]
-    policy = terse(model, max_new_tokens=60)
+    run = turn_run(name)
+    config = load_config(f"methods/{name}", {**SMALL, **run.changes, "output": str(tmp_path)})
+    policy = run.policy(config)
     before = [parameter.detach().clone() for parameter in policy.trainable]
-    folder = Trainer(policy, rewards_of(config), prompts, config).train()
+    folder = Trainer(policy, run.rewards, run.prompts, config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert {line["step"] for line in lines} == {1, 2}
     for line in lines:

@@ -20,6 +20,7 @@ from mmgrpo.system.json_requests import NoReplyError
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt
 from tests.configs.test_turn_methods import SMALL
+from tests.configs.turn_runs import CONVERSATION
 from tests.environments.chat_server import ChatServer
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import prompts_of
@@ -162,7 +163,7 @@ def test_models_that_cannot_reply_are_errors(partner: str, tmp_path: Path) -> No
 def test_a_policy_trains_with_a_frozen_partner_in_its_process(partner: str, tmp_path: Path) -> None:
     environment = {"name": "simulated", "model": partner, "system": "Talk.", "temperature": 5.0, "dtype": "float32"}
     environment |= {"max_new_tokens": 8}
-    settings = {**SMALL, "rollout.environment": environment, "rewards": [], "output": str(tmp_path / "run")}
+    settings = {**SMALL, **CONVERSATION, "rollout.environment": environment, "output": str(tmp_path / "run")}
     config = load_config("methods/grpo", settings)
     prompts = [replace(prompt, images=()) for prompt in prompts_of("llama")]
 

@@ -96,7 +96,8 @@ def mixture_correction(feedback: Feedback, advantage_BT: Tensor, *, right: float
     A_t <- A_t pi_old / mu. With a the share of rows that continue others and z that of the other rows with a reward
     under ``right``: mu / pi_old = 1 - a in a row that continues none; in one that continues another after j decisions,
     (1 - a) + a z^(-1 / j) in those, and 1 after them. Under a clipped surrogate this is the ratio to the mixture,
-    bounded by the ratio to the policy. Shares are of the job's rows that a reward applied to; z is at least one row.
+    bounded by the ratio to the policy. Shares are of the job's rows that a reward applied to, and
+    others keep their advantages; z is at least one row.
 
     Units: right in the reward's units.
     Source: REX-RAG, arXiv:2508.08149, and its code (MiliLab/REX-RAG, verl/workers/actor/dp_actor.py, ``mu_prob``).
@@ -113,4 +114,4 @@ def mixture_correction(feedback: Feedback, advantage_BT: Tensor, *, right: float
     error_rate = max(failed, 1.0) / max(others, 1.0)
     probe_B1 = (1 - share) + share * error_rate ** (-1 / num_shared_B1.clamp(min=1).double())
     mixture_BT = torch.where(shared_BT, probe_B1, torch.where(is_added_B[:, None], 1.0, 1 - share).double())
-    return (advantage_BT / mixture_BT).to(advantage_BT)
+    return torch.where(feedback.valid_B[:, None], advantage_BT / mixture_BT, advantage_BT).to(advantage_BT)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Setting
 from mmgrpo.maths.strategies.branch_points import Row
+from mmgrpo.methods.environments.rex_rag import mixture_correction
 from tests.configs.method_rounds import strategy_of
 from tests.configs.method_steps import Step, assert_credit, config_of
+from tests.maths.feedback_rows import feedback_of
 from tests.maths.round_rows import round_of
 
 
@@ -29,6 +32,14 @@ def test_advantages_are_over_the_mixture() -> None:
 
 def test_advantages_without_added_rows_are_those_of_the_group() -> None:
     assert_credit("rex-rag", Step(reward=(1, 0)), [[0.707106] * 2, [-0.707106] * 2])
+
+
+def test_rows_without_a_reward_do_not_change() -> None:
+    """Of two rows with a reward both continue row 0: the probability of rows that continue none is 0."""
+    sampled_by = [[0, 0], [0, 1], [0, 2]]
+    feedback = feedback_of([0.0, 1.0, 0.0], [0, 0, 0], valid=[False, True, True], sampled_by=sampled_by)
+    corrected_BT = mixture_correction().assign(feedback, torch.tensor([[0.0, 0.0], [0.7, 0.7], [-0.7, -0.7]]))
+    assert corrected_BT.flatten().tolist() == pytest.approx([0, 0, 0.7, 0.7, -0.7, -0.7])
 
 
 def test_failed_rows_with_two_turns_are_continued() -> None:

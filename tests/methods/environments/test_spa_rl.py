@@ -14,7 +14,7 @@ from mmgrpo.maths.critics import CRITIC_LOSSES, CriticRows
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.values import VALUE
-from tests.configs.ablation_runs import CRITIC
+from tests.configs.language_models import CRITIC
 from tests.configs.method_steps import Step, assert_credit
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import prompts_of
