@@ -103,6 +103,27 @@ def calls_in(text: str, schemas: Mapping[str, Mapping[str, Any]] | None = None) 
     return calls
 
 
+def calls_of(
+    message: AssistantMessage, schemas: Mapping[str, Mapping[str, Any]] | None = None
+) -> Sequence[FunctionCall]:
+    """The calls of a turn: those that the response template reads.
+
+    If it reads none, or cannot read one of them, the calls are those in the text, if any of these can be read: a call
+    that cannot be read does not cost the others.
+
+    Args:
+        message: a turn of the policy.
+        schemas: as in ``calls_in``.
+
+    Returns:
+        The calls.
+    """
+    if message.calls and all(call.error is None for call in message.calls):
+        return message.calls
+    calls = calls_in(message.text, schemas)
+    return calls if not message.calls or any(call.error is None for call in calls) else message.calls
+
+
 def without_calls(text: str) -> str:
     """A text without its calls in the formats of ``calls_in``, the content of a message whose ``tool_calls`` hold them.
 

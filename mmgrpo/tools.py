@@ -30,7 +30,7 @@ from mmgrpo.tool_calls import (
     ToolResult,
     argument_error,
     bounded,
-    calls_in,
+    calls_of,
     fenced_calls,
 )
 from mmgrpo.types import Prompt
@@ -199,8 +199,7 @@ class ToolEnvironment(Environment, SupportsCalls):
     def respond(self, message: AssistantMessage) -> Turn:
         """The results of the called functions, in order, and their images."""
         self._execution = _Execution([])
-        calls = message.calls or calls_in(message.text, self._callable)
-        calls = calls or fenced_calls(message.text, self._fences, self._callable)
+        calls = calls_of(message, self._callable) or fenced_calls(message.text, self._fences, self._callable)
         if not calls:
             return Turn(done=True)
         excess = f"a turn may have {MAX_CALLS} calls, this one has {len(calls)}: the others are not executed"

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmgrpo.data.replies import plain_reply, reply_of
 from mmgrpo.errors import ConfigError
-from mmgrpo.tool_calls import description
+from mmgrpo.tool_calls import AssistantMessage, FunctionCall, description
 from mmgrpo.tools import ToolEnvironment, ToolObjectEnvironment, schema_of
 from mmgrpo.types import Prompt
 
@@ -108,6 +108,11 @@ def test_a_bad_call_does_not_cost_the_others() -> None:
     ]
     assert turn.results[1].text == "0.5"
     assert turn.results[1].arguments == {"a": 1, "b": 2}
+    unread = [FunctionCall(error="the turn cannot be read")]  # by the response template of the tokenizer
+    texts = [call("divide", a=1, b=2) + "<tool_call>x</tool_call>", "<tool_call>x</tool_call>"]
+    turns = [ToolEnvironment([divide]).respond(AssistantMessage(text, calls=unread)) for text in texts]
+    assert [[result.failed for result in turn.results] for turn in turns] == [[False, True], [True]]
+    assert (turns[0].results[0].text, turns[1].text) == ("0.5", '{"error": "ValueError: the turn cannot be read"}')
 
 
 def weather(city: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.extras import install_command, required
 from mmgrpo.system.targets import import_python_target, is_python_target
-from mmgrpo.tool_calls import AssistantMessage, FunctionCall, ToolResult, bounded, calls_in, without_calls
+from mmgrpo.tool_calls import AssistantMessage, FunctionCall, ToolResult, bounded, calls_of, without_calls
 from mmgrpo.types import Prompt
 
 INPUTS = ("answer", "info", "task", "example_id")
@@ -86,7 +86,7 @@ class VerifiersEnvironment(Environment, SupportsCalls, SupportsFinalReward):
 
     def respond(self, message: AssistantMessage) -> Turn:
         """The answer of the environment; at the end the reward of its rubric."""
-        read = message.calls or (calls_in(message.text, self._schemas) if self._schemas else ())
+        read = calls_of(message, self._schemas) if self._schemas else message.calls
         calls = [call for call in read if call.error is None]
         new_messages = _run(self._advance(_assistant_message(message.text, calls)))
         if new_messages is None:
