@@ -110,11 +110,11 @@ def passes_of(
     Returns:
         The passes; ``forward`` is None without ``without_grad``.
     """
-    mode, twins = FakeTensorMode(), {}
+    mode, fake_tensors = FakeTensorMode(), {}
     with mode:
         for module in outline.modules.values():
-            _replace_by_shapes(module, twins)
-    parameters = [twin for twin in twins.values() if isinstance(twin, nn.Parameter) and twin.requires_grad]
+            _replace_by_shapes(module, fake_tensors)
+    parameters = [fake for fake in fake_tensors.values() if isinstance(fake, nn.Parameter) and fake.requires_grad]
     num_passes = 1 + len(outline.rollout) + without_grad
     passes = iter(range(1, num_passes + 1))
 
@@ -124,7 +124,7 @@ def passes_of(
     with mode:
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
-        existing = [*twins.values(), *(p.grad for p in parameters if p.grad is not None)]
+        existing = [*fake_tensors.values(), *(p.grad for p in parameters if p.grad is not None)]
         rollout_passes: list[MeteredPass] = []
         with torch.no_grad():
             for rollout_call in outline.rollout:
@@ -165,20 +165,20 @@ def meter_pass(
     return MeteredPass(num_bytes=meter.peak, work=work)
 
 
-def _replace_by_shapes(module: nn.Module, twins: dict[int, Tensor]) -> None:
+def _replace_by_shapes(module: nn.Module, fake_tensors: dict[int, Tensor]) -> None:
     """Replaces the parameters and buffers of a module by fake tensors, in place; shared tensors stay shared."""
     for part in module.modules():
         tensor_dicts: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
         for tensors in tensor_dicts:
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    tensors[name] = _twin(tensor, twins)
+                    tensors[name] = _fake_tensor(tensor, fake_tensors)
 
 
-def _twin(tensor: Tensor, twins: dict[int, Tensor]) -> Tensor:
-    if id(tensor) in twins:
-        return twins[id(tensor)]
+def _fake_tensor(tensor: Tensor, fake_tensors: dict[int, Tensor]) -> Tensor:
+    if id(tensor) in fake_tensors:
+        return fake_tensors[id(tensor)]
     new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    twin = nn.Parameter(new, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
-    twins[id(tensor)] = twins[id(twin)] = twin
-    return twin
+    fake = nn.Parameter(new, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+    fake_tensors[id(tensor)] = fake_tensors[id(fake)] = fake
+    return fake

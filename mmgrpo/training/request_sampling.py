@@ -104,7 +104,7 @@ def sample_requests(
     row_of = {**[*rows_by_task.values()][1], **step_rows} if upstream else step_rows
     text_ends = policy.text_offsets if isinstance(policy, SupportsTextOffsets) and not upstream else None
     history_of = _histories(row_of, rows_by_task, rewards, seed, text_ends)
-    alike: dict[tuple[object, ...], list[int]] = {}
+    numbers_by_key: dict[tuple[object, ...], list[int]] = {}
     for n in local_requests:
         request = requests[n]
         sampling_key = (
@@ -114,10 +114,10 @@ def sample_requests(
             request.lenience,
         )
         key = *sampling_key, request.train_without_template, request.as_on_policy, request.trained
-        alike.setdefault(key, []).append(n)
+        numbers_by_key.setdefault(key, []).append(n)
     rollouts: list[Rollout] = []
     request_of_row: list[int] = []
-    for chosen in alike.values():
+    for chosen in numbers_by_key.values():
         batch = [requests[n] for n in chosen]
         if batch[0].off_policy_rows:
             parts = _read_samples(policy, [(n, requests[n]) for n in chosen], prompt_of, plan, seed)
@@ -289,8 +289,8 @@ def _entries(
             f"rollout.prompt_templates does not have; it has {sorted(prompt_templates)}"
         )
     show, history, entries = prompt_templates[request.prompt_template], history_of(request), []
-    alike = [request.members] if request.after else [(member,) for member in request.members]
-    for members in alike:
+    member_sets = [request.members] if request.after else [(member,) for member in request.members]
+    for members in member_sets:
         template_prompt = show(prompt, members[0], history)
         if template_prompt is None and request.after:
             continue

@@ -93,8 +93,8 @@ class RecordSimilarity:
         if stated is None or _size(stated) > MAX_FIELDS or (missing and self._complete):
             reason = "no object" if stated is None else f"missing: {missing[0]}" if missing else "too many values"
             return Score(0.0, explanation | {"reason": excerpt(reason)})
-        alike = self._likeness([*_texts(stated), *_texts(reference)])
-        parts = {key: similarity(stated.get(key), value, alike, self._threshold) for key, value in reference.items()}
+        compare = self._likeness([*_texts(stated), *_texts(reference)])
+        parts = {key: similarity(stated.get(key), value, compare, self._threshold) for key, value in reference.items()}
         return Score(sum(parts.values()) / len(parts), explanation | {"parts": rounded(parts)})
 
     def _likeness(self, texts: Sequence[str]) -> Likeness:
@@ -165,13 +165,13 @@ class FieldMatch:
             yield path, json.dumps(value if number is None else number)
 
 
-def similarity(stated: Any, reference: Any, alike: Likeness, threshold: float) -> float:
+def similarity(stated: Any, reference: Any, compare: Likeness, threshold: float) -> float:
     """Similarity of two JSON values, 0 to 1; see ``RecordSimilarity``.
 
     Args:
         stated: of the answer.
         reference: of the reference.
-        alike: likeness of two texts.
+        compare: similarity of two texts.
         threshold: minimum similarity of paired list items.
 
     Returns:
@@ -182,20 +182,20 @@ def similarity(stated: Any, reference: Any, alike: Likeness, threshold: float) -
     if isinstance(stated, list | dict) and isinstance(reference, list | dict) and not (stated and reference):
         return float(not stated and not reference)
     if isinstance(stated, list) and isinstance(reference, list):
-        return _paired([[similarity(a, b, alike, threshold) for b in reference] for a in stated], threshold)
+        return _paired([[similarity(a, b, compare, threshold) for b in reference] for a in stated], threshold)
     if isinstance(stated, dict) and isinstance(reference, dict):
         keys = dict.fromkeys([*stated, *reference])
-        return sum(similarity(stated.get(key), reference.get(key), alike, threshold) for key in keys) / len(keys)
-    return _simple(stated, reference, alike)
+        return sum(similarity(stated.get(key), reference.get(key), compare, threshold) for key in keys) / len(keys)
+    return _simple(stated, reference, compare)
 
 
-def _simple(stated: Any, reference: Any, alike: Likeness) -> float:
+def _simple(stated: Any, reference: Any, compare: Likeness) -> float:
     if isinstance(stated, str) and isinstance(reference, str):
         if not (stated and reference):
             return float(stated == reference)
         days = _days(stated), _days(reference)
         both = days[0] is not None and days[1] is not None
-        return max(0.0, 1 - abs(days[0] - days[1]) / 365) if both else alike(stated, reference)  # type: ignore[operator]
+        return max(0.0, 1 - abs(days[0] - days[1]) / 365) if both else compare(stated, reference)  # type: ignore[operator]
     right, number = finite(reference), finite(stated)
     if number is None or right is None:
         return float(type(stated) is type(reference) and stated == reference)

@@ -86,9 +86,10 @@ class First:
 
 
 def _parsed(then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None) -> tuple[First, tuple[Stage, ...]]:
-    begun, further = _parse_stage(First, first or {}), tuple(_parse_stage(Stage, settings) for settings in then)
-    _require_chain(begun, further)
-    return begun, further
+    first_stage = _parse_stage(First, first or {})
+    later_stages = tuple(_parse_stage(Stage, settings) for settings in then)
+    _require_chain(first_stage, later_stages)
+    return first_stage, later_stages
 
 
 def _weights(then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -108,7 +109,7 @@ def stages(
     """Consecutive rounds: a prompt template inserts the samples of one round into the prompts of the next.
 
     ``first`` holds any of prompt template, members, trained and settings of the step's first rows; ``then`` a mapping
-    for each further stage: ``prompt_template``, and any of of, rows (all, best, right, wrong, unfinished), right, rate,
+    for each later stage: ``prompt_template``, and any of of, rows (all, best, right, wrong, unfinished), right, rate,
     most, show (each, group, pair), inherits, members, group (own, parent, stage), trained, settings, weights, times. A
     stage for which there are no rows is left out.
 
@@ -117,23 +118,23 @@ def stages(
     Source: proposer and solver: SvS, arXiv:2508.14029; rounds of thinking: MOTIF, arXiv:2507.02851; Delethink,
         arXiv:2510.06557.
     """
-    begun, further = _parsed(then, first)
+    first_stage, later_stages = _parsed(then, first)
     if not rounds:
-        members = tuple(range(begun.members or setting.group_size))
+        members = tuple(range(first_stage.members or setting.group_size))
         return tuple(
             Request(
                 prompt=prompt,
                 members=members,
-                prompt_template=begun.prompt_template,
-                trained=begun.trained,
-                settings=begun.settings,
+                prompt_template=first_stage.prompt_template,
+                trained=first_stage.trained,
+                settings=first_stage.settings,
             )
             for prompt in range(setting.num_prompts)
         )
     num_rounds = 1
     # the first stage, in order, that has rows to follow and was not sampled yet
-    for index, stage in enumerate(further):
-        before = further[index - 1].prompt_template if index else begun.prompt_template
+    for index, stage in enumerate(later_stages):
+        before = later_stages[index - 1].prompt_template if index else first_stage.prompt_template
         followed = stage.of if stage.of is not None else before
         for time in range(stage.times):
             label = stage.prompt_template if time else followed
@@ -231,7 +232,7 @@ def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, parents: 
     earlier = [request for round_ in rounds for request in round_.requests]
     unused = max(request.prompt for request in earlier) + 1
     taken: dict[int, int] = {}
-    begun: dict[int, int] = {}
+    new_groups: dict[int, int] = {}
     for request in earlier:
         taken[request.prompt] = max(taken.get(request.prompt, 0), max(request.members) + 1)
     requests, num = [], stage.members or setting.group_size
@@ -241,7 +242,7 @@ def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, parents: 
         inherited = before if stage.inherits else {}
         after = tuple(identity for row in chosen for identity in (*inherited.get(row, ()), row))
         key = number if stage.group == "own" else family
-        group = family if stage.group == "parent" else unused + begun.setdefault(key, len(begun))
+        group = family if stage.group == "parent" else unused + new_groups.setdefault(key, len(new_groups))
         start = taken.get(group, 0)
         taken[group] = start + num
         requests.append(
