@@ -115,7 +115,7 @@ def test_a_stage_without_rows_is_left_out_and_a_later_one_follows_another() -> N
         ([{"rows": "right"}], "names its prompt template"),
         ([{"prompt_template": "a", "row": "right"}], "a stage takes"),
         ([{"prompt_template": "a"}, {"prompt_template": "a"}], "a different prompt template"),
-        ([{"prompt_template": "a", "rows": "good"}], "choose from all, right, wrong, unfinished"),
+        ([{"prompt_template": "a", "rows": "good"}], "choose from all, best, right, wrong, unfinished"),
         ([{"prompt_template": "a", "of": "b"}], "no stage before it"),
         ([{"prompt_template": "a", "times": 0}], "1 or more"),
         ([{"prompt_template": "a", "rate": [1.0, 0.5]}], "least and the highest"),
