@@ -222,6 +222,8 @@ class Sample:
         turn_rewards: the environment's reward for each turn; None: no reward.
         turn_keys: key of the state before each turn: set by the environment, else its text; None if unknown.
         turn_replies: the environment's answer to each turn, with its text and media; None: the turn was cut off.
+        turn_contents: text of each turn without its calls of tools, as the response template of the tokenizer reads it;
+            None: it reads none. Empty for rows of another step.
         prompt_template: name of the prompt template that the sample was generated under; None: the unchanged prompt.
         after: group and member of each sample of the step that its prompt contains the text of; empty: none.
         environment_error: error of the environment of its conversation: no reward scores it; None: no error.
@@ -250,6 +252,7 @@ class Sample:
     turn_rewards: Sequence[float | None] = ()
     turn_keys: Sequence[str | None] = ()
     turn_replies: Sequence[Turn | None] = ()
+    turn_contents: Sequence[str | None] = ()
     prompt_template: str | None = None
     after: Sequence[tuple[int, int]] = ()
     environment_error: str | None = None

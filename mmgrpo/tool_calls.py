@@ -70,10 +70,12 @@ class AssistantMessage:
     Attributes:
         text: its text, as ``Environment.step`` receives it.
         calls: the calls that the response template of the tokenizer reads in its tokens.
+        content: its text without these calls, as that template reads it; None: there are none.
     """
 
     text: str
     calls: Sequence[FunctionCall] = ()
+    content: str | None = None
 
 
 def calls_in(text: str, schemas: Mapping[str, Mapping[str, Any]] | None = None) -> list[FunctionCall]:

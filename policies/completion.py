@@ -26,6 +26,7 @@ class CompletionTurn:
         reward: the environment's reward for it.
         key: key of the state before it; None: unknown.
         reply: the environment's answer; None: none, since the turn was cut off.
+        content: its text without calls of tools, as the response template reads it; None: there are none.
     """
 
     start: int
@@ -33,6 +34,7 @@ class CompletionTurn:
     reward: float | None
     key: str | None
     reply: Turn | None = None
+    content: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

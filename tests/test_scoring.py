@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError, RewardError
+from mmgrpo.samples import ToolResult, Turn
 from mmgrpo.scoring import NamedReward, as_reward, score
 from mmgrpo.types import Prompt, Sample, Score
 
@@ -313,6 +314,25 @@ class TestTrlFormsOfSignature:
 
         assert as_reward(judge)(samples_of("a", "bb")) == [1, 2]
         assert asyncio.run(notebook()) == [1, 2]
+
+    def test_calls_in_the_format_of_a_model_are_tool_calls_and_no_content(self):
+        call = '{"name": "add", "parameters": {"a": 1}}'
+        prompt = Prompt("?", messages=[{"role": "user", "content": "?"}])
+        replies = [Turn(role="tool", text="1", results=[ToolResult("add", "1", arguments={"a": 1})]), Turn(done=True)]
+        sample = Sample(prompt, 0, 0, text=call, turn_starts=[0, 9], turn_ends=[4, 12], turn_texts=[call, "It is 1."])
+        sample = replace(sample, turn_replies=replies, turn_contents=["", None])
+        messages = []
+
+        def reads(completions: Any, **columns: Any) -> list[float]:
+            messages.extend(completions[0])
+            return [1.0]
+
+        assert as_reward(reads)([sample]) == [1]
+        tool_calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+        assert messages[0] == {"role": "assistant", "content": "", "tool_calls": tool_calls}
+        assert messages[2] == {"role": "assistant", "content": "It is 1."}
+        as_reward(reads)([replace(sample, turn_contents=())])
+        assert messages[3]["content"] == call  # without a response template
 
     def test_coroutines_of_several_rewards_wait_together(self):
         """Each of two waits for the other, on all samples at once, while a third runs that neither waits for."""

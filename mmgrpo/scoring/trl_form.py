@@ -217,10 +217,15 @@ def _object_of(sample: Sample) -> Any:
 def _conversation(sample: Sample) -> list[dict[str, Any]]:
     """The turns of a conversation as messages, those with calls with ``tool_calls`` in place of the calls' text."""
     messages: list[dict[str, Any]] = []
-    for text, reply in zip(sample.turn_texts, sample.turn_replies, strict=True):
+    contents = sample.turn_contents or [None] * len(sample.turn_texts)
+    for text, reply, parsed in zip(sample.turn_texts, sample.turn_replies, contents, strict=True):
         results = () if reply is None else reply.results
         calls = [{"type": "function", "function": {"name": r.name, "arguments": dict(r.arguments)}} for r in results]
-        content = without_calls(text) if results and all(result.name for result in results) else text
+        content = text
+        if results and all(result.name for result in results):
+            content = without_calls(text)
+            if content == text and parsed is not None:  # calls in the format of another template
+                content = parsed
         messages.append({"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})})
         if reply is not None and results:
             messages += [
@@ -261,7 +266,7 @@ def _awaited(coroutine: Any) -> Any:
 def _event_loop(process: int) -> asyncio.AbstractEventLoop:
     """An event loop that runs on a thread of the process, since the caller may run inside another one (notebooks).
 
-    It stays for the whole process, so that a client that a reward opens can serve its later calls.
+    It runs until the process ends, so that a client that a reward opens can serve its later calls.
     """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name=f"async rewards of {process}", daemon=True).start()

@@ -142,10 +142,8 @@ def collect_rollouts(
             random.
     """
     owners = _GroupOwners.of(job, upstream)
-    rounds: list[Round] = []
-    round_rollouts: list[RoundRollouts] = []
+    rounds, round_rollouts, pending_rounds = list[Round](), list[RoundRollouts](), list[PendingSamples]()
     num_extra_forwards = 0
-    pending_rounds: list[PendingSamples] = []
     values = plan.values if strategy.places is None else tuple(dict.fromkeys((*plan.values, *strategy.places.values)))
     while requests := tuple(strategy.ask(rounds, setting)):
         _require_declared(requests, strategy)

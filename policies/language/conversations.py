@@ -12,7 +12,7 @@ import torch
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import DataError, PolicyError
-from mmgrpo.tool_calls import AssistantMessage, description
+from mmgrpo.tool_calls import description
 from mmgrpo.types import Continuation, Prompt
 
 from ..completion import Completion, CompletionTurn
@@ -144,16 +144,11 @@ def replay_turns(
             turn, initial = inherited[row][number], starts[row].initial
             assert initial is not None
             message_start = turn.start if number else 0
-            pool.submit(row, _message(encoder, starts[row].prompt, initial.token_T[: turn.end], message_start))
+            pool.submit(row, encoder.message(starts[row].prompt, initial.token_T[: turn.end], message_start))
         for row in rows:
             reply, recorded = pool.reply(row), inherited[row][number].reply
             if pool.environments[row].error is None and not _is_same(reply, recorded):
                 _fail_replay(pool, row, "step")
-
-
-def _message(encoder: PromptEncoder, prompt: EncodedPrompt, token_T: torch.Tensor, start: int) -> AssistantMessage:
-    """The last turn of a row, as its environment reads it; the first one includes a forced beginning of the answer."""
-    return AssistantMessage(encoder.text(token_T[start:].tolist()), encoder.calls(prompt, token_T, start))
 
 
 def _is_same(reply: Turn, recorded: Turn | None) -> bool:
@@ -202,6 +197,7 @@ class _Conversations:
         starts: number of tokens before the last turn of each row.
         keys: key of the state before the last turn of each row.
         turns: turns of each row.
+        contents: the last turn of each row without its calls, as ``AssistantMessage.content``.
         num_taken: number of turns that the model takes, with media and without.
         rejections: why the model or its template takes no such turn, by whether it has media.
     """
@@ -213,6 +209,7 @@ class _Conversations:
     starts: list[int]
     keys: list[str | None]
     turns: list[tuple[CompletionTurn, ...]]
+    contents: dict[int, str | None] = field(default_factory=dict)
     num_taken: Counter[bool] = field(default_factory=Counter)
     rejections: dict[bool, DataError | PolicyError] = field(default_factory=dict)
 
@@ -220,7 +217,8 @@ class _Conversations:
         """Sends a finished turn of the policy to the row's environment."""
         if written.completion.finished:
             message_start = self.starts[row] if self.turns[row] else 0
-            message = _message(self.encoder, written.prompt, written.completion.token_T, message_start)
+            message = self.encoder.message(written.prompt, written.completion.token_T, message_start)
+            self.contents[row] = message.content
             self.pool.submit(row, message)
 
     def is_answered(self, chunk: _Chunk) -> bool:
@@ -242,7 +240,8 @@ class _Conversations:
             reply, end = replies.get(row), len(chunk.written[row].completion.token_T)
             reward = None if reply is None else reply.reward
             reward = final_rewards.get(row) if reward is None else reward
-            self.turns[row] += (CompletionTurn(self.starts[row], end, reward, self.keys[row], reply),)
+            content = self.contents.pop(row, None)
+            self.turns[row] += (CompletionTurn(self.starts[row], end, reward, self.keys[row], reply, content),)
         for row, extended in continued.items():
             self.starts[row] = len(extended.completion.token_T)
             self.keys[row] = replies[row].state

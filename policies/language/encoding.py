@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.tool_calls import FunctionCall, ToolResult
+from mmgrpo.tool_calls import AssistantMessage, ToolResult
 from mmgrpo.types import Prompt
 
 from ..chat_template import render, require_no_arguments
@@ -36,7 +36,7 @@ from .tool_turns import (
     after_answer,
     media_prompt,
     reply_messages,
-    template_calls,
+    template_message,
 )
 from .visual_inputs import visual_inputs
 
@@ -316,8 +316,8 @@ class PromptEncoder:
         except Exception:  # of the template's own, jinja2's among them
             return ""
 
-    def calls(self, encoded: EncodedPrompt, token_T: Tensor, start: int) -> Sequence[FunctionCall]:
-        """The calls of tools in a turn of the policy: ``template_calls``; none without a chat template.
+    def message(self, encoded: EncodedPrompt, token_T: Tensor, start: int) -> AssistantMessage:
+        """A turn of the policy, with its calls of tools: ``template_message``; without a chat template, its text alone.
 
         Args:
             encoded: prompt of the row.
@@ -325,13 +325,17 @@ class PromptEncoder:
             start: first token of the turn.
 
         Returns:
-            The calls.
+            The turn.
         """
+        tokens = token_T[start:].tolist()
+        text = self.text(tokens)
         if not self._uses_template:
-            return ()
+            return AssistantMessage(text)
         before_L = torch.cat([encoded.ids_P[-MAX_ANCHOR:], token_T[:start]])[-MAX_ANCHOR:]
         tools = encoded.prompt.chat_template_kwargs.get("tools")
-        return template_calls(self.tokenizer, token_T[start:].tolist(), before_L.tolist(), tools)
+        message = template_message(self.tokenizer, text, tokens, before_L.tolist(), tools)
+        end = next((end for end in self._ends if (message.content or "").endswith(end)), "")
+        return replace(message, content=message.content.removesuffix(end)) if message.content and end else message
 
     def with_media_turn(
         self, encoded: EncodedPrompt, turn: Turn, token_T: Tensor, reply: EncodedReply

@@ -115,6 +115,7 @@ def with_completion(
         turn_rewards=[turn.reward for turn in completion.turns],
         turn_keys=[turn.key for turn in completion.turns],
         turn_replies=[turn.reply for turn in completion.turns],
+        turn_contents=[turn.content for turn in completion.turns],
         environment_error=completion.environment_error,
         environment=completion.environment,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmgrpo.environment import Turn
-from mmgrpo.tool_calls import FunctionCall, parsed_calls
+from mmgrpo.tool_calls import AssistantMessage, FunctionCall, parsed_calls
 from mmgrpo.types import Prompt
 
 ANSWER = "<<the answer>>"  # replaces one where only the text after it is needed
@@ -81,28 +81,37 @@ def after_answer(rendered: str, ends: Sequence[str]) -> str | None:
     return tail[min(positions) :] if positions else None
 
 
-def template_calls(
-    tokenizer: Any, tokens: Sequence[int], before: Sequence[int], tools: Sequence[Mapping[str, Any]] | None
-) -> Sequence[FunctionCall]:
-    """The calls of tools in a turn of the policy, by the response template of the tokenizer.
+def template_message(
+    tokenizer: Any,
+    text: str,
+    tokens: Sequence[int],
+    before: Sequence[int],
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> AssistantMessage:
+    """A turn of the policy with its calls of tools, by the response template of the tokenizer.
 
     Args:
         tokenizer: of transformers.
+        text: text of the turn.
         tokens: tokens of the turn.
         before: tokens before it, at least from the last header of an assistant on.
         tools: the functions, which type the arguments.
 
     Returns:
-        The calls; none without a response template. A turn that the template cannot read is one call with an error.
+        The turn; without calls if there is no response template. A turn that the template cannot read is one call with
+        an error.
 
     Source: transformers ``PreTrainedTokenizerBase.parse_response``.
     """
     if getattr(tokenizer, "response_template", None) is None:
-        return ()
+        return AssistantMessage(text)
     try:
-        return parsed_calls(tokenizer.parse_response(list(tokens), prefix=list(before), tools=tools))
+        message = tokenizer.parse_response(list(tokens), prefix=list(before), tools=tools)
+        calls = parsed_calls(message)
     except (ValueError, TypeError, KeyError) as error:
-        return [FunctionCall(error=f"the turn cannot be read: {error}")]
+        return AssistantMessage(text, [FunctionCall(error=f"the turn cannot be read: {error}")])
+    content = message.get("content") or ""
+    return AssistantMessage(text, calls, content if calls and isinstance(content, str) else None)
 
 
 def media_prompt(turn: Turn) -> Prompt:

@@ -224,13 +224,33 @@ def test_calls_are_read_by_the_response_template(name: str, text: str) -> None:
     reasoning = f"I could <tool_call>\n</think>\n\n{text}" if name == "qwen3_5_think" else text
     token_T = encoder.encode_text(f"{reasoning}<|im_end|>")
     expected = [FunctionCall("multiply", {"a": 3, "b": 4}), FunctionCall("multiply", {"a": 5, "b": 6})]
-    assert encoder.calls(encoded, token_T, 0) == expected
+    assert encoder.message(encoded, token_T, 0).calls == expected
     later_T = torch.cat([encoder.encode_text("x"), encoder.encode_reply(REPLY, prompt=QUESTION, end_ids=[]).token_T])
-    assert encoder.calls(encoded, torch.cat([later_T, token_T]), len(later_T)) == expected
-    assert encoder.calls(encoded, encoder.encode_text("None.<|im_end|>"), 0) == []
+    assert encoder.message(encoded, torch.cat([later_T, token_T]), len(later_T)).calls == expected
+    assert encoder.message(encoded, encoder.encode_text("None.<|im_end|>"), 0).calls == []
     if name == "qwen3":
-        (unreadable,) = encoder.calls(encoded, encoder.encode_text("<tool_call>\n{x}\n</tool_call><|im_end|>"), 0)
+        message = encoder.message(encoded, encoder.encode_text("<tool_call>\n{x}\n</tool_call><|im_end|>"), 0)
+        (unreadable,) = message.calls
         assert "json parser could not parse" in (unreadable.error or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content"),
+    [
+        ("qwen3", f"So.\n{hermes('multiply', '{}')}", "So."),
+        ("llama3_1", '{"name": "multiply", "parameters": {"a": 3}}', ""),
+        ("llama3_1", 'So: {"name": "multiply", "parameters": {"a": 3}}', "So:"),
+        ("glm4moe", "<tool_call>multiply\n<arg_key>a</arg_key>\n<arg_value>3</arg_value>\n</tool_call>", ""),
+        ("llama3_1", "So.", None),
+    ],
+)
+def test_content_of_a_turn_is_without_its_calls(name: str, text: str, content: str | None) -> None:
+    specials, ends = FAMILIES[name]
+    encoder = policy_of(tokenizer_of(name, specials, **ends))._encoder
+    token_T = encoder.encode_text(text + ends.get("eos_token", "<|im_end|>"))
+    message = encoder.message(encoder(Prompt("", messages=ASK)), token_T, 0)
+    assert (message.text, message.content) == (text, content)
+    assert [call.name for call in message.calls] == ["multiply"] * (content is not None)
 
 
 def test_without_a_response_template_calls_are_those_of_the_text() -> None:
@@ -238,7 +258,7 @@ def test_without_a_response_template_calls_are_those_of_the_text() -> None:
     tokenizer.response_template = None
     policy = policy_of(tokenizer)
     prompt = policy._encoder(Prompt("", messages=ASK))
-    assert policy._encoder.calls(prompt, policy._encoder.encode_text(TEXT), 0) == ()
+    assert policy._encoder.message(prompt, policy._encoder.encode_text(TEXT), 0).calls == ()
 
 
 @cache
