@@ -254,6 +254,13 @@ class PromptEncoder:
             reply_T, per_token = reply_T[1:], {name: tensor[:, 1:] for name, tensor in per_token.items()}
         return EncodedReply(reply_T, per_token)
 
+    def opening(self, turn: Turn) -> Turn:
+        """The turn of ``reset`` with its special tokens marked as characters; unchanged without a chat template.
+
+        Raises: DataError if the tokenizer cannot write one of them as text.
+        """
+        return self._literal.mark(turn) if self._uses_template else turn
+
     def require_turns(self) -> None:
         """Raises PolicyError if no turn of an environment can follow an answer in the chat template."""
         if self._uses_template:
@@ -462,11 +469,27 @@ class PromptEncoder:
                 "use a checkpoint with image or audio input, or remove the media"
             )
         text = self._rendered(prompt)
+        if MARK in text:
+            return self._literal_tensors(prompt, text)
         tensors = self._processor_tensors(prompt, text, add_special_tokens=not self._uses_template, checks=True)
         for medium, media in (("image", prompt.images), ("audio", prompt.audios)):
             if len(media) and not self._uses_template:
                 self._require_placeholders(prompt, tensors["input_ids"], medium)
         return tensors
+
+    def _literal_tensors(self, prompt: Prompt, text: str) -> dict[str, Tensor]:
+        """The tensors of a prompt without media, with the special tokens that an environment wrote as characters."""
+        if any(len(getattr(prompt, name)) for name in KINDS.values()):
+            raise DataError(
+                f"the prompt {prompt.text.replace(MARK, '')!r:.60} has media, and the text of Environment.reset or of "
+                "its tools a special token of the model, which the processor would take for a placeholder or the end "
+                "of a turn: remove it from the text"
+            )
+        ids_1L = self._literal.encode(text)[None]
+        tensors = self._processor_tensors(prompt, text, add_special_tokens=False)
+        for name, value_1K in _per_token(tensors).items():  # of text alone, the same for all tokens
+            tensors[name] = value_1K[:, :1].expand(ids_1L.shape)
+        return {**tensors, "input_ids": ids_1L, MASK: torch.ones_like(ids_1L)}
 
     def _processor_tensors(
         self, prompt: Prompt, text: str, *, add_special_tokens: bool, checks: bool = False

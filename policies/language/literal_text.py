@@ -6,7 +6,7 @@ A tool that returns ``<|im_end|>`` could otherwise end its own turn and begin on
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -42,7 +42,8 @@ class LiteralText:
         self._special = re.compile(f"({'|'.join(map(re.escape, texts))})")
 
     def mark(self, turn: Turn) -> Turn:
-        """The turn with marks in the special tokens of its texts, so that unmarked ones are those of the template.
+        """The turn with marks in the special tokens of its texts and of the descriptions of its tools, so that unmarked
+        ones are those of the template.
 
         Args:
             turn: the turn.
@@ -56,7 +57,16 @@ class LiteralText:
         results = [
             replace(result, name=self._marked(result.name), text=self._marked(result.text)) for result in turn.results
         ]
-        return replace(turn, text=self._marked(turn.text), results=results)
+        tools = [self._marked_values(tool) for tool in turn.tools]
+        return replace(turn, text=self._marked(turn.text), results=results, tools=tools)
+
+    def _marked_values(self, value: Any) -> Any:
+        """A value of JSON with marks in its texts."""
+        if isinstance(value, Mapping):
+            return {self._marked_values(key): self._marked_values(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._marked_values(each) for each in value]
+        return self._marked(value) if isinstance(value, str) else value
 
     def _marked(self, text: str) -> str:
         marked = self._special.sub(lambda match: MARK.join(match[0]), text.replace(MARK, "\ufffd"))

@@ -10,6 +10,7 @@ from re import Pattern
 import torch
 from torch import Tensor
 
+from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout, Sample, Source
@@ -116,7 +117,11 @@ class TextRollouts:
             openings = pool.reset(row_prompts)
             shared: dict[tuple[int, str], Prompt] = {}
             for n, opening in enumerate(openings):
-                opened = with_opening_turn(row_prompts[n], opening, takes_tools=self.encoder.takes_tools)
+                try:
+                    opened = self._with_opening(row_prompts[n], opening)
+                except DataError as error:
+                    pool.environments[n].fail("reset", error)
+                    continue
                 if not (opened.images or opening.num_media):
                     opened = shared.setdefault(
                         (rows[n][0], repr((opened.text, opened.messages, opened.chat_template_kwargs))), opened
@@ -230,7 +235,11 @@ class TextRollouts:
             return sample.prompt
         with closing(GuardedEnvironment(plan.environment)) as environment:
             opening = environment.reset(sample.prompt)
-        return with_opening_turn(sample.prompt, opening, takes_tools=self.encoder.takes_tools)
+        return self._with_opening(sample.prompt, opening)
+
+    def _with_opening(self, prompt: Prompt, opening: Turn) -> Prompt:
+        """The prompt with the turn of ``reset``, whose special tokens are characters."""
+        return with_opening_turn(prompt, self.encoder.opening(opening), takes_tools=self.encoder.takes_tools)
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """``SupportsPromptOverride.override_prompts``: the same tokens, under their sampling distribution."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, final
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
-from mmgrpo.environment import Turn
+from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.tool_calls import FunctionCall, ToolResult
 from mmgrpo.tools import ToolEnvironment
@@ -123,6 +123,70 @@ def test_text_of_the_template_before_the_end_of_an_answer_is_not_repeated() -> N
 def special_ids(policy: LanguagePolicy, tokens: Sequence[int]) -> list[int]:
     special = {value for value, token in policy._tokenizer.added_tokens_decoder.items() if token.special}
     return [token for token in tokens if token in special]
+
+
+@final
+class Opening(Environment):
+    """Begins with a special token of the model in its text and in the description of its tool."""
+
+    def __init__(self, special: str) -> None:
+        self.special = special
+
+    def reset(self, prompt: Prompt) -> Turn:
+        schema = {"name": "look", "description": f"Looks {self.special}.", "parameters": {"type": "object"}}
+        return Turn(text=f"Read {self.special} this.", tools=[{"type": "function", "function": schema}])
+
+    def step(self, text: str) -> Turn:
+        return Turn(done=True)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "deepseekv3"])
+def test_special_tokens_of_a_reset_are_encoded_as_their_characters(name: str) -> None:
+    """The text is that of a plain opening, and the special tokens are those of a prompt with other characters."""
+    specials, ends = FAMILIES[name]
+    special = ends.get("eos_token", "<|im_end|>")
+    policy = policy_of(tokenizer_of(name, specials, **ends), max_new_tokens=4)
+    trace_ids = []
+    for text in (special, "here"):
+        plan = Plan(environment=partial(Opening, text), max_turns=2)
+        rollout = policy.rollout([Prompt(f"{special} ?")], group_size=2, seed=0, plan=plan)
+        trace: Any = rollout.trace
+        trace_ids.append(trace.prompts[0].ids_P.tolist())
+        assert all(sample.environment_error is None for sample in rollout.samples)
+        logprob_BT = torch.zeros(rollout.shape)
+        for part in policy.evaluate(rollout):
+            logprob_BT[part.rows[:, None], torch.tensor(part.columns)[None]] = part.logprob_BT.detach()
+        assert torch.allclose(logprob_BT.where(rollout.mask_BT, 0), rollout.old_logprob_BT, atol=1e-5)
+    decoded = [policy.processor.decode(ids) for ids in trace_ids]
+    assert decoded[0] == decoded[1].replace("Read here", f"Read {special}").replace("Looks here", f"Looks {special}")
+    assert special in decoded[0]
+    assert special_ids(policy, trace_ids[0]) == special_ids(policy, trace_ids[1])  # that of the prompt's author counts
+
+
+@pytest.mark.parametrize(("name", "special"), [("qwen2.5-vl", "<|im_end|>"), ("gemma3", "<end_of_turn>")])
+def test_vision_models_read_special_tokens_of_a_reset_as_characters(name: str, special: str) -> None:
+    """A prompt without images has the tensors of a plain one; with an image it ends the conversation."""
+    policy = tiny_language.policy_of(name, max_new_tokens=3)
+    text, image = Prompt("what number is this"), tiny_language.prompts_of(name)[0]
+    rollouts = [
+        policy.rollout([prompt], group_size=1, seed=0, plan=Plan(environment=partial(Opening, opening)))
+        for opening, prompt in ((special, text), ("here", text), ("here", image))
+    ]
+    traces: list[Any] = [rollout.trace for rollout in rollouts]
+    first, second = (trace.prompts[0] for trace in traces[:2])
+    assert first.length > second.length
+    assert {name: set(each.flatten().tolist()) for name, each in first.per_token.items()} == {
+        name: set(each.flatten().tolist()) for name, each in second.per_token.items()
+    }
+    assert first.media.keys() == second.media.keys()
+    assert int((first.ids_P == policy._tokenizer.convert_tokens_to_ids(special)).sum()) == int(
+        (second.ids_P == policy._tokenizer.convert_tokens_to_ids(special)).sum()
+    )
+    failed = policy.rollout(
+        [image, text], group_size=1, seed=0, plan=Plan(environment=partial(Opening, special))
+    ).samples
+    assert "remove it from the text" in (failed[0].environment_error or "")
+    assert failed[1].environment_error is None
 
 
 @pytest.mark.parametrize("name", FAMILIES)
