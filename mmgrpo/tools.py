@@ -412,7 +412,7 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
     def close(self) -> None:
         """Calls the object's ``close``, if it has one."""
         if getattr(self._object, "close", None) is not None:
-            self._object.close()
+            _awaited(self._object.close())
 
 
 def _media_columns(prompt: Prompt) -> dict[str, Any]:

@@ -295,7 +295,7 @@ class Counter:
     def get_reward(self) -> float:
         return float(self.value == self.target)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         Counter.closed += 1
 
     def _hidden(self) -> None: ...

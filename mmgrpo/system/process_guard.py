@@ -2,8 +2,8 @@
 
 ``python process_guard.py COMMAND ..`` runs a command until its standard input is closed or its parent has ended, even
 by SIGKILL. Then it kills the command with all its descendants, also those that left its process group, and removes
-their temporary files. With ``--piped`` before it, the command has the standard input and output of the script, and may
-also end by itself. The script needs the standard library alone.
+their temporary files. With ``--piped`` before it, the command has the standard input and output of the script, which
+ends with it. The script needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class GuardedProcess:
 
 
 def piped_command(command: Sequence[str]) -> list[str]:
-    """A command that runs another one on its own standard input and output, and that ends it, with all its descendants,
-    when this process ends; completely on Linux.
+    """A command that runs another one with its standard input and output, and ends it when this process ends.
+
+    The descendants of the other command end too, on Linux.
 
     Args:
         command: the program and its arguments.
