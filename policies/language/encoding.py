@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -60,11 +61,13 @@ class MediaTurns:
         token_R: token ids, with media placeholders expanded.
         per_token: tensors of shape (1, R) by name, as the prompt's; they hold at tokens of turns with media.
         is_media_turn_R: bool, True at tokens of turns with media.
+        num_images: number of images of the prompt and of each turn with media.
     """
 
     token_R: Tensor
     per_token: Mapping[str, Tensor]
     is_media_turn_R: Tensor
+    num_images: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -350,7 +353,9 @@ class PromptEncoder:
         """The prompt of a row after a turn of the environment with media.
 
         The media tensors are those that the processor makes of all media of the conversation in one call, so that
-        padding and tiles are as in a plain call. The tokens are those of the row: sampled text is not tokenized again.
+        padding and tiles are as in a plain call. A processor that tiles one image and not several (LLaVA-OneVision)
+        gets the images grouped by turn, so that each turn has the tiles that it has alone. The tokens are those of the
+        row: sampled text is not tokenized again.
 
         Args:
             encoded: prompt of the row so far.
@@ -366,11 +371,15 @@ class PromptEncoder:
             PolicyError: it makes other placeholders of the conversation than of its turns.
         """
         prompt = self._with_turn(encoded.prompt, turn)
+        earlier = (len(encoded.prompt.images),) if encoded.media_turns is None else encoded.media_turns.num_images
+        num_images = (*earlier, len(turn.images))
+        row_L = torch.cat([encoded.ids_P, token_T])
         tensors = self._tensors(prompt)
+        if not torch.equal(self._placeholders(row_L), self._placeholders(tensors["input_ids"][0])):
+            tensors = self._tensors_by_turn(prompt, num_images) or tensors
         ids_1L, per_token = tensors["input_ids"], _per_token(tensors)
         media = {name: tensor for name, tensor in tensors.items() if name not in (*per_token, *UNUSED)}
         aligned = [n for n, tensor in media.items() if tensor.shape[:2] == ids_1L.shape and not is_audio_tensor(n)]
-        row_L = torch.cat([encoded.ids_P, token_T])
         of_turns_N, of_all_N = self._placeholders(row_L), self._placeholders(ids_1L[0])
         if aligned or not torch.equal(of_turns_N, of_all_N):
             reason = f"it makes {', '.join(aligned)} of all tokens"
@@ -392,7 +401,16 @@ class PromptEncoder:
             name: torch.cat([encoded.values_at(name, start, fill=0), reply.per_token[name]], dim=1)
             for name in encoded.per_token
         }
-        return replace(encoded, prompt=prompt, media=media, media_turns=MediaTurns(token_T, values, is_media_turn_R))
+        media_turns = MediaTurns(token_T, values, is_media_turn_R, num_images)
+        return replace(encoded, prompt=prompt, media=media, media_turns=media_turns)
+
+    def _tensors_by_turn(self, prompt: Prompt, num_images: Sequence[int]) -> dict[str, Tensor] | None:
+        """The tensors of a conversation with images grouped by turn; None if the processor does not take them so."""
+        text, groups = self._rendered(prompt), [number for number in num_images if number]
+        try:
+            return self._processor_tensors(prompt, text, add_special_tokens=not self._uses_template, groups=groups)
+        except DataError:
+            return None
 
     def _with_turn(self, prompt: Prompt, turn: Turn) -> Prompt:
         """A prompt with the media of a later turn after some answer: what the processor makes its tensors of."""
@@ -492,15 +510,24 @@ class PromptEncoder:
         return {**tensors, "input_ids": ids_1L, MASK: torch.ones_like(ids_1L)}
 
     def _processor_tensors(
-        self, prompt: Prompt, text: str, *, add_special_tokens: bool, checks: bool = False
+        self,
+        prompt: Prompt,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        checks: bool = False,
+        groups: Sequence[int] | None = None,
     ) -> dict[str, Tensor]:
-        """The processor's tensors of a text with the media of a prompt; ``checks``: that no medium is dropped."""
+        """The processor's tensors of a text with the media of a prompt; ``checks``: that no medium is dropped;
+        ``groups``: numbers of images that it takes together, by default all.
+        """
         num_images, num_videos, num_audios = len(prompt.images), len(prompt.videos), len(prompt.audios)
         visual = visual_inputs(prompt, self.processor, self.settings.video)
         arguments: dict[str, Any] = {"return_tensors": "pt", "add_special_tokens": add_special_tokens}
         arguments |= visual.arguments
         if num_images:
-            arguments["images"] = [visual.images]
+            images = iter(visual.images)
+            arguments["images"] = [list(islice(images, number)) for number in groups or [num_images]]
         if num_videos:
             arguments["videos"] = [visual.videos]
             arguments |= {"video_metadata": [visual.metadata], "do_sample_frames": False}

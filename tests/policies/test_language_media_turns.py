@@ -10,6 +10,7 @@ from typing import Any, final
 import pytest
 import torch
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.encoding import EncodedReply
 from PIL import Image
 from torch import Tensor
 
@@ -23,7 +24,9 @@ from tests.policies.test_language_exchanges import SEED, terse
 from tests.policies.tiny_language import picture, prompts_of
 from tests.tiny.language_models import SEVERAL_IMAGES
 
-FAMILIES = tuple(name for name in SEVERAL_IMAGES if name not in ("paligemma", "llava-onevision"))
+FAMILIES = tuple(name for name in SEVERAL_IMAGES if name != "paligemma")
+REWRITING = ("idefics3", "llava-next", "llava-onevision")
+"""Families whose template trims an answer, or writes other white space before it than before one that is sampled."""
 LENGTH = 400
 
 
@@ -68,10 +71,15 @@ def messages_of(rollout: Rollout, row: int, answers: Sequence[str]) -> tuple[lis
 
 
 def processed(policy: LanguagePolicy, rollout: Rollout, row: int, answers: Sequence[str]) -> dict[str, Tensor]:
-    """What the processor makes of the whole conversation with these answers."""
+    """What the processor makes of the whole conversation with these answers; LLaVA-OneVision tiles turn by turn."""
     messages, images = messages_of(rollout, row, answers)
     text = policy.processor.apply_chat_template(messages, tokenize=False)
-    return dict(policy.processor(text=[text], images=[images], return_tensors="pt", add_special_tokens=False))
+    by_turn = [images]
+    if "Onevision" in type(policy.processor).__name__:
+        rest, parts = iter(images), [message["content"] for message in messages]
+        numbers = [sum(part["type"] == "image" for part in content) for content in parts]
+        by_turn = [[next(rest) for _ in range(number)] for number in numbers if number]
+    return dict(policy.processor(text=[text], images=by_turn, return_tensors="pt", add_special_tokens=False))
 
 
 def row_ids(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor:
@@ -118,7 +126,7 @@ def test_rows_with_images_in_every_turn_are_scored_as_by_a_plain_call(name: str)
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("idefics3", "llava-next")])  # trim text
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in REWRITING])
 def test_tokens_are_those_of_the_template_for_the_complete_conversation(name: str) -> None:
     policy = terse(name, max_new_tokens=LENGTH)
     rollout = conversation(policy, name)
@@ -160,11 +168,23 @@ def test_rows_do_not_depend_on_their_batch() -> None:
     assert [sample.tokens for sample in rollouts[0].samples] == [sample.tokens for sample in rollouts[1].samples]
 
 
-def test_media_that_change_earlier_placeholders_are_an_error() -> None:
+def test_images_of_each_turn_have_the_tiles_that_they_have_alone() -> None:
+    """One image is tiled, several are not: the processor gets one list of images for each turn."""
     policy = terse("llava-onevision", max_new_tokens=LENGTH)
-    reason = "turn by turn they take [0-9]+ placeholders, together [0-9]+, as where one image is tiled"
+    rollout = conversation(policy, "llava-onevision")
+    trace: Any = rollout.trace
+    expected = [[1, 1, 2], [2, 1, 2]]  # images of the prompt, of the first answer, of the second one
+    grouped = [trace.prompts[trace.prompt_of_B[row]].media["batch_num_images"].tolist() for row in (0, 3)]
+    assert grouped == expected
+
+
+def test_placeholders_that_differ_from_those_of_the_turns_are_an_error() -> None:
+    policy = terse("llava-onevision", max_new_tokens=LENGTH)
+    encoded, token_T = policy._encoder(prompts_of("llava-onevision")[0]), policy._end_ids[:1]
+    turn = Turn(text="two", images=[picture(16, 24)])
+    reason = "turn by turn they take 36 placeholders, together 82, as where one image is tiled"
     with pytest.raises(PolicyError, match=rf"media of a later turn .* {reason} .*; show them in the prompt"):
-        conversation(policy, "llava-onevision")
+        policy._encoder.with_media_turn(encoded, turn, token_T, EncodedReply(token_T))
 
 
 PLACEHOLDER = "<|image_pad|>"
