@@ -21,7 +21,7 @@ from PIL import Image
 
 from mmgrpo.data.image_loading import LazyImages, load_image
 from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, Turn
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.json_requests import NoReplyError
 from mmgrpo.system.targets import import_python_target
 from mmgrpo.tool_calls import (
@@ -179,12 +179,15 @@ class ToolEnvironment(Environment, SupportsCalls):
         return list(self._tools.values())
 
     def reset(self, prompt: Prompt) -> Turn:
-        """The functions, if ``describe`` is set; a row with a column ``tools`` selects those that it may call."""
+        """The functions, if ``describe`` is set; a row with a column ``tools`` selects those that it may call.
+
+        Raises: DataError if it selects one that does not exist, which costs this row.
+        """
         self._callable = self._schemas
         if (selected := prompt.chat_template_kwargs.get("tools")) is not None:
             names = [tool.get("function", tool).get("name") for tool in selected]
             if unknown := [str(name) for name in names if name not in self._tools]:
-                raise ConfigError(
+                raise DataError(
                     f"the column tools of {prompt.text!r:.60} has {', '.join(unknown)}, and the tools of the run are "
                     f"{', '.join(self._tools)}: add the function to rollout.environment, or remove it from the row"
                 )
@@ -379,7 +382,7 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
         if self._factories is not None:
             name = columns.pop("environment", None)
             if name not in self._factories:
-                raise ConfigError(f"the column environment is {name!r}; it must be one of {', '.join(self._factories)}")
+                raise DataError(f"the column environment is {name!r}; it must be one of {', '.join(self._factories)}")
             self._create(self._factories[name])
         observation = _awaited(self._object.reset(**_accepted(self._object.reset, columns)))
         images: list[Image.Image] = []

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mmgrpo.data.replies import plain_reply, reply_of
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.tool_calls import AssistantMessage, FunctionCall, description
 from mmgrpo.tools import ToolEnvironment, ToolObjectEnvironment, schema_of
 from mmgrpo.types import Prompt
@@ -143,7 +143,7 @@ def test_a_row_selects_its_tools() -> None:
     assert opening.tools == only_divide
     assert "there is no function 'place'; known are divide" in tools.step(call("place", city="Oslo")).text
     other = [{"type": "function", "function": {"name": "search"}}]
-    with pytest.raises(ConfigError, match=r"the column tools of '\?' has search, .* add the function"):
+    with pytest.raises(DataError, match=r"the column tools of '\?' has search, .* add the function"):
         tools.reset(Prompt("?", chat_template_kwargs={"tools": other}))
 
 
