@@ -27,7 +27,6 @@ CASES: Mapping[str, Sequence[str]] = {
 }
 SHORT = (
     "update.warmup.steps=40",
-    "update.warmup.log_every=10",
     "steps=6",
     "evaluation=null",
     "checkpoint.every=null",

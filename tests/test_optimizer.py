@@ -21,7 +21,7 @@ from mmgrpo.runs.checkpoint import weights_folder
 from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, weights
 
-WARMUP = {"examples": {"name": "mislabeled_digits", "fraction": 0.5}, "steps": 2, "batch_size": 4, "log_every": 1}
+WARMUP = {"examples": {"name": "mislabeled_digits", "fraction": 0.5}, "steps": 2, "batch_size": 4}
 WARMED = {"optimizer": {"lr": 1e-3}, "warmup": WARMUP}
 ROLLOUT = {"prompts_per_step": 2, "group_size": 2}
 
@@ -108,7 +108,7 @@ def test_a_run_that_mostly_skips_ends_with_its_good_weights(tmp_path: Path) -> N
     trainer = trainer_of(
         tmp_path, reward=huge_from_call(2), steps=20, advantage={"scale": "none"}, checkpoint={"every": 1}
     )
-    with pytest.raises(NonFiniteError, match=r"6 of the last 7 updates .*runtime.max_skipped_update_frac=0\.25 of 20"):
+    with pytest.raises(NonFiniteError, match=r"6 of the last 7 updates , more than 5 of 20"):
         trainer.train()
     assert len(lines(trainer)) == 7
     assert json.loads((trainer.folder.path / "run.json").read_text())["status"] == "failed"

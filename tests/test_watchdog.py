@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from mmgrpo import Trainer
-from mmgrpo.config import EvaluationRewardConfig, RunConfig
+from mmgrpo.config import EvaluationRewardConfig, RunConfig, WatchdogConfig
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.runs.alerts import Alert, Watchdog, watchdog_inputs
+from mmgrpo.runs.alerts import Alert, Watchdog, WatchdogInputs, watchdog_inputs
 from mmgrpo.runs.sample_files import box_metrics, diversity_metrics
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.types import Prompt, Sample, Score
@@ -24,9 +24,13 @@ from tests.policies.letters import letters
 
 
 def run_of(**limits: Any) -> RunConfig:
-    settings = {key: limits.pop(key) for key in ("stop", "window", "interval", "held_out") if key in limits}
-    watchdog = {"window": 2, "limits": limits, **settings}
+    settings = {key: limits.pop(key) for key in ("stop", "window", "held_out") if key in limits}
+    alerts = [{"name": name, "limit": limit} for name, limit in limits.items()]
+    watchdog = {"window": 2, "alerts": alerts, **settings}
     return validated({"evaluation": {"prompts": {"source": "x.txt"}, "watchdog": watchdog}})
+
+
+WATCHED = WatchdogConfig.model_validate({"alerts": [{"name": "grid", "share": 1.0}]})
 
 
 def dog_of(**limits: Any) -> Watchdog:
@@ -177,15 +181,15 @@ class TestOtherAlerts:
         assert kinds(steps(dog_of(on_policy_gap=0.1), "policy/on_policy_gap", [0.03])) == [("on_policy_gap", 1)]
         assert kinds(steps(dog_of(), "policy/on_policy_gap", [float("nan")])) == [("on_policy_gap", 1)]
 
-    def test_an_alert_is_raised_once_an_interval_and_not_again_after_a_resume(self):
-        values = [1.0] * 12
-        alerts = steps(dog_of(interval=4), "groups/zero_std_frac", values)
-        assert kinds(alerts) == [("dead_groups", step) for step in (2, 6, 10)]
-        dog = dog_of(interval=4)
+    def test_an_alert_is_raised_once_in_ten_steps_and_not_again_after_a_resume(self):
+        values = [1.0] * 24
+        alerts = steps(dog_of(), "groups/zero_std_frac", values)
+        assert kinds(alerts) == [("dead_groups", step) for step in (2, 12, 22)]
+        dog = dog_of()
         logged = {"groups/zero_std_frac": 1.0, "reward/mean": 0.0, "reward/std": 0.0}
         lines = [{"step": step, "update": u, **logged} for step in (1, 2, 3) for u in (0, 1)]
         dog.replay(lines, [{"step": 0}, {"step": 3, "eval/judge/mean": 1.0}])
-        assert kinds(steps(dog, "groups/zero_std_frac", values[:4], start=4)) == [("dead_groups", 6)]
+        assert kinds(steps(dog, "groups/zero_std_frac", values[:10], start=4)) == [("dead_groups", 12)]
 
 
 def test_invalid_settings_raise() -> None:
@@ -195,8 +199,15 @@ def test_invalid_settings_raise() -> None:
         watchdog_inputs(run_of(stop=["hacking"]), ["easy"], ["easy"])
     with pytest.raises(ConfigError, match=r"evaluation\.watchdog\.stop"):
         run_of(stop=["hack"])
-    with pytest.raises(ConfigError, match=r"unknown key 'evaluation\.watchdog\.limits\.hack'; did you mean hacking"):
+    with pytest.raises(ConfigError, match=r"watchdog\.alerts\.0\.name: must be 'hacking', .*; got 'hack'"):
         run_of(hack=0.2)
+    with pytest.raises(ConfigError, match="stop: grid is never raised"):
+        run_of(stop=["grid"], grid=None)
+    alerts = [{"name": "grid", "limit": 1.0}, {"name": "grid", "limit": 2.0}]
+    with pytest.raises(ConfigError, match="grid, grid repeat: name each alert once"):
+        validated({"evaluation": {"watchdog": {"alerts": alerts}}})
+    with pytest.raises(ConfigError, match="grid takes no 'share'; known are limit"):
+        Watchdog(WatchdogInputs(config=WATCHED, held_out=(), clip_bound=None, checkpoints=tuple))
     assert watchdog_inputs(validated({}), ["easy"], ["easy"]) is None
 
 
@@ -262,25 +273,21 @@ class TestWhatIsTrainedOn:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"hacking": 0.0}, r"watchdog\.limits\.hacking: must be greater than 0; got 0\.0"),
-        ({"diversity": 1.0}, r"watchdog\.limits\.diversity: must be less than 1; got 1\.0"),
-        ({"length": 1.0}, r"watchdog\.limits\.length: must be greater than 1; got 1\.0"),
-        ({"dead_groups": 1.5}, r"watchdog\.limits\.dead_groups: must be less than or equal to 1; got 1\.5"),
-        ({"no_effect": -0.1}, r"watchdog\.limits\.no_effect: must be greater than or equal to 0; got \-0\.1"),
+        ({"hacking": 0.0}, r"limit of hacking must be above 0, got 0\.0"),
+        ({"diversity": 1.0}, r"limit of diversity must be between 0 and 1, got 1\.0"),
+        ({"length": 1.0}, r"limit of length must be above 1, got 1\.0"),
+        ({"dead_groups": 1.5}, r"limit of dead_groups must be above 0 and at most 1, got 1\.5"),
+        ({"no_effect": -0.1}, r"limit of no_effect must be at least 0 and below 1, got -0\.1"),
+        ({"length": "long"}, r"limit of length must be float or null, got 'long'"),
     ],
 )
-def test_limits_out_of_range_raise(limits: dict[str, float], message: str) -> None:
+def test_limits_out_of_range_raise(limits: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_of(**limits)
+        dog_of(**limits)
 
 
 def test_limits_at_the_ends_of_their_ranges_are_valid() -> None:
-    watchdog = run_of(dead_groups=1.0, no_effect=0.0, grid=None).watchdog
-    assert watchdog is not None
-    assert watchdog.limits.model_dump() == {
-        "hacking": 0.1, "diversity": 0.5, "length": 2.0, "grid": None, "dead_groups": 1.0, "on_policy_gap": 1.0,
-        "no_effect": 0.0,
-    }  # fmt: skip
+    dog_of(dead_groups=1.0, no_effect=0.0, grid=None)
 
 
 def test_explain_lists_the_alerts() -> None:
@@ -340,7 +347,7 @@ def test_a_reward_that_is_hacked_rings(stop: list[str], tmp_path: Path) -> None:
             "prompts": {"source": str(tmp_path / "prompts.txt")},
             "rewards": [{"name": "python:tests.test_watchdog:no_e", "label": "no_e"}],
             "every": 2,
-            "watchdog": {"window": 4, "stop": stop, "limits": {"diversity": None}},
+            "watchdog": {"window": 4, "stop": stop, "alerts": [{"name": "diversity", "limit": None}]},
         },
     }
     trainer = Trainer(letters(), {"taste": bad_taste}, [Prompt("one"), Prompt("two")], config)

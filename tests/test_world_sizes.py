@@ -252,12 +252,12 @@ def taking_turns(output: Path) -> Trainer:
 
 def warmed_on_texts(output: Path) -> Trainer:
     warmup = {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 3, "batch_size": 8}
-    values = base(output, steps=0, rollout={"prompts_per_step": 2}, update={"warmup": {**warmup, "log_every": 1}})
+    values = base(output, steps=0, rollout={"prompts_per_step": 2}, update={"warmup": warmup})
     return finished(Trainer(policy_of("llama", batch=1), {"length": lengths}, prompts_of("llama"), values))
 
 
 def warmed_on_images(output: Path) -> Trainer:
-    warmup = {"examples": {"name": "mislabeled_digits", "fraction": 0.5}, "steps": 3, "batch_size": 4, "log_every": 1}
+    warmup = {"examples": {"name": "mislabeled_digits", "fraction": 0.5}, "steps": 3, "batch_size": 4}
     values = base(output, steps=0, rollout={"prompts_per_step": 2}, update={"warmup": warmup})
     return finished(Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), values))
 

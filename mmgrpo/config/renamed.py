@@ -26,15 +26,15 @@ RENAMED: Mapping[str, str] = {
     "critic.until": "advantage.critic.freeze_after",
     "evaluation.pictures": "evaluation.saved_samples",
     "evaluation.prompts.pictures": "evaluation.prompts.image_columns",
-    "evaluation.watchdog.dead_groups": "evaluation.watchdog.limits.dead_groups",
-    "evaluation.watchdog.diversity": "evaluation.watchdog.limits.diversity",
-    "evaluation.watchdog.grid": "evaluation.watchdog.limits.grid",
-    "evaluation.watchdog.hacking": "evaluation.watchdog.limits.hacking",
-    "evaluation.watchdog.length": "evaluation.watchdog.limits.length",
-    "evaluation.watchdog.no_effect": "evaluation.watchdog.limits.no_effect",
-    "evaluation.watchdog.on_policy_gap": "evaluation.watchdog.limits.on_policy_gap",
+    "evaluation.watchdog.dead_groups": "evaluation.watchdog.alerts: [{name: dead_groups, limit: NUMBER}]",
+    "evaluation.watchdog.diversity": "evaluation.watchdog.alerts: [{name: diversity, limit: NUMBER}]",
+    "evaluation.watchdog.grid": "evaluation.watchdog.alerts: [{name: grid, limit: NUMBER}]",
+    "evaluation.watchdog.hacking": "evaluation.watchdog.alerts: [{name: hacking, limit: NUMBER}]",
+    "evaluation.watchdog.length": "evaluation.watchdog.alerts: [{name: length, limit: NUMBER}]",
+    "evaluation.watchdog.limits": "evaluation.watchdog.alerts, a list of {name: ALERT, limit: NUMBER}",
+    "evaluation.watchdog.no_effect": "evaluation.watchdog.alerts: [{name: no_effect, limit: NUMBER}]",
+    "evaluation.watchdog.on_policy_gap": "evaluation.watchdog.alerts: [{name: on_policy_gap, limit: NUMBER}]",
     "max_reward_failure_frac": "runtime.max_reward_failure_frac",
-    "max_skipped_update_frac": "runtime.max_skipped_update_frac",
     "method": "about.method",
     "name": "about.name",
     "note": "about.note",
@@ -61,7 +61,6 @@ RENAMED: Mapping[str, str] = {
     "published": "about.method.paper_hparams, or use_paper_hparams: true in a file that includes a method",
     "recipe": "about",
     "reference": "update.reference",
-    "reward_cache_mb": "runtime.reward_cache_mb",
     "rewards.gate.closed": "rewards.gate.otherwise",
     "rollout.contexts": "rollout.prompt_templates",
     "rollout.decisions": "rollout.training_states",
@@ -109,13 +108,23 @@ AS_SCHEDULES = (
 
 ALL_ROWS = "an evaluation takes all rows of evaluation.prompts.source, in their order: leave it out"
 
+CACHE = "64 MiB of each deterministic reward are cached, none of a reward with deterministic: false: leave it out"
+
+SKIPPED = "a run stops when a quarter of its last 20 updates were skipped: leave it out"
+
 REMOVED: Mapping[str, str] = {
     "evaluation.prompts.sampler": ALL_ROWS,
     "evaluation.prompts.shuffle": ALL_ROWS,
     "evaluation.prompts.sources": ALL_ROWS,
+    "evaluation.watchdog.interval": "an alert is raised again after 10 steps: leave it out",
+    "max_skipped_update_frac": SKIPPED,
     "phases": AS_SCHEDULES,
     "prompts.shuffle": "false is prompts.sampler=in_order, and true the default: leave it out",
+    "reward_cache_mb": CACHE,
+    "runtime.max_skipped_update_frac": SKIPPED,
+    "runtime.reward_cache_mb": CACHE,
     "stages": AS_SCHEDULES,
+    "update.warmup.log_every": "warmup.jsonl has about 100 lines, or one for each update: leave it out",
 }
 """Earlier key -> why there is no such key, and what to do."""
 

@@ -48,12 +48,3 @@ class RuntimeConfig(Section):
         le=1,
         description="share of the samples of a call on which a reward may fail before the run stops",
     )
-    max_skipped_update_frac: float = Field(
-        default=0.25,
-        ge=0,
-        le=1,
-        description="share of the last 20 updates that may be skipped because a gradient was not finite",
-    )
-    reward_cache_mb: float = Field(
-        default=64.0, ge=0, description="MiB of cached results of each deterministic reward, per process; 0: none"
-    )

@@ -30,7 +30,6 @@ class WarmupConfig(Section):
     optimizer: OptimizerConfig = Field(
         default=WARMUP_OPTIMIZER, description="settings that are not set have the values of this default"
     )
-    log_every: int = Field(default=50, ge=1, description="updates between lines of warmup.jsonl")
 
     @model_validator(mode="after")
     def _with_defaults(self) -> WarmupConfig:

@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from mmgrpo.config.sections import Section
+from mmgrpo.config.sections import Named, Section
 
 AlertKind = Literal["hacking", "diversity", "length", "grid", "dead_groups", "on_policy_gap", "no_effect"]
 
 
-class AlertLimitsConfig(Section):
-    """The limit of each kind of alert; null: no such alert."""
+class AlertConfig(Named):
+    """The limit of a kind of alert: {name: length, limit: 3.0}; limit: null, no such alert."""
 
-    hacking: float | None = Field(
-        default=0.1,
-        gt=0,
-        description="rise of the training reward and fall of a held-out reward, in standard deviations",
-    )
-    diversity: float | None = Field(
-        default=0.5, gt=0, lt=1, description="least variety within groups, or entropy, as a share of the first window's"
-    )
-    length: float | None = Field(
-        default=2.0, gt=1, description="factor on the first window's length or count of boxes, up or down"
-    )
-    grid: float | None = Field(default=0.1, gt=0, description="rise of grid_artifacts over the first window")
-    dead_groups: float | None = Field(
-        default=0.9, gt=0, le=1, description="share of groups with equal rewards, which give no gradient"
-    )
-    on_policy_gap: float | None = Field(
-        default=1.0,
-        gt=0,
-        description="largest gap, as a multiple of the smallest clip bound (of 0.01 if there is none)",
-    )
-    no_effect: float | None = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="share of decisions that a method's reward, an estimator, filter, selection, modulation or term "
-        "has to exceed in one step of a window",
-    )
+    name: AlertKind
+
+    @property
+    def is_disabled(self) -> bool:
+        """Whether there is no such alert."""
+        return self.numbers.get("limit", 0.0) is None
 
 
 class WatchdogConfig(Section):
@@ -49,13 +28,29 @@ class WatchdogConfig(Section):
     Means over ``window`` points are compared: evaluations for hacking and grid artifacts, steps for the rest.
     """
 
+    alerts: tuple[AlertConfig, ...] = Field(
+        default=(), description="alerts with another limit than their default; the others are as they are"
+    )
     stop: tuple[AlertKind, ...] = Field(default=(), description="alerts that end the run, with a checkpoint")
     window: int = Field(
         default=6, ge=2, description="points that a mean is taken over; hacking compares its two halves"
     )
-    interval: int = Field(default=10, ge=1, description="steps before an alert of the same kind is raised again")
     held_out: tuple[str, ...] = Field(
         default=(),
         description="evaluation rewards that must not fall, not trained on; empty: all of those but grid_artifacts",
     )
-    limits: AlertLimitsConfig = Field(default_factory=AlertLimitsConfig)
+
+    @model_validator(mode="after")
+    def _names_each_alert_once(self) -> WatchdogConfig:
+        names = [alert.name for alert in self.alerts]
+        if len(set(names)) < len(names):
+            raise ValueError(f"alerts: {', '.join(names)} repeat: name each alert once")
+        if disabled := [alert.name for alert in self.alerts if alert.is_disabled and alert.name in self.stop]:
+            raise ValueError(f"stop: {', '.join(disabled)} is never raised: set its limit in alerts, or leave it out")
+        return self
+
+    @property
+    def kinds(self) -> tuple[AlertKind, ...]:
+        """The alerts that may be raised."""
+        disabled = {alert.name for alert in self.alerts if alert.is_disabled}
+        return tuple(kind for kind in get_args(AlertKind) if kind not in disabled)

@@ -6,12 +6,12 @@ Every formula is taken from the docstring of the function that computes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.config import AdvantageConfig, AlertKind, Named, ObjectiveConfig, OffPolicyConfig, RewardConfig, RunConfig
+from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, OffPolicyConfig, RewardConfig, RunConfig
 from mmgrpo.config.needs import require_needs
 from mmgrpo.config.numbers import named_in
 from mmgrpo.config.objective import PER_DECISION
@@ -346,9 +346,8 @@ def _pass_rows(algorithm: Algorithm, settings: Mapping[str, Any] | None) -> Iter
     yield "evaluation", _evaluation_line(config, settings)
     watchdog = config.watchdog
     if watchdog is not None:
-        kinds = [kind for kind in get_args(AlertKind) if getattr(watchdog.limits, kind) is not None]
         stop = ", ".join(watchdog.stop) or "never"
-        yield "watchdog", f"alerts for {', '.join(kinds)}; an alert stops the run: {stop}"
+        yield "watchdog", f"alerts for {', '.join(watchdog.kinds)}; an alert stops the run: {stop}"
 
 
 def _reference_line(algorithm: Algorithm) -> str:

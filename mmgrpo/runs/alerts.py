@@ -11,11 +11,14 @@ from statistics import fmean
 from typing import Any, final
 
 from mmgrpo.config import AlertKind, EvaluationRewardConfig, RunConfig, WatchdogConfig
+from mmgrpo.config.numbers import bound
 from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.changes import CHANGED_FRAC
 
 GRID = "grid_artifacts"
+INTERVAL = 10
+"""Steps before an alert of the same kind is raised again."""
 GAP_WITHOUT_CLIP = 1e-2  # a ratio wrong by 1 % scales its gradient by 1 %
 DIVERSITY = ("samples/distinct_frac", "samples/pixel_spread", "policy/entropy_mean")
 LENGTHS = {"completions/mean_length": "length", "samples/mean_boxes": "number of boxes"}
@@ -82,7 +85,7 @@ def watchdog_inputs(
 
     Raises:
         ConfigError: a held-out reward is no evaluation reward, or is trained on; or the watchdog stops at hacking and
-            there is no held-out reward.
+            there is no held-out reward; or an alert takes another limit.
     """
     watchdog = config.watchdog
     if watchdog is None:
@@ -103,8 +106,9 @@ def watchdog_inputs(
         raise ConfigError(
             "evaluation.watchdog.stop: hacking needs a reward in evaluation.rewards that is not trained on"
         )
-    bound = config.objective.clip_bound
-    return WatchdogInputs(config=watchdog, held_out=held_out, clip_bound=bound, checkpoints=checkpoints)
+    rules_of(watchdog)  # raises for other settings
+    clip_bound = config.objective.clip_bound
+    return WatchdogInputs(config=watchdog, held_out=held_out, clip_bound=clip_bound, checkpoints=checkpoints)
 
 
 def _identities(rewards: Sequence[EvaluationRewardConfig], names: Sequence[str]) -> dict[str, str]:
@@ -139,7 +143,7 @@ class Watchdog:
         Args:
             inputs: limits and facts about the run.
         """
-        self.inputs = inputs
+        self.inputs, self._rules = inputs, rules_of(inputs.config)
         self._steps: list[Mapping[str, Any]] = []
         self._evaluations: list[dict[str, Any]] = []
         self._steps_since_evaluation: list[Mapping[str, Any]] = []
@@ -175,10 +179,10 @@ class Watchdog:
 
     def _new_alerts(self, rules: Mapping[AlertKind, Rule], lines: Sequence[Mapping[str, Any]]) -> list[Alert]:
         step, alerts = int(lines[-1]["step"]), []
-        for kind, rule in rules.items():
+        for kind in rules:
             last_step = self._last_step_of.get(kind)
-            is_recent = last_step is not None and step < last_step + self.inputs.config.interval
-            finding = None if is_recent else next(rule(lines, self.inputs), None)
+            is_recent = last_step is not None and step < last_step + INTERVAL
+            finding = None if is_recent else next(self._rules[kind](lines, self.inputs), None)
             if finding is not None:
                 self._last_step_of[kind] = step
                 alerts.append(Alert(step=step, kind=kind, measured=finding[0], suggested_fix=finding[1]))
@@ -217,25 +221,27 @@ Rule = Callable[[Sequence[Mapping[str, Any]], WatchdogInputs], Iterator[tuple[st
 """Reads the lines so far; yields (measured, suggested fix) if there is a problem."""
 
 
-def hacking(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
+def hacking(
+    lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs, *, limit: float | None = 0.1
+) -> Iterator[tuple[str, str]]:
     """The training reward rises while a held-out reward falls, from the older half of the window to the newer.
 
-    Each changes by more than ``hacking`` times the largest standard deviation of its samples (times its mean, if all
+    Each changes by more than ``limit`` times the largest standard deviation of its samples (times its mean, if all
     samples have the same value).
     """
-    margin, window = inputs.config.limits.hacking, inputs.config.window
+    window = inputs.config.window
     recent = [line for line in lines if "trained/mean" in line][-window:]
-    if margin is None or len(recent) < window:
+    if limit is None or len(recent) < window:
         return
     rise = _change(recent, "trained")
-    if rise is None or rise.in_stds <= margin:
+    if rise is None or rise.in_stds <= limit:
         return
     earlier = int(recent[window // 2 - 1]["step"])
     saved = [step for step in inputs.checkpoints() if step <= earlier]
     rollback = f"go back to the checkpoint of step {max(saved)}" if saved else "keep checkpoints: set checkpoint.every"
     for name in inputs.held_out:
         fall = _change([line for line in recent if f"eval/{name}/mean" in line], f"eval/{name}")
-        if fall is not None and fall.in_stds < -margin:
+        if fall is not None and fall.in_stds < -limit:
             yield (
                 f"the reward rose from {rise.before:.3g} to {rise.after:.3g}, and '{name}', which is not trained on, "
                 f"fell from {fall.before:.3g} to {fall.after:.3g}",
@@ -243,12 +249,13 @@ def hacking(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Itera
             )
 
 
-def diversity(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
-    """The members of a group become similar, or the entropy of the policy falls."""
-    share = inputs.config.limits.diversity
+def diversity(
+    lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs, *, limit: float | None = 0.5
+) -> Iterator[tuple[str, str]]:
+    """The members of a group become similar, or the entropy of the policy falls: below a share of the first window."""
     for key in DIVERSITY:
         ends = _ends(lines, key, inputs.config.window)
-        if share is not None and ends is not None and ends[1] < share * ends[0]:
+        if limit is not None and ends is not None and ends[1] < limit * ends[0]:
             yield (
                 f"{key} fell from {ends[0]:.3g} to {ends[1]:.3g}",
                 "raise objective.kl.beta, objective.entropy_bonus or the sampling's temperature or strength, lower "
@@ -256,12 +263,13 @@ def diversity(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Ite
             )
 
 
-def length(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
-    """Answers become much longer or shorter, or have many more or fewer boxes."""
-    factor = inputs.config.limits.length
+def length(
+    lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs, *, limit: float | None = 2.0
+) -> Iterator[tuple[str, str]]:
+    """Answers become longer or shorter, or have more or fewer boxes, by more than a factor."""
     for key, quantity in LENGTHS.items():
         ends = _ends(lines, key, inputs.config.window)
-        if factor is not None and ends is not None and not ends[0] / factor <= ends[1] <= ends[0] * factor:
+        if limit is not None and ends is not None and not ends[0] / limit <= ends[1] <= ends[0] * limit:
             yield (
                 f"the {quantity} of an answer went from {ends[0]:.3g} to {ends[1]:.3g}",
                 "check whether the reward depends on the length alone; for boxes, length_power and max_boxes of "
@@ -269,9 +277,10 @@ def length(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterat
             )
 
 
-def grid(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
+def grid(
+    lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs, *, limit: float | None = 0.1
+) -> Iterator[tuple[str, str]]:
     """Images develop a regular pattern, measured by ``grid_artifacts``."""
-    limit = inputs.config.limits.grid
     for key in (f"eval/{GRID}/mean", f"reward/{GRID}/mean"):
         ends = _ends(lines, key, inputs.config.window)
         if limit is not None and ends is not None and ends[1] - ends[0] > limit:
@@ -281,9 +290,11 @@ def grid(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator
             )
 
 
-def dead_groups(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
+def dead_groups(
+    lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs, *, limit: float | None = 0.9
+) -> Iterator[tuple[str, str]]:
     """Most groups have equal rewards, so that they give no gradient."""
-    limit, window = inputs.config.limits.dead_groups, inputs.config.window
+    window = inputs.config.window
     values = _values(lines, "groups/zero_std_frac")[-window:]
     if limit is not None and len(values) == window and fmean(values) > limit:
         yield (
@@ -293,20 +304,24 @@ def dead_groups(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> I
         )
 
 
-def on_policy_gap(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
+def on_policy_gap(
+    lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs, *, limit: float | None = 1.0
+) -> Iterator[tuple[str, str]]:
     """The log-probabilities of the update differ from those of the rollout by more than the clip bound."""
-    factor, gap = inputs.config.limits.on_policy_gap, lines[-1].get("policy/on_policy_gap")
-    bound = GAP_WITHOUT_CLIP if inputs.clip_bound is None else inputs.clip_bound
-    if factor is not None and gap is not None and not gap <= factor * bound:
+    gap = lines[-1].get("policy/on_policy_gap")
+    clip_bound = GAP_WITHOUT_CLIP if inputs.clip_bound is None else inputs.clip_bound
+    if limit is not None and gap is not None and not gap <= limit * clip_bound:
         yield (
-            f"log-probabilities differ by up to {gap:.2g} before any update, where {factor * bound:.2g} is allowed",
+            f"log-probabilities differ by up to {gap:.2g} before any update, where {limit * clip_bound:.2g} is allowed",
             "run mmgrpo doctor; compute in float32, switch off dropout, or raise the bounds of objective.surrogate",
         )
 
 
-def no_effect(lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs) -> Iterator[tuple[str, str]]:
+def no_effect(
+    lines: Sequence[Mapping[str, Any]], inputs: WatchdogInputs, *, limit: float | None = 0.0
+) -> Iterator[tuple[str, str]]:
     """A mechanism changes no decision in any step of the newest window."""
-    limit, window = inputs.config.limits.no_effect, inputs.config.window
+    window = inputs.config.window
     if limit is None:
         return
     series = {key: _values(lines, key)[-window:] for key in lines[-1] if key.endswith(f"/{CHANGED_FRAC}")}
@@ -332,6 +347,38 @@ STEP_RULES: Mapping[AlertKind, Rule] = {
 
 EVALUATION_RULES: Mapping[AlertKind, Rule] = {"hacking": hacking, "grid": grid}
 """Rules that are checked after every evaluation."""
+
+LIMITS: Mapping[AlertKind, tuple[str, Callable[[float], bool]]] = {
+    "hacking": ("above 0", lambda limit: limit > 0),
+    "diversity": ("between 0 and 1", lambda limit: 0 < limit < 1),
+    "length": ("above 1", lambda limit: limit > 1),
+    "grid": ("above 0", lambda limit: limit > 0),
+    "dead_groups": ("above 0 and at most 1", lambda limit: 0 < limit <= 1),
+    "on_policy_gap": ("above 0", lambda limit: limit > 0),
+    "no_effect": ("at least 0 and below 1", lambda limit: 0 <= limit < 1),
+}
+"""The limits that each alert takes."""
+
+
+def rules_of(config: WatchdogConfig) -> dict[str, Rule]:
+    """The rule of each alert with its limit.
+
+    Args:
+        config: the section ``evaluation.watchdog``.
+
+    Returns:
+        The rules, by the name of the alert.
+
+    Raises:
+        ConfigError: an alert takes other settings, or another limit.
+    """
+    rules: dict[str, Rule] = {**STEP_RULES, **EVALUATION_RULES}
+    for alert in config.alerts:
+        key, (text, is_valid) = "evaluation.watchdog.alerts", LIMITS[alert.name]
+        rules[alert.name] = bound(key, rules, alert)
+        if (limit := alert.numbers.get("limit")) is not None and not is_valid(limit):
+            raise ConfigError(f"{key}: limit of {alert.name} must be {text}, got {limit}")
+    return rules
 
 
 @dataclass(frozen=True, slots=True)

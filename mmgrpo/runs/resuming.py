@@ -49,7 +49,7 @@ FIXED = {
 OPTIONAL_IN_OLD_RUNS = ("policy", "policy.model")
 """Keys that earlier versions did not record for a Trainer with a path; they may be set if they are null."""
 
-CHANGEABLE = ("update.warmup.log_every", "update.ema.")
+CHANGEABLE = ("update.ema.",)
 """Prefixes of keys in those sections that may change."""
 
 

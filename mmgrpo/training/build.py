@@ -173,7 +173,6 @@ def optimizer_of(
         parameters,
         update.optimizer,
         num_updates=algorithm.config.steps * update.num_updates,
-        max_skipped_frac=algorithm.config.runtime.max_skipped_update_frac,
         job=job,
         average=average,
         hooks={label: hook(shards) for label, hook in algorithm.hooks().items()},
@@ -185,7 +184,6 @@ def build_optimizer(
     settings: OptimizerConfig,
     *,
     num_updates: int,
-    max_skipped_frac: float,
     job: Job,
     average: Average | None = None,
     hooks: Mapping[str, UpdateHook] | None = None,
@@ -196,7 +194,6 @@ def build_optimizer(
         parameters: the trained parameters, in a fixed order.
         settings: of the optimizer, of the schedule and of the gradient norm.
         num_updates: of the run; the schedule advances by one per update.
-        max_skipped_frac: fraction of the last updates that may have been skipped.
         job: the processes, whose gradients are summed.
         average: follows the weights.
         hooks: around each update, by label.
@@ -218,7 +215,6 @@ def build_optimizer(
         LambdaLR(optimizer, factor),
         job=job,
         max_grad_norm=settings.max_grad_norm,
-        max_skipped_frac=max_skipped_frac,
         average=average,
         hooks=hooks,
     )

@@ -161,9 +161,7 @@ class StepRewards:
         self._moved = algorithm.moved
         _require_rewards(self._base, algorithm)
         self.rewards = self._base
-        self.scorer = Scorer(
-            self._base, max_failure_frac=config.runtime.max_reward_failure_frac, cache_mb=config.runtime.reward_cache_mb
-        )
+        self.scorer = Scorer(self._base, max_failure_frac=config.runtime.max_reward_failure_frac)
 
     def apply_schedules(self, algorithm: Algorithm) -> None:
         """Applies the numbers of a step to the rewards. Raises ConfigError for a value that a reward does not take."""

@@ -78,7 +78,6 @@ class CriticTrainer:
             self.parameters,
             section.optimizer.over(config.update.optimizer),
             num_updates=config.steps * config.update.num_updates,
-            max_skipped_frac=config.runtime.max_skipped_update_frac,
             job=job,
         )
         self.metrics: Mapping[str, float] = {}

@@ -49,7 +49,7 @@ class HeldOut:
         evaluation = config.held_out
         section = None if evaluation is None else evaluation.prompts
         functions = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else rewards
-        scorer = Scorer(functions, max_failure_frac=1.0, cache_mb=config.runtime.reward_cache_mb)
+        scorer = Scorer(functions, max_failure_frac=1.0)
         prompts = [] if section is None else load_prompts_of(section, key="evaluation.prompts", note=config.about.note)
         if section is not None and section.on_error == "skip":
             prompts = usable_prompts(prompts, "evaluation.prompts", prompt_check(policy))

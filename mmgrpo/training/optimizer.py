@@ -32,8 +32,8 @@ from mmgrpo.policy import Policy, SupportsNamedWeights
 from mmgrpo.training.update_hooks import UpdateHook
 from mmgrpo.values import REFERENCE
 
-RECENT = 20
-"""How many of the last updates the share of skipped ones is taken over."""
+RECENT, MAX_SKIPPED = 20, 5
+"""Of the last 20 updates at most 5 may be skipped, or the run stops; both are choices of this project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,6 @@ class GuardedOptimizer:
         *,
         job: Job,
         max_grad_norm: float | None,
-        max_skipped_frac: float,
         average: Average | None = None,
         hooks: Mapping[str, UpdateHook] | None = None,
     ) -> None:
@@ -82,7 +81,6 @@ class GuardedOptimizer:
             schedule: of its learning rate.
             job: the processes, whose gradients are added.
             max_grad_norm: the gradient is scaled down to this norm; None leaves it.
-            max_skipped_frac: the run stops once more than this share of the last 20 updates was skipped.
             average: follows the weights.
             hooks: the hooks around each step, in order, by name.
         """
@@ -93,7 +91,6 @@ class GuardedOptimizer:
         self._job = job
         self.max_grad_norm = max_grad_norm
         self.is_frozen = False
-        self._max_skipped_frac = max_skipped_frac
         self._average = average
         self._hooks = dict(hooks or {})
         self._recent: list[bool] = []
@@ -137,12 +134,12 @@ class GuardedOptimizer:
         self.optimizer.state.clear()
 
     def require_progress(self) -> None:
-        """Raises NonFiniteError once too many of the last updates were skipped."""
+        """Raises NonFiniteError once more than a quarter of the last 20 updates were skipped."""
         num_skipped = sum(self._recent)
-        if num_skipped > self._max_skipped_frac * RECENT:
+        if num_skipped > MAX_SKIPPED:
             raise NonFiniteError(
                 f"{num_skipped} of the last {len(self._recent)} updates had a gradient that is not finite and were "
-                f"skipped, more than runtime.max_skipped_update_frac={self._max_skipped_frac:g} of {RECENT} allows; "
+                f"skipped, more than {MAX_SKIPPED} of {RECENT}; "
                 "skipped.jsonl names the samples. Look at their rewards and log-probabilities; clip the rewards, or "
                 "lower the learning rate and resume from a checkpoint"
             )

@@ -213,9 +213,7 @@ def warmup_of(policy: Policy, config: RunConfig, job: Job) -> Warmup | None:
     """The stage that a run begins with; None without the section ``update.warmup``."""
     if config.update.warmup is None:
         return None
-    return Warmup(
-        policy, config.update.warmup, seed=config.seed, job=job, max_skipped_frac=config.runtime.max_skipped_update_frac
-    )
+    return Warmup(policy, config.update.warmup, seed=config.seed, job=job)
 
 
 class Warmup:
@@ -225,9 +223,7 @@ class Warmup:
         finished_step: number of complete steps of the weights; None within an update.
     """
 
-    def __init__(
-        self, policy: Policy, config: WarmupConfig, *, seed: int, job: Job, max_skipped_frac: float = 0.25
-    ) -> None:
+    def __init__(self, policy: Policy, config: WarmupConfig, *, seed: int, job: Job) -> None:
         """Prepares the stage.
 
         Args:
@@ -235,7 +231,6 @@ class Warmup:
             config: the section ``update.warmup``.
             seed: the run's seed.
             job: the processes; each takes its part of every batch.
-            max_skipped_frac: the run's ``runtime.max_skipped_update_frac``.
         """
         self.policy = policy
         self.config = config
@@ -249,7 +244,6 @@ class Warmup:
             policy.trainable,
             config.optimizer,
             num_updates=config.steps,
-            max_skipped_frac=max_skipped_frac,
             job=job,
         )
 

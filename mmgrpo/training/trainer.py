@@ -55,6 +55,9 @@ from mmgrpo.types import Prompt, Scores
 if TYPE_CHECKING:
     from datasets import Dataset
 
+WARMUP_LINES = 100
+"""Lines of ``warmup.jsonl`` that a long warm-up has; one of fewer updates has a line for each."""
+
 
 class Trainer:
     """Trains a policy from rewards.
@@ -278,7 +281,7 @@ class Trainer:
         if self.warmup is None or not self._warms_up():
             return
         clock, saves = time.perf_counter(), self.config.checkpoint.warmup_every
-        every, progress = self.warmup.config.log_every, self._context.progress
+        every, progress = max(self.warmup.config.steps // WARMUP_LINES, 1), self._context.progress
         progress.start_warmup()
         for warmup_step in self.warmup.run(self.session.start.warmup_step, self._context.stopping.is_stopping):
             progress.log_warmup_step(warmup_step)

@@ -28,7 +28,6 @@ def test_self_correction_is_supervised_by_images_of_rows(tmp_path: Path, monkeyp
         "policy.call.max_sequence_length": 64,
         "update.warmup.steps": 2,
         "update.warmup.batch_size": 2,
-        "update.warmup.log_every": 1,
         "runtime.device": "cpu",
         "evaluation": None,
         "output": str(tmp_path),

@@ -80,7 +80,6 @@ def test_with_an_objective_of_0_it_is_a_step_of_the_warm_up(train: Any, examples
                 "batch_size": 4,
                 "steps": 1,
                 "optimizer": {**alike, "schedule": "constant"},
-                "log_every": 1,
             }
         },
     )
