@@ -304,7 +304,9 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
     yield (
         "updates",
         f"{_plural(update.epochs, 'epoch')} x {_plural(update.minibatches, 'minibatch', 'es')} = "
-        f"{_plural(num_updates, 'update')} a rollout{sizes_text}",
+        f"{_plural(num_updates, 'update')} a rollout{sizes_text}"
+        + "; epoch n trains the segments of number n alone"
+        * update.cycle_masks,
     )
     steps = config.steps
     totals = (_plural(steps, "step"), f"{total_samples(config, cases)} samples", _plural(steps * num_updates, "update"))
