@@ -72,9 +72,9 @@ def test_a_single_reward_and_a_single_source_may_be_bare_names() -> None:
     assert config.prompts is not None
     assert config.prompts.source == "prompts.txt"
     assert [r.weight for r in load_config(DIGITS, ["rewards={name: brightness, weight: 2}"]).rewards] == [2.0]
-    both = load_config(DIGITS, ["prompts=prompts.txt", "prompts.shuffle=false"]).prompts
+    both = load_config(DIGITS, ["prompts=prompts.txt", "prompts.limit=3"]).prompts
     assert both is not None
-    assert (both.source, both.shuffle) == ("prompts.txt", False)
+    assert (both.source, both.limit) == ("prompts.txt", 3)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_single_reward_and_a_single_source_may_be_bare_names() -> None:
         ("prompts=3", "prompts: must be a mapping, such as prompts={source: prompts.jsonl}; got 3"),
         ("steps=many", "steps: must be an integer; got 'many'"),
         ("update.optimizer.lr=fast", "update.optimizer.lr: must be a number; got 'fast'"),
-        ("prompts.shuffle=perhaps", "prompts.shuffle: must be true or false; got 'perhaps'"),
+        ("prompts.allow_fetch=perhaps", "prompts.allow_fetch: must be true or false; got 'perhaps'"),
         ("steps=-1", "steps: must be greater than or equal to 0; got -1"),
         ("evaluation.watchdog.stop=reward", "evaluation.watchdog.stop: must be a list, such as [a, b]; got 'reward'"),
     ],

@@ -14,7 +14,7 @@ SMALL: dict[str, Any] = {
     "evaluation.every": 2,
     "evaluation.samples_per_prompt": 20,
     "evaluation.watchdog.window": 2,
-    "evaluation.watchdog.limits.hacking": 0.03,
+    "evaluation.watchdog.alerts": [{"name": "hacking", "limit": 0.03}],
 }
 
 
