@@ -155,7 +155,7 @@ def test_the_warm_up_is_saved_and_resumed(tmp_path: Path) -> None:
         **settings,
     )
     assert torch.equal(weights(from_middle), weights(uninterrupted))
-    assert [row["step"] for row in lines(from_middle, "warmup.jsonl")] == [1, 3]
+    assert [row["step"] for row in lines(from_middle, "warmup.jsonl")] == [1, 2, 3]
     aside = from_middle.folder.path / "checkpoints" / "aside"
     assert sorted(path.name for path in aside.iterdir()) == ["step-000001", "warmup-000003"]
 

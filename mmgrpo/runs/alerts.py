@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any, final
 
 from mmgrpo.config import AlertKind, EvaluationRewardConfig, RunConfig, WatchdogConfig
-from mmgrpo.config.numbers import bound
 from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.changes import CHANGED_FRAC
@@ -375,8 +375,14 @@ def rules_of(config: WatchdogConfig) -> dict[str, Rule]:
     rules: dict[str, Rule] = {**STEP_RULES, **EVALUATION_RULES}
     for alert in config.alerts:
         key, (text, is_valid) = "evaluation.watchdog.alerts", LIMITS[alert.name]
-        rules[alert.name] = bound(key, rules, alert)
-        if (limit := alert.numbers.get("limit")) is not None and not is_valid(limit):
+        if unknown := [name for name in alert.numbers if name != "limit"]:
+            raise ConfigError(f"{key}: {alert.name} takes no {unknown[0]!r}; known are limit")
+        limit = alert.numbers.get("limit")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float)):
+            raise ConfigError(f"{key}: limit of {alert.name} must be float or null, got {limit!r:.80}")
+        if "limit" in alert.numbers:
+            rules[alert.name] = partial(rules[alert.name], limit=limit)
+        if limit is not None and not is_valid(limit):
             raise ConfigError(f"{key}: limit of {alert.name} must be {text}, got {limit}")
     return rules
 
