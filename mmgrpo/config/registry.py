@@ -151,6 +151,7 @@ REWARDS: Mapping[str, str] = {
     "tool_choice": "mmgrpo.rewards.judges.tool_choice:ToolChoice",
     "submitted_evidence": "mmgrpo.rewards.judges.submitted_evidence:SubmittedEvidence",
     "text_judge": "mmgrpo.rewards.judges.text_judge:TextJudge",
+    "call_judge": "mmgrpo.rewards.judges.call_judge:CallJudge",
     "prompt_likelihood": "mmgrpo.rewards.judges.vlm_judge:PromptLikelihood",
     "api_judge": "mmgrpo.rewards.judges.endpoints:ApiJudge",
     "ocr_accuracy": "mmgrpo.rewards.images.ocr:OcrAccuracy",

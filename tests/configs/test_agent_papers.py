@@ -22,6 +22,7 @@ from tests.environments.chat_server import ChatServer
 from tests.environments.test_search import CITIES, written
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import picture, prompts_of
+from tests.rewards.endpoint import Server
 from tests.rewards.sandboxed import needs_sandbox
 from tests.rewards.written import conversation
 from tests.running import running
@@ -129,6 +130,7 @@ RUNS: Mapping[str, tuple[Callable[[str, Path, str], dict[str, Any]], Columns, Co
     "datarus-r1": (without_models, {}, {}),
     "meow-tea-taro": (frozen_lake, {"seed": 1}, {"seed": 2}),
     "smartsnap": (served, {"task": "Cancel order 7."}, {"task": "Cancel order 7."}),
+    "mobile-r1": (served, {}, {}),
     "meta-bandit-llm-training": (as_shipped, {"seed": 1}, {"seed": 2}),
 }
 """The changes of each run and the columns of its two rows."""
@@ -156,6 +158,18 @@ FRAMES = {"answer": "A", "frames": {"scores": [1, 4], "fps": 1, "start": 0, "vis
 @pytest.mark.nightly
 def test_vista_trains_on_choices_of_tools(tmp_path: Path) -> None:
     train("vista", VISION, prompts_of(VISION), served, [CHART] * 2, tmp_path)
+
+
+def with_zoom(name: str, folder: Path, url: str) -> dict[str, Any]:
+    """A run with its judges at a server, and a tool whose signature is not in the prompt, which is too short for it."""
+    zoom = {"name": "image_tools", "tools": ["zoom"], "describe": False}
+    return {**served(name, folder, url), "rollout.environment": zoom}
+
+
+@pytest.mark.nightly
+def test_codev_trains_on_conversations_about_images(tmp_path: Path) -> None:
+    prompts = [replace(prompt, images=[picture(56, 56, seed=seed)]) for seed, prompt in enumerate(prompts_of(VISION))]
+    train("codev", VISION, prompts, with_zoom, [{"answer": "7"}] * 2, tmp_path)
 
 
 @pytest.mark.nightly
@@ -221,6 +235,45 @@ def test_required_calls_without_redundant_ones_score_1_in_cove() -> None:
     assert earned(right, right) == 0
     assert earned(ToolResult("cancel", "done", arguments={"order": "8"})) == 0
     assert earned(replace(right, failed=True)) == 0
+
+
+def test_answer_form_and_mean_of_the_calls_count_in_codev() -> None:
+    """Right 1, in form 0.3, and half of the mean of 1 and 0.25 for two calls, one of which failed in the other case."""
+    shown, other = ToolResult("zoom", "cat"), ToolResult("zoom", "dog", arguments={"box": [1]})
+    failed = ToolResult("zoom", "", failed=True)
+
+    def reply(text: str) -> str:
+        return "yes" if "Does the response" in text else f"Score: {0.25 if 'box' in text else 1}"
+
+    def likely(text: str) -> dict[str, float]:
+        return {"yes": 0.9, "no": 0.1}
+
+    with running(Server(says=reply, first=likely)) as server:
+        changes = with_zoom("codev", Path(), server.url)
+
+        def earned(*calls: ToolResult, answer: str = "<answer>7</answer>") -> float:
+            results = [calls] if calls else []
+            return total(
+                "codev", changes, conversation({"answer": "7"}, ["look", answer][-1 - len(results) :], results)
+            )
+
+        assert earned(shown, other) == pytest.approx(0.9 + 0.3 + 0.5 * 0.625)
+        assert earned(shown, failed) == pytest.approx(0.9 + 0.3 + 0.5 * 0.5)
+        assert earned() == pytest.approx(0.9 + 0.3)
+        assert earned(shown, answer="7") == pytest.approx(0.5)
+
+
+def test_task_and_thoughts_count_in_mobile_r1() -> None:
+    """P(done) 0.9, and 1 for thoughts in every turn."""
+    with running(Server(first=lambda text: {"yes": 0.9, "no": 0.1} if "order 7" in text else {"no": 1.0})) as server:
+        changes = served("mobile-r1", Path(), server.url)
+
+        def earned(*turns: str) -> float:
+            return total("mobile-r1", changes, conversation({}, turns))
+
+        assert earned("<think>a</think> order 7", "<think>b</think> done") == pytest.approx(1.9)
+        assert earned("<think>a</think> order 7", "done") == pytest.approx(0.9)
+        assert earned("<think>a</think> order 8") == pytest.approx(1.0)
 
 
 def test_weight_moves_from_structure_to_reward_models_in_datarus_r1() -> None:
