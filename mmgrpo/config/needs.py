@@ -16,6 +16,7 @@ MODEL_REWARDS = frozenset(
     {
         "aesthetic",
         "api_judge",
+        "call_judge",
         "clap_score",
         "clip_score",
         "hps_v2",

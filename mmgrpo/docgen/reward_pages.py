@@ -39,6 +39,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "rewards.judges.solvers",
         "rewards.judges.tool_choice",
         "rewards.judges.submitted_evidence",
+        "rewards.judges.call_judge",
     ),
     "Images: preferences and judges": (
         *("rewards.images.clip_scores", "rewards.images.image_reward", "rewards.judges.vlm_judge"),
