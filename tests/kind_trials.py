@@ -2,8 +2,8 @@
 
     python -m tests.kind_trials --trials 200 --seed 0
 
-The kinds: mixed runs, a rewriter with its painter, conversations with and without images, interpreters or a search
-server, trees, replay, a critic, a verifier that is fitted while the run loads, a series by the command, and a
+The kinds: mixed runs, a rewriter with its painter, conversations with and without images, interpreters, a search
+server or pages, trees, replay, a critic, a verifier that is fitted while the run loads, a series by the command, and a
 comparison by the command. A trial sends SIGKILL, SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C, once or twice; a third of the
 trials while the run loads or fits. Then the run is resumed to its end. Compared bitwise: all lines without times,
 weights and states of checkpoints, files, samples, and the status. No process may be left when the interrupted one has
@@ -43,6 +43,7 @@ from mmgrpo.rewards.text.environment_return import EnvironmentReturn
 from mmgrpo import Trainer
 from mmgrpo.cli import app
 from mmgrpo.environment import Environment, Turn
+from mmgrpo.environments.miniwob_pages import MiniwobEnvironment
 from mmgrpo.environments.python import PythonEnvironment
 from mmgrpo.environments.search import SearchEnvironment
 from mmgrpo.errors import PolicyError
@@ -174,6 +175,33 @@ def searches(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     return _rewarded_turns(output, resume, reward, environment)
 
 
+@final
+class Clicks(Environment):
+    """A page in the browser of the process, on which the length of a turn selects the element that is clicked."""
+
+    def __init__(self) -> None:
+        self._page = MiniwobEnvironment("click-button", observation=["elements"])
+
+    def reset(self, prompt: Prompt) -> Turn:
+        """Opens the page that the length of the prompt determines."""
+        assert self._page.reset(replace(prompt, columns={"seed": len(prompt.text)})).text.startswith("Click on the")
+        return Turn()
+
+    def step(self, text: str) -> Turn:
+        """A color, with the reward of the page; a click on a button ends the conversation."""
+        reply = self._page.step(f"click(element={len(text) % 5 + 1})")
+        return replace(reply, text=("two red", "two blue")[len(reply.text) % 2])
+
+    def close(self) -> None:
+        """Gives the tab back."""
+        self._page.close()
+
+
+def pages(output: Path, resume: Path | None, reward: Reward) -> Trainer:
+    """Turns with a page per sample, in the tabs of a real browser."""
+    return _rewarded_turns(output, resume, reward, {"name": "python:tests.kind_trials:Clicks"})
+
+
 def image_turns(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     """Turns whose answers contain images that depend on the policy's text."""
     environment = {"name": "python:tests.policies.test_language_media_turns:Showing"}
@@ -279,6 +307,7 @@ MAKERS: dict[str, Callable[[Path, Path | None, Reward], Any]] = {
     "image turns": image_turns,
     "sandboxes": sandboxes,
     "searches": searches,
+    "pages": pages,
     "trees": trees,
     "replay": replay,
     "critic": critic,
@@ -287,6 +316,7 @@ MAKERS: dict[str, Callable[[Path, Path | None, Reward], Any]] = {
     "compare": comparison,
 }
 SLOW = ("compare",)  # starts processes that import everything
+OPTIONAL = ("pages",)  # needs a browser
 CASES = {name: Case(name, make, lengths, _no_module) for name, make in MAKERS.items()}
 
 
@@ -390,7 +420,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", nargs="+", default=[name for name in CASES if name not in SLOW], choices=CASES)
+    parser.add_argument(
+        "--kinds", nargs="+", default=[name for name in CASES if name not in (*SLOW, *OPTIONAL)], choices=CASES
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become children, so that they are noticed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mmgrpo.system.process_guard import piped_command
+from mmgrpo.system.process_guard import GuardedProcess, piped_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans are found on Linux alone")
 
@@ -119,3 +120,19 @@ def test_a_piped_command_has_the_streams_and_ends_with_its_parent() -> None:
 def test_a_piped_command_may_end_by_itself() -> None:
     ended = subprocess.run(piped_command(["sh", "-c", "cat; exit 3"]), input=b"words", stdout=subprocess.PIPE)
     assert (ended.stdout, ended.returncode) == (b"words", 3)
+
+
+def test_commands_inherit_files_by_number(tmp_path: Path) -> None:
+    """The command has the files as 3 and 4, in any order of their numbers here; no other process keeps them open."""
+    (command_end, commands), (replies, reply_end) = os.pipe(), os.pipe()
+    with open(tmp_path / "output", "wb") as output:
+        files = sorted([command_end, reply_end], key=lambda file: file == command_end)
+        guarded = GuardedProcess(["sh", "-c", "cat <&4 >&3"], output=output, files=files)
+    os.close(command_end)
+    os.close(reply_end)
+    os.write(commands, b"text")
+    assert os.read(replies, 100) == b"text"
+    os.close(commands)  # which ends the command
+    assert os.read(replies, 100) == b""
+    os.close(replies)
+    guarded.end()

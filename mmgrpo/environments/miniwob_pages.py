@@ -1,26 +1,23 @@
-"""Pages of MiniWoB++ in a browser: a policy sees screenshots and acts by mouse and keyboard."""
+"""Pages of MiniWoB++ in a browser: a policy reads screenshots or elements and acts by mouse and keyboard."""
 
 from __future__ import annotations
 
-import atexit
 import base64
-import re
-import shutil
-import tempfile
+import os
 import threading
-import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, Protocol, final
+from typing import Any, Protocol, final
 
 from PIL import Image
 
 from mmgrpo.environment import Environment, Turn
+from mmgrpo.environments.browser import Browser, BrowserCommand, Tab
 from mmgrpo.environments.seeds import seed_of
-from mmgrpo.errors import ConfigError, MissingPackageError, ProcessLostError
-from mmgrpo.system.extras import missing, required
-from mmgrpo.system.process_guard import GuardedProcess
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.system.extras import missing
 from mmgrpo.system.targets import import_attribute
 from mmgrpo.types import Prompt
 
@@ -30,24 +27,50 @@ ACTION_PARSER = "mmgrpo.rewards.grounding.action_parsing:parse_actions"
 WIDTH, HEIGHT = 160, 210
 """Size of a task in pixels."""
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-DRIVER = "chromedriver"
-PORT = re.compile(r"started successfully on port (\d+)")
-START_S = 60.0
-"""Seconds that the driver gets to start."""
+OUTSIDE = (300, 300)
+"""Position of the mouse before the first action: in the window, outside of the task."""
 
-OPTIONS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-    "--force-device-scale-factor=1", "--disable-smooth-scrolling", "--window-size=320,320",
-    "--disable-background-timer-throttling",
-)  # fmt: skip
+OBSERVATIONS = ("screenshot", "elements")
 
-BEGIN = """
-Math.seedrandom(arguments[0]); core.EPISODE_MAX_TIME = 1e9; core.startEpisodeReal();
-const query = document.getElementById('query'); return query ? query.innerText : '';
-"""
-TWO_FRAMES = "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))"
-OUTCOME = "return [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL];"
+REPEATABLE = frozenset(("click-button", "click-link", "click-test", "click-test-2", "click-widget"))
+"""Tasks whose episodes do not depend on earlier ones on the same page; pages of others are loaded for each episode."""
+
+BEGIN = """seed => {
+  window.listedElements = []; Math.seedrandom(seed);
+  core.EPISODE_MAX_TIME = 1e9; core.startEpisodeReal(); core.clearTimer();
+  const query = document.getElementById('query'); return query ? query.innerText : '';
+}"""
+TWO_FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done())))"
+OUTCOME = "() => [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
+
+ELEMENTS = """(width, height) => {
+  const noPart = '#query, #query *, #reward-display, #reward-display *, #sync-task-cover, #click-canvas';
+  const control = 'a, button, input, option, select, textarea';
+  const short = text => text.replace(/\\s+/g, ' ').trim().slice(0, 100);
+  const name = e => short([...e.childNodes].filter(n => n.nodeType === Node.TEXT_NODE).map(n => n.data).join(' '))
+    || ['aria-label', 'title', 'alt', 'placeholder'].map(a => short(e.getAttribute(a) || '')).find(Boolean) || '';
+  const isVisible = e => {
+    const box = e.getClientRects()[0];
+    if (!box || !box.width || !box.height) return false;
+    const x = box.x + box.width / 2, y = box.y + box.height / 2;
+    return x >= 0 && y >= 0 && x < width && y < height && e.contains(document.elementFromPoint(x, y));
+  };
+  const state = e => {
+    if (['checkbox', 'radio'].includes(e.type)) return e.checked ? ' (checked)' : '';
+    return e.matches('input, select, textarea') && e.value ? ` = ${JSON.stringify(short(e.value))}` : '';
+  };
+  const kind = e => e.localName === 'input' ? e.type : e.localName;
+  window.listedElements = [...document.body.querySelectorAll('*')].filter(
+    e => !e.matches(noPart) && (e.matches(control) || name(e)) && isVisible(e));
+  return window.listedElements.map(
+    (e, i) => `[${i + 1}] ${kind(e)}${name(e) && ` ${JSON.stringify(name(e))}`}${state(e)}`).join('\\n');
+}"""
+"""The visible elements of a page that have a text, or that are controls, numbered from 1."""
+
+CENTER = """number => {
+  const box = window.listedElements?.[number - 1]?.getClientRects()[0];
+  return box ? [box.x + box.width / 2, box.y + box.height / 2] : null;
+}"""
 
 CLICKS = {"click": ("left", 1), "double_click": ("left", 2), "right_click": ("right", 1)}
 SCROLLS = {"up": (0, -100), "down": (0, 100), "left": (-100, 0), "right": (100, 0)}
@@ -60,6 +83,7 @@ class PageAction(Protocol):
 
     kind: str
     text: str | None
+    element: int | None
 
     @property
     def position(self) -> tuple[float, float] | None:
@@ -73,88 +97,56 @@ class PageAction(Protocol):
 
 
 @final
-class _Browser:
-    """A headless browser with a tab per conversation; one command at a time."""
+class _Tabs:
+    """The tabs of one browser, which conversations use one after another."""
 
     def __init__(self) -> None:
-        browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-        driver = shutil.which(DRIVER)
-        if browser is None or driver is None:
-            raise MissingPackageError(
-                "the environment miniwob needs Chromium and its driver: apt-get install chromium chromium-driver"
-            )
-        webdriver = required("selenium.webdriver", "the environment miniwob")
-        remote = required("selenium.webdriver.chrome.remote_connection", "the environment miniwob")
-        options = webdriver.ChromeOptions()
-        options.binary_location = browser
-        for option in OPTIONS:
-            options.add_argument(option)
-        with tempfile.TemporaryFile() as output:
-            self._process = GuardedProcess([driver, "--port=0"], output=output)
-            atexit.register(self._process.end)
-            try:
-                connection = remote.ChromeRemoteConnection(f"http://127.0.0.1:{_port(output)}", ignore_proxy=True)
-                self._driver = webdriver.Remote(connection, options=options)
-            except BaseException:  # the next conversation starts another one
-                self._process.end()
-                raise
-        self._first_tab = self._driver.current_window_handle
+        self._browser = Browser("the environment miniwob")
+        self._free: dict[bool, dict[str, list[Tab]]] = {True: {}, False: {}}  # by whether they are visible, and by task
         self._lock = threading.Lock()
 
-    def open(self, url: str) -> str:
-        """Opens a tab and returns its handle."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether the browser has ended."""
+        return self._browser.has_ended
+
+    def end(self) -> None:
+        """Ends the browser."""
+        self._browser.end()
+
+    def open(self, task: str, url: str, *, is_visible: bool) -> Tab:
+        """A tab with the page of a task, as if it were loaded again."""
         with self._lock:
-            self._driver.switch_to.window(self._first_tab)  # the current one may be closed
-            self._driver.switch_to.new_window("tab")
-            self._driver.get(url)
-            return self._driver.current_window_handle
+            free_tabs = self._free[is_visible]
+            free = free_tabs.get(task)
+            is_repeated = bool(free) and task in REPEATABLE
+            free = free or max(free_tabs.values(), key=len, default=None)
+            tab = free.pop() if free else None
+        tab = tab or self._browser.tab(is_visible=is_visible)
+        if not is_repeated:
+            tab.load(url)
+        return tab
 
-    def script(self, tab: str, script: str, *arguments: Any) -> Any:
-        """The result of a script in a tab."""
+    def close(self, task: str, tab: Tab, *, is_visible: bool) -> None:
+        """Takes a tab back, with the mouse outside of the page."""
+        x, y = OUTSIDE
+        tab.run(BrowserCommand("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y}))
         with self._lock:
-            self._driver.switch_to.window(tab)
-            return self._driver.execute_script(script, *arguments)
-
-    def command(self, tab: str, name: str, **arguments: Any) -> Any:
-        """The result of a command of the DevTools protocol in a tab."""
-        with self._lock:
-            self._driver.switch_to.window(tab)
-            return self._driver.execute("executeCdpCommand", {"cmd": name, "params": arguments})["value"]
-
-    def wait_for_frames(self, tab: str) -> None:
-        """Waits until the page of a tab shows the effect of an event: two frames."""
-        with self._lock:
-            self._driver.switch_to.window(tab)
-            self._driver.execute_async_script(TWO_FRAMES)
-
-    def close(self, tab: str) -> None:
-        """Closes a tab."""
-        with self._lock:
-            self._driver.switch_to.window(tab)
-            self._driver.close()
+            self._free[is_visible].setdefault(task, []).append(tab)
 
 
-def _port(output: IO[bytes]) -> int:
-    """The port in the output of a driver that starts."""
-    deadline, text = time.monotonic() + START_S, ""
-    while time.monotonic() < deadline:
-        output.seek(0)
-        text = output.read().decode(errors="replace")
-        if port := PORT.search(text):
-            return int(port[1])
-        time.sleep(0.02)
-    raise ProcessLostError(f"{DRIVER} does not start within {START_S:g} s; its output: {text[-500:]!r}")
-
-
-_browsers: list[_Browser] = []  # of this process, one at most
+_shared: list[_Tabs] = []  # of this process, one at most
 _start_lock = threading.Lock()
+os.register_at_fork(after_in_child=_shared.clear)  # a forked process starts a browser of the child
 
 
-def _browser() -> _Browser:
+def _tabs() -> _Tabs:
     with _start_lock:
-        if not _browsers:
-            _browsers.append(_Browser())
-        return _browsers[0]
+        if _shared and _shared[0].has_ended:
+            _shared.pop().end()
+        if not _shared:
+            _shared.append(_Tabs())
+        return _shared[0]
 
 
 @final
@@ -162,125 +154,165 @@ class MiniwobEnvironment(Environment):
     """A task of MiniWoB++, such as ``click-button``, on its real page in headless Chromium.
 
     The integer in the column ``seed`` of a row determines the page, so the members of a group have the same one. The
-    opening turn is the instruction with a screenshot of 160 x 210 pixels; after each action the reply is another
-    screenshot. Actions have the forms of the reward ``gui_action``: ``click(x=80, y=120)``, ``type(content='..')``,
-    JSON; positions are pixels of the screenshot. Actions are click, double_click, right_click, drag (with an end, as in
+    opening turn is the instruction with a screenshot of 160 x 210 pixels, the visible elements with a number each, or
+    both; the reply to an action is that of the changed page. Actions have the forms of the reward ``gui_action``:
+    ``click(x=80, y=120)``, ``click(element=3)``, ``type(content='..')``, JSON; positions are pixels of the screenshot,
+    and the position of an element is its center. Actions are click, double_click, right_click, drag (with an end, as in
     ``drag(start_point=[10, 60], end_point=[80, 60])``), scroll (by 100 pixels, ``scroll(x=80, y=120,
-    direction='down')``), type and key. The reward of the last turn is that of the task, -1 to 1, without its deduction
-    for time; those of earlier turns are 0. Each conversation has a tab of the one browser of the process, which ends
-    with the process, also if that is killed.
+    direction='down')``), type and key, both after a click if they have a position. The reward of the last turn is that
+    of the task, -1 to 1, without its deduction for time; those of earlier turns are 0. Each conversation has a tab of
+    the one browser of the process, which ends with the process, also if that is killed.
 
     Source: MiniWoB++ (Liu et al. 2018, arXiv:1802.08802).
     """
 
-    def __init__(self, task: str) -> None:
+    def __init__(self, task: str | None = None, observation: Sequence[str] = ("screenshot",)) -> None:
         """Starts the browser, once per process.
 
         Args:
-            task: name of the task.
+            task: name of the task; None: that in the column ``task`` of the row.
+            observation: what the policy gets of a page, of ``screenshot`` and ``elements``: controls and texts, one a
+                line, such as ``[3] button "ok"``. Shapes and colors are in screenshots alone.
 
         Raises:
-            ConfigError: there is no such task.
+            ConfigError: there is no such task or observation.
             MissingPackageError: ``miniwob`` or the browser is not installed.
         """
         package = find_spec("miniwob")
         if package is None:
             raise missing("miniwob", "the environment miniwob")
-        required("selenium", "the environment miniwob")
-        folder = Path(str(package.origin)).parent / "html" / "miniwob"
-        page = folder / f"{task}.html"
-        if "/" in task or not page.is_file():
-            names = ", ".join(sorted(path.stem for path in folder.glob("*.html")))
-            raise ConfigError(f"MiniWoB++ has no task {task!r}; it has {names}")
-        self._url = page.as_uri()
+        if isinstance(observation, str) or not observation or not set(observation) <= set(OBSERVATIONS):
+            raise ConfigError(
+                f"observation of miniwob must list one or more of {', '.join(OBSERVATIONS)}, got {observation!r}"
+            )
+        self._folder = Path(str(package.origin)).parent / "html" / "miniwob"
+        self._task, self._observation = task, tuple(observation)
+        if task is not None and (error := self._task_error(task)):
+            raise ConfigError(error)
         self._parse = import_attribute(ACTION_PARSER)
-        self._browser = _browser()
-        self._tab: str | None = None
+        self._tabs = _tabs()
+        self._tab: Tab | None = None
 
     def reset(self, prompt: Prompt) -> Turn:
-        """The instruction and the first screenshot.
+        """The instruction and the first observation.
 
-        Raises: DataError if the row has no integer in the column ``seed``.
+        Raises: DataError if the row has no integer in the column ``seed``, or no task where the settings have none.
         """
         seed = seed_of(prompt, "the task")
-        self._tab = self._browser.open(self._url)
-        instruction = self._browser.script(self._tab, BEGIN, str(seed))
-        return Turn(text=str(instruction).strip(), images=[self._screenshot()])
+        if self._task is None:
+            self._task = str(prompt.columns.get("task"))
+            if error := self._task_error(self._task):
+                raise DataError(f"miniwob without the setting task needs one in the column 'task' of the row: {error}")
+        url = (self._folder / f"{self._task}.html").as_uri()
+        self._tab = self._tabs.open(self._task, url, is_visible="screenshot" in self._observation)
+        return self._turn(str(self._tab.call(BEGIN, str(seed))).strip())
 
     def step(self, text: str) -> Turn:
         """Performs the action of a turn."""
         actions = self._parse(text)
         error = self._performed(actions[0]) if len(actions) == 1 else f"{len(actions)} actions, where one is required"
-        done, reward = self._browser.script(str(self._tab), OUTCOME)
+        done, reward = self._page.call(OUTCOME)
         if done:
             return Turn(reward=float(reward), done=True)
-        return Turn(text="" if error is None else f"Error: {error}", images=[self._screenshot()], reward=0.0)
+        return self._turn("" if error is None else f"Error: {error}", reward=0.0)
 
     def close(self) -> None:
-        """Closes the tab."""
-        if self._tab is not None:
-            self._browser.close(self._tab)
-            self._tab = None
+        """Gives the tab back."""
+        tab, self._tab = self._tab, None
+        if tab is not None:
+            self._tabs.close(str(self._task), tab, is_visible="screenshot" in self._observation)
+
+    def _task_error(self, task: str) -> str | None:
+        if "/" not in task and (self._folder / f"{task}.html").is_file():
+            return None
+        names = ", ".join(sorted(path.stem for path in self._folder.glob("*.html")))
+        return f"MiniWoB++ has no task {task!r:.60}; it has {names}"
+
+    @property
+    def _page(self) -> Tab:
+        assert self._tab is not None, "reset comes first"
+        return self._tab
+
+    def _turn(self, text: str, *, reward: float | None = None) -> Turn:
+        """A text with the observation of the page."""
+        elements = self._page.call(ELEMENTS, WIDTH, HEIGHT) if "elements" in self._observation else ""
+        images = [self._screenshot()] if "screenshot" in self._observation else []
+        return Turn(text="\n".join(filter(None, [text, elements])), images=images, reward=reward)
 
     def _screenshot(self) -> Image.Image:
         clip = {"x": 0, "y": 0, "width": WIDTH, "height": HEIGHT, "scale": 1}
-        data = self._command("Page.captureScreenshot", format="png", clip=clip)["data"]
-        return Image.open(BytesIO(base64.b64decode(data))).convert("RGB")
+        (captured,) = self._page.run(BrowserCommand("Page.captureScreenshot", {"format": "png", "clip": clip}))
+        return Image.open(BytesIO(base64.b64decode(captured["data"]))).convert("RGB")
 
     def _performed(self, action: PageAction) -> str | None:
         """Performs an action; returns the reason if it cannot be performed."""
-        if action.kind in ("type", "key"):
-            if not action.text:
-                return f"{action.kind} needs a text"
-            if action.kind == "type":
-                self._command("Input.insertText", text=action.text)
-            else:
-                for event in ("keyDown", "keyUp"):
-                    self._command("Input.dispatchKeyEvent", type=event, key=action.text)
-            return None
         if action.kind not in KINDS:
             return f"there is no action {action.kind!r:.40}; actions are {', '.join(KINDS)}"
-        for name, point in (("a position", action.position), ("an end", action.end or action.position)):
+        writes = action.kind in ("type", "key")
+        if writes and not action.text:
+            return f"{action.kind} needs a text"
+        position = action.position
+        if action.element is not None:
+            position = self._page.call(CENTER, action.element)
+            if position is None:
+                return f"there is no element {action.element} among the numbered ones"
+        if writes and position is None:
+            return self._written(action)
+        for name, point in (("a position", position), ("an end", action.end or position)):
             if not _is_on_page(point):
                 return f"{action.kind} needs {name} from (0, 0) to ({WIDTH - 1}, {HEIGHT - 1})"
-        assert action.position is not None
+        assert position is not None
+        if writes:
+            self._clicked(position)
+            return self._written(action)
         if action.kind == "scroll":
-            return self._scrolled(action.position, action.text)
+            return self._scrolled(position, action.text)
         if action.kind == "drag":
-            return self._dragged(action.position, action.end)
-        button, count = CLICKS[action.kind]
-        self._mouse("mouseMoved", action.position)
-        for event in ("mousePressed", "mouseReleased"):
-            self._mouse(event, action.position, button=button, clickCount=count)
+            return self._dragged(position, action.end)
+        self._clicked(position, *CLICKS[action.kind])
         return None
+
+    def _written(self, action: PageAction) -> None:
+        if action.kind == "type":
+            self._page.run(BrowserCommand("Input.insertText", {"text": action.text}))
+        else:
+            events = ("keyDown", "keyUp")
+            self._page.run(*(BrowserCommand("Input.dispatchKeyEvent", {"type": e, "key": action.text}) for e in events))
+
+    def _clicked(self, point: tuple[float, float], button: str = "left", count: int = 1) -> None:
+        pressed = {"button": button, "clickCount": count}
+        self._page.run(
+            _mouse("mouseMoved", point),
+            *(_mouse(event, point, **pressed) for event in ("mousePressed", "mouseReleased")),
+        )
 
     def _scrolled(self, point: tuple[float, float], direction: str | None) -> str | None:
         delta = SCROLLS.get((direction or "").strip().lower())
         if delta is None:
             return f"scroll needs a direction of {', '.join(SCROLLS)}"
-        self._mouse("mouseWheel", point, deltaX=delta[0], deltaY=delta[1])
-        self._browser.wait_for_frames(str(self._tab))
+        self._page.run(_mouse("mouseWheel", point, deltaX=delta[0], deltaY=delta[1]))
+        self._page.call(TWO_FRAMES)
         return None
 
     def _dragged(self, start: tuple[float, float], end: tuple[float, float] | None) -> str | None:
         if end is None:
             return "drag needs an end, as in drag(start_point=[10, 60], end_point=[80, 60])"
         middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
-        self._mouse("mouseMoved", start)
-        self._mouse("mousePressed", start, button="left", clickCount=1)
-        for point in (middle, end):  # pages begin a drag with the first movement
-            self._mouse("mouseMoved", point, button="left", buttons=1)
-        self._mouse("mouseReleased", end, button="left", clickCount=1)
+        self._page.run(
+            _mouse("mouseMoved", start),
+            _mouse("mousePressed", start, button="left", clickCount=1),
+            # pages begin a drag with the first movement
+            *(_mouse("mouseMoved", point, button="left", buttons=1) for point in (middle, end)),
+            _mouse("mouseReleased", end, button="left", clickCount=1),
+        )
         return None
 
-    def _mouse(self, event: str, point: tuple[float, float], **details: Any) -> None:
-        x, y = point
-        self._command("Input.dispatchMouseEvent", type=event, x=x, y=y, **details)
 
-    def _command(self, name: str, **arguments: Any) -> Any:
-        return self._browser.command(str(self._tab), name, **arguments)
+def _mouse(event: str, point: tuple[float, float], **details: Any) -> BrowserCommand:
+    x, y = point
+    return BrowserCommand("Input.dispatchMouseEvent", {"type": event, "x": x, "y": y, **details})
 
 
-def _is_on_page(point: tuple[float, float] | None) -> bool:
+def _is_on_page(point: Sequence[float] | None) -> bool:
     x, y = point or (-1.0, -1.0)
     return 0 <= x < WIDTH and 0 <= y < HEIGHT

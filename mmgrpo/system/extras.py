@@ -39,7 +39,6 @@ EXTRA_OF: Mapping[str, str] = {
     "verifiers": "verifiers",
     "reasoning_gym": "reasoning-gym",
     "miniwob": "screens",
-    "selenium": "screens",
 }
 """Module -> the extra that installs it; other modules come with every install."""
 

@@ -1,9 +1,10 @@
 """Commands that end with this process, however it ends; also the script that guards them.
 
-``python process_guard.py COMMAND ..`` runs a command until its standard input is closed or its parent has ended, even
-by SIGKILL. Then it kills the command with all its descendants, also those that left its process group, and removes
-their temporary files. With ``--piped`` before it, the command has the standard input and output of the script, which
-ends with it. The script needs the standard library alone.
+``python process_guard.py FILES COMMAND ..`` runs a command until its standard input is closed or its parent has ended,
+even by SIGKILL; FILES are the numbers of open files that the command has from 3 on. Then it kills the command with all
+its descendants, also those that left its process group, and removes their temporary files. With ``--piped`` as FILES,
+the command has the standard input and output of the script, which ends with it. The script needs the standard library
+alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import IO, final
 
 PR_SET_CHILD_SUBREAPER = 36
 PIPED = "--piped"
+FIRST_FILE = 3
+"""Number of the first open file that a command inherits after its standard ones."""
 POLL_S = 1.0
 """Seconds between two looks at the parent: a process that it forked may keep the standard input open."""
 END_S = 10.0
@@ -32,16 +35,17 @@ END_S = 10.0
 class GuardedProcess:
     """A command in a new session (Ctrl-C does not reach it) that ends with this process; ends completely on Linux."""
 
-    def __init__(self, command: Sequence[str], *, output: IO[bytes]) -> None:
+    def __init__(self, command: Sequence[str], *, output: IO[bytes], files: Sequence[int] = ()) -> None:
         """Starts the command.
 
         Args:
             command: the program and its arguments.
             output: file for its output and errors.
+            files: descriptors of open files, such as ends of pipes, that the command has as 3, 4 and so on; POSIX only.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *command],
-            stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            [sys.executable, "-I", "-S", __file__, ",".join(map(str, files)), *command],
+            stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=files,
         )  # fmt: skip
 
     @property
@@ -74,9 +78,10 @@ def piped_command(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, PIPED, *command]
 
 
-def _main(command: Sequence[str], *, is_piped: bool) -> int:
+def _main(files: Sequence[int], command: Sequence[str], *, is_piped: bool) -> int:
     """Runs the command; returns its exit code, 0 if it was killed."""
     parent = os.getppid()
+    numbered = _numbered(files)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":  # orphans of the command become children of this process
@@ -85,8 +90,10 @@ def _main(command: Sequence[str], *, is_piped: bool) -> int:
         environment = {**os.environ, "TMPDIR": folder}
         stdin = None if is_piped else subprocess.DEVNULL
         child = subprocess.Popen(
-            command, stdin=stdin, env=environment, preexec_fn=_default_signals
+            command, stdin=stdin, env=environment, preexec_fn=_default_signals, pass_fds=numbered
         )  # signals that are ignored here would be ignored by the command
+        for file in numbered:  # only the command holds its ends of pipes
+            os.close(file)
         code = None
         while os.getppid() == parent and code is None:
             if is_piped:
@@ -97,6 +104,21 @@ def _main(command: Sequence[str], *, is_piped: bool) -> int:
         child.kill()
         _kill_children()
         return code or 0
+
+
+def _numbered(files: Sequence[int]) -> list[int]:
+    """Gives open files the numbers from ``FIRST_FILE`` on."""
+    numbers = range(FIRST_FILE, FIRST_FILE + len(files))
+    copies = []
+    for file in files:
+        copy = os.dup(file)
+        while copy in numbers:
+            copy = os.dup(copy)
+        copies.append(copy)
+    for copy, number in zip(copies, numbers, strict=True):
+        os.dup2(copy, number)
+    os.closerange(numbers.stop, max([*copies, *files], default=0) + 1)
+    return list(numbers)
 
 
 def _default_signals() -> None:
@@ -127,5 +149,7 @@ def _children() -> list[int]:
 
 
 if __name__ == "__main__":
-    piped = sys.argv[1] == PIPED
-    sys.exit(_main(sys.argv[1 + piped :], is_piped=piped))
+    option, *arguments = sys.argv[1:]
+    piped = option == PIPED
+    open_files = [] if piped else [int(file) for file in option.split(",") if file]
+    sys.exit(_main(open_files, arguments, is_piped=piped))

@@ -16,6 +16,7 @@ MAX_DEPTH = 8
 _KIND_KEYS = ("action", "action_type", "name", "type")
 _POSITION_KEYS = ("coordinate", "coordinates", "point", "point_2d", "position", "start_box", "start_point")
 _END_KEYS = ("end_point", "end_box", "end_coordinate", "coordinate2", "end")
+_ELEMENT_KEYS = ("element", "element_id", "index")
 _BOX_KEYS = ("bbox", "gt_bbox", "bbox_2d", "box")
 _TEXT_KEYS = ("text", "input_text", "content", "value", "direction", "app_name", "app", "key", "keys", "status")
 _ARGUMENT_KEYS = ("arguments", "args", "parameters", "action_input", "action_args")
@@ -74,6 +75,7 @@ class Action:
         box: position as a box; its center is used.
         text: typed text, direction, key, or name of the application.
         end: position where a drag ends, without a coordinate frame.
+        element: number of an element of a page, in place of a position.
     """
 
     kind: str
@@ -81,6 +83,7 @@ class Action:
     box: tuple[float, float, float, float] | None = None
     text: str | None = None
     end: tuple[float, float] | None = None
+    element: int | None = None
 
     @property
     def position(self) -> tuple[float, float] | None:
@@ -188,7 +191,14 @@ def _action(kind: str, fields: Mapping[str, Any]) -> Action:
     point, box = _point_and_box(_position_value(fields))
     end = Action("", *_point_and_box(next((fields[key] for key in _END_KEYS if fields.get(key) is not None), None)))
     named = None if text is None or not text.strip() or text.strip().lower() in _NO_TEXT else text
-    return Action(ALIASES.get(plain, plain), point, box, named, end.position)
+    element = next((number for key in _ELEMENT_KEYS if (number := _integer(fields.get(key))) is not None), None)
+    return Action(ALIASES.get(plain, plain), point, box, named, end.position, element)
+
+
+def _integer(value: Any) -> int | None:
+    """An integer of at least 0, or its text; None for another value."""
+    text = str(value)
+    return int(text) if isinstance(value, int | str) and text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def _position_value(fields: Mapping[str, Any]) -> Any:

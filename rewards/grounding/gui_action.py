@@ -28,13 +28,15 @@ class GuiAction:
     0 unless the answer has exactly one action, of the type of the reference. Else the weighted mean of the components
     of the reference: the type (``type_weight``, always satisfied), the position for types in ``pointing`` (1 inside the
     reference box, edges included, or less than ``distance`` from its point; for a drag also the end, if the reference
-    has one, less than ``distance`` from it), and the text, if there is one (F1 of its
-    words, thresholded by ``text_threshold`` unless that is null). If only the type applies: 1.
+    has one, less than ``distance`` from it; 1 for the same element where the reference has its number), and the text,
+    if there is one (F1 of its words, thresholded by ``text_threshold`` unless that is null). If only the type applies:
+    1.
 
     Parsed are JSON, ``{"action": "click", "coordinate": [x, y], "text": ".."}`` with common alternative keys, and
-    calls, ``click(x=1, y=2)``, ``pyautogui.click(1, 2)``, ``type(content='..')``; the center of a stated box is used.
+    calls, ``click(x=1, y=2)``, ``pyautogui.click(1, 2)``, ``click(element=3)``, ``type(content='..')``; the center of a
+    stated box is used.
     Synonyms such as tap and left_click are one type; ``aliases`` adds more. The reference, in ``column``, is such an
-    object or text, with a point or a ``bbox``.
+    object or text, with a point, a ``bbox`` or an ``element``.
 
     Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
     Range: 0 to 1.   Units: ``distance`` in units of the frame of the reference.
@@ -101,6 +103,8 @@ class GuiAction:
             explanation |= point_explanation
             if wanted.end is not None:
                 parts["place"] *= self._is_near(self._points(sample.prompt, stated[0].end), wanted.end)
+        elif self._kind(wanted) in self._pointing and wanted.element is not None:
+            parts["place"] = float(stated[0].element == wanted.element)
         if wanted.text is not None:
             parts["text"] = self._text(stated[0].text or "", wanted.text)
         return Score(self._weighted(parts), explanation | {"parts": rounded(parts)})
@@ -163,6 +167,7 @@ def word_f1(stated: str, wanted: str) -> float:
 
 def _written(action: Action) -> str:
     position = "" if action.position is None else " at ({:g}, {:g})".format(*action.position)
+    position += "" if action.element is None else f" on element {action.element}"
     return f"{action.kind}{position}" + ("" if action.text is None else f": {action.text}")
 
 

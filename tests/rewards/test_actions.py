@@ -83,6 +83,18 @@ def test_other_actions():
     assert parse_actions({"action": "click", "gt_bbox": [1, 2, 3, 4]}) == [Action("click", box=(1, 2, 3, 4))]
 
 
+def test_elements_are_numbers_in_place_of_positions():
+    for text in ("click(element=3)", '{"action": "click", "index": 3}', "click(element='3')"):
+        assert parse_actions(text) == [Action("click", element=3)]
+    assert parse_actions("type(element=0, content='a')") == [Action("type", text="a", element=0)]
+    for value in ("true", "2.5", '"ok"', "null", "-1"):
+        assert parse_actions(f'{{"action": "click", "element": {value}}}') == [Action("click")]
+    third = {"action": "click", "element": 3}
+    assert score_of(reward(), "click(element=3)", third) == 1
+    assert score_of(reward(), "click(element=4)", third) == score_of(reward(), "click(3, 3)", third) == 0
+    assert score_of(reward(), "hover(element=3)", third) == 0
+
+
 @pytest.mark.parametrize(
     "text",
     [
