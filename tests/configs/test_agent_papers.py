@@ -18,7 +18,6 @@ from mmgrpo.training.build import build_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
 from tests.configs.language_models import CRITIC
-from tests.environments.chat_server import ChatServer
 from tests.environments.test_search import CITIES, written
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import picture, prompts_of
@@ -136,7 +135,7 @@ RUNS: Mapping[str, tuple[Callable[[str, Path, str], dict[str, Any]], Columns, Co
 """The changes of each run and the columns of its two rows."""
 
 VISION = "qwen2.5-vl"
-SHOPS = ("cove", "smartsnap")
+SHOPS = ("cove", "smartsnap", "mobile-r1")
 """Runs in a shop that shows an image."""
 
 REPLY = "I see. <reward>1</reward>"
@@ -190,7 +189,7 @@ def train(
 ) -> None:
     """Trains a tiny model on a run of a paper for two steps."""
     prompts = [replace(prompt, columns=row) for prompt, row in zip(prompts, columns, strict=True)]
-    with running(ChatServer([REPLY] * 100)) as server:
+    with running(Server(says=lambda text: REPLY, first=lambda text: {"yes": 0.75, "no": 0.25})) as server:
         settings = {**SMALL, **changes(name, tmp_path, server.url), "output": str(tmp_path / "run")}
         config = load_config(f"papers/{name}", settings)
         policy = terse(model, max_new_tokens=80)
