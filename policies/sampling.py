@@ -111,9 +111,15 @@ class SamplingDistribution:
             return scaled_MV
         return scaled_MV.index_fill(-1, self.suppressed.to(scaled_MV.device), -torch.inf)
 
-    def cooled(self, logits_MV: Tensor, t: int) -> Tensor:
-        """Tempered logits divided by the schedule's factor for token t."""
-        return logits_MV if self.temperature_schedule is None else logits_MV / self.temperature_schedule.factor(t)
+    def cooled(self, logits_MV: Tensor, t: int | Tensor) -> Tensor:
+        """Tempered logits divided by the schedule's factor for token t, or (M,) that of each row."""
+        if self.temperature_schedule is None:
+            return logits_MV
+        if isinstance(t, int):
+            return logits_MV / self.temperature_schedule.factor(t)
+        return (
+            logits_MV / logits_MV.new_tensor([self.temperature_schedule.factor(each) for each in t.tolist()])[:, None]
+        )
 
     def support(self, logits_MV: Tensor) -> Tensor:
         """The tokens that can be sampled from tempered logits: top-k first, then the nucleus, then min-p.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -75,48 +75,80 @@ class TokenBuffer:
         self._numbers = {name: torch.zeros(rows, length, device=device) for name in numbers}
         self._supports: list[list[Support]] = [[] for _ in range(rows)]
 
-    def write(self, t: int, row_n: Tensor, logits_nV: Tensor) -> Tensor:
+    def begin(self, row: int, limit: int, uniform_T: Tensor | None) -> None:
+        """Empties a row for other tokens.
+
+        Args:
+            row: number of the row.
+            limit: its maximum number of tokens, at most ``length``.
+            uniform_T: the random number of each decision; None: as ``uniform_NT``.
+        """
+        self.limit_N[row] = limit
+        if self._uniform_NT is not None and uniform_T is not None:
+            self._uniform_NT[row, : len(uniform_T)] = uniform_T.to(self._uniform_NT)
+        self._supports[row] = []
+
+    def write(
+        self, t: int | Tensor, row_n: Tensor, logits_nV: Tensor, *, stored_positions: Sequence[int] | None = None
+    ) -> Tensor:
         """Samples and stores token t of some rows.
 
-        Shapes: row numbers (n,), raw logits (n, V) float32 -> tokens (n,).
+        Args:
+            t: number of the token, of all rows or (n,) of each.
+            row_n: the rows.
+            logits_nV: their raw logits, float32.
+            stored_positions: positions of the rows whose tokens are stored; None: all.
+
+        Returns:
+            The sampled tokens (n,), stored or not.
         """
         plain_nV = logits_nV / self._sampling.temperature if self._numbers else logits_nV
         logits_nV = self._sampling.tempered(logits_nV)
         if self._sampling.truncates and self._uniform_NT is not None:
             keep_nV = self._sampling.support(logits_nV)
             logits_nV = logits_nV.masked_fill(~keep_nV, -torch.inf)
-            for row, support in zip(row_n.tolist(), Support.of(keep_nV), strict=True):
-                self._supports[row].append(support)
+            supports, rows = Support.of(keep_nV), row_n.tolist()
+            for position in range(len(rows)) if stored_positions is None else stored_positions:
+                self._supports[rows[position]].append(supports[position])
         if self._forced_NT is not None:
             token_n = self._forced_NT[row_n, t]
         elif self._uniform_NT is not None and (self._random_T is None or bool(self._random_T[t])):
             token_n = sample_tokens(self._sampling.cooled(logits_nV, t), self._uniform_NT[row_n, t])
         else:
             token_n = logits_nV.argmax(-1)
-        self._token_NT[row_n, t] = token_n
-        self._logprob_NT[row_n, t] = logits_nV.gather(-1, token_n[:, None])[:, 0] - logits_nV.logsumexp(-1)
-        for name, number_NT in self._numbers.items():
-            number_NT[row_n, t] = TOKEN_STATISTICS[name](plain_nV, logits_nV, self._embedding_VD)
+        logprob_n = logits_nV.gather(-1, token_n[:, None])[:, 0] - logits_nV.logsumexp(-1)
+        numbers = {name: TOKEN_STATISTICS[name](plain_nV, logits_nV, self._embedding_VD) for name in self._numbers}
+        position_m = slice(None) if stored_positions is None else torch.tensor(stored_positions, device=row_n.device)
+        index_m = (row_n[position_m], t if isinstance(t, int) else t[position_m])
+        self._token_NT[index_m] = token_n[position_m]
+        self._logprob_NT[index_m] = logprob_n[position_m]
+        for name, number_n in numbers.items():
+            self._numbers[name][index_m] = number_n[position_m]
         return token_n
 
     def completions(self, end_ids: Tensor) -> list[Completion]:
         """The tokens of each row up to its first end token, on the CPU."""
-        ends_NT = torch.isin(self._token_NT, end_ids).cpu()
-        token_NT, logprob_NT, limits = self._token_NT.cpu(), self._logprob_NT.cpu(), self.limit_N.tolist()
-        numbers = {name: number_NT.cpu() for name, number_NT in self._numbers.items()}
+        return self.completions_of(range(len(self._supports)), end_ids)
+
+    def completions_of(self, rows: Sequence[int], end_ids: Tensor) -> list[Completion]:
+        """The tokens of some rows up to their first end token, on the CPU."""
+        index_n = torch.tensor(rows, dtype=torch.long, device=self.limit_N.device)
+        token_nT, logprob_nT, limits = self._token_NT[index_n], self._logprob_NT[index_n], self.limit_N[index_n]
+        ends_nT, token_nT, logprob_nT = torch.isin(token_nT, end_ids).cpu(), token_nT.cpu(), logprob_nT.cpu()
+        numbers = {name: number_NT[index_n].cpu() for name, number_NT in self._numbers.items()}
         completions = []
-        for n, supports in enumerate(self._supports):
-            ends = ends_NT[n, : limits[n]].nonzero()[:, 0]
-            length = int(ends[0]) + 1 if len(ends) else limits[n]
+        for n, (row, limit) in enumerate(zip(rows, limits.tolist(), strict=True)):
+            ends, supports = ends_nT[n, :limit].nonzero()[:, 0], self._supports[row]
+            length = int(ends[0]) + 1 if len(ends) else limit
             completions.append(
                 Completion(
-                    token_T=token_NT[n, :length].clone(),
-                    logprob_T=logprob_NT[n, :length].clone(),
+                    token_T=token_nT[n, :length].clone(),
+                    logprob_T=logprob_nT[n, :length].clone(),
                     is_decision_T=torch.ones(length, dtype=torch.bool),
                     sampling=self._sampling,
                     support=Support.concat(supports[:length]) if supports else None,
                     finished=len(ends) > 0,
-                    numbers={name: number_NT[n, :length].clone() for name, number_NT in numbers.items()},
+                    numbers={name: number_nT[n, :length].clone() for name, number_nT in numbers.items()},
                 )
             )
         return completions

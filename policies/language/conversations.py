@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -19,7 +19,8 @@ from ..completion import Completion, CompletionTurn
 from .encoding import EncodedPrompt, PromptEncoder
 from .environment_pool import EnvironmentPool
 from .forward_paths import ForwardPath
-from .token_generation import GenerationParams, RowStart, generate_rows
+from .row_generation import GenerationParams, RowGenerator, RowRequest, RowStart, split_at_switch
+from .token_generation import row_generator
 from .tool_turns import media_prompt
 
 
@@ -172,19 +173,6 @@ class ConversationRow:
     completion: Completion
 
 
-@dataclass(slots=True, eq=False)
-class _Chunk:
-    """Rows that are sampled together in every turn, so that their samples do not depend on which answer comes first.
-
-    Attributes:
-        rows: the rows.
-        written: what each row has, its last turn included.
-    """
-
-    rows: list[int]
-    written: dict[int, ConversationRow]
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Conversations:
     """The state of a rollout's conversations.
@@ -194,6 +182,8 @@ class _Conversations:
         encoder: encoder of the environment's turns.
         params: sampling parameters.
         max_turns: maximum number of turns that the policy writes.
+        requests: the rows.
+        written: what each row has, its last turn included, once that is sampled.
         starts: number of tokens before the last turn of each row.
         keys: key of the state before the last turn of each row.
         turns: turns of each row.
@@ -206,6 +196,8 @@ class _Conversations:
     encoder: PromptEncoder
     params: GenerationParams
     max_turns: int
+    requests: list[RowRequest]
+    written: dict[int, ConversationRow]
     starts: list[int]
     keys: list[str | None]
     turns: list[tuple[CompletionTurn, ...]]
@@ -213,31 +205,36 @@ class _Conversations:
     num_taken: Counter[bool] = field(default_factory=Counter)
     rejections: dict[bool, DataError | PolicyError] = field(default_factory=dict)
 
-    def submit(self, row: int, written: ConversationRow) -> None:
+    def submit(self, row: int, completion: Completion) -> None:
         """Sends a finished turn of the policy to the row's environment."""
-        if written.completion.finished:
+        prompt = self.requests[row].start.prompt
+        self.written[row] = ConversationRow(prompt, completion)
+        if completion.finished:
             message_start = self.starts[row] if self.turns[row] else 0
-            message = self.encoder.message(written.prompt, written.completion.token_T, message_start)
+            message = self.encoder.message(prompt, completion.token_T, message_start)
             self.contents[row] = message.content
             self.pool.submit(row, message)
 
-    def is_answered(self, chunk: _Chunk) -> bool:
-        """Whether every environment of a chunk has answered."""
-        return all(self.pool.is_answered(row) for row in chunk.rows if chunk.written[row].completion.finished)
+    def is_answered(self, rows: Sequence[int]) -> bool:
+        """Whether the environments of some rows have answered the turns that the policy has finished."""
+        return all(row in self.written for row in rows) and all(
+            self.pool.is_answered(row) for row in rows if self.written[row].completion.finished
+        )
 
-    def answer(self, chunk: _Chunk) -> tuple[dict[int, ConversationRow], _Chunk | None]:
-        """Waits for the answers of a chunk; returns the rows that end, and the rest as the chunk of the next turn."""
-        replies = {row: self.pool.reply(row) for row in chunk.rows if chunk.written[row].completion.finished}
+    def answer(self, rows: Sequence[int]) -> tuple[dict[int, ConversationRow], list[RowRequest]]:
+        """Takes the answers of some rows; returns the rows that end, and the next turns of the others."""
+        written = {row: self.written.pop(row) for row in rows}
+        replies = {row: self.pool.reply(row) for row in rows if written[row].completion.finished}
         continued: dict[int, ConversationRow] = {}
         for row, reply in replies.items():
             if len(self.turns[row]) + 1 < self.max_turns and not reply.ends:
-                extended = self._with_reply(row, chunk.written[row], reply)
+                extended = self._with_reply(row, written[row], reply)
                 continued |= {} if extended is None else {row: extended}
-        ended_rows = [row for row in chunk.rows if row not in continued]
+        ended_rows = [row for row in rows if row not in continued]
         cut_off = [row for row in ended_rows if row not in replies or not replies[row].ends]
         final_rewards = self.pool.final_rewards(cut_off)
-        for row in chunk.rows:
-            reply, end = replies.get(row), len(chunk.written[row].completion.token_T)
+        for row in rows:
+            reply, end = replies.get(row), len(written[row].completion.token_T)
             reward = None if reply is None else reply.reward
             reward = final_rewards.get(row) if reward is None else reward
             content = self.contents.pop(row, None)
@@ -245,8 +242,10 @@ class _Conversations:
         for row, extended in continued.items():
             self.starts[row] = len(extended.completion.token_T)
             self.keys[row] = replies[row].state
-        ended = {row: self._ended(chunk.written[row], row, finished=row not in cut_off) for row in ended_rows}
-        return ended, _Chunk(list(continued), continued) if continued else None
+            start = RowStart(extended.prompt, extended.completion)
+            self.requests[row] = replace(self.requests[row], start=start)
+        ended = {row: self._ended(written[row], row, finished=row not in cut_off) for row in ended_rows}
+        return ended, [self.requests[row] for row in continued]
 
     def _ended(self, written: ConversationRow, row: int, *, finished: bool) -> ConversationRow:
         environment = self.pool.environments[row]
@@ -279,9 +278,7 @@ class _Conversations:
 
 def generate_conversations(
     path_for: Callable[[Sequence[EncodedPrompt]], ForwardPath],
-    starts: Sequence[RowStart],
-    owner_N: Sequence[int],
-    seed_N: Sequence[int],
+    requests: Sequence[RowRequest],
     params: GenerationParams,
     *,
     pool: EnvironmentPool,
@@ -290,17 +287,16 @@ def generate_conversations(
     encoder: PromptEncoder,
     max_turns: int,
 ) -> Iterator[dict[int, ConversationRow]]:
-    """Generates N rows turn by turn; tokens of the environment are forced, never trained.
+    """Generates rows turn by turn; tokens of the environment are forced, never trained.
 
     A row ends when its environment ends it or returns an empty turn, after ``max_turns``, or if its next turn does
-    not fit. Environments work while other rows are sampled: the rows of a batch of the first turn stay together, and
-    their next turn is sampled as soon as all of them are answered.
+    not fit. Environments work while other rows are sampled. In slots, the next turn of a row is sampled as soon as it
+    is answered; in batches, the rows of a batch stay together, and wait for all of their answers. Either way, samples
+    do not depend on the order of answers.
 
     Args:
         path_for: selects the forward path for rows of some prompts.
-        starts: beginnings of rows.
-        owner_N: the beginning of each row.
-        seed_N: seed of each row's random numbers.
+        requests: the rows, in their order.
         params: sampling parameters; its length limits the full row, including tokens of the environment.
         pool: the environments, after ``reset``.
         openings: the turn that each ``reset`` returned.
@@ -319,48 +315,41 @@ def generate_conversations(
         encoder=encoder,
         params=params,
         max_turns=max_turns,
+        requests=list(requests),
+        written={},
         starts=[
-            turns[-1].start if turns else starts[owner].num_initial
-            for owner, turns in zip(owner_N, inherited, strict=True)
+            turns[-1].start if turns else request.start.num_initial
+            for request, turns in zip(requests, inherited, strict=True)
         ],
         keys=[turns[-1].key if turns else opening.state for opening, turns in zip(openings, inherited, strict=True)],
         turns=[tuple(turns[:-1]) for turns in inherited],
     )
-    answering: deque[_Chunk] = deque()
+    generators: dict[tuple[ForwardPath, bool], RowGenerator] = {}
+    together: list[list[int]] = []  # rows whose answers are awaited together
 
-    def answered(*, wait: bool) -> Iterator[dict[int, ConversationRow]]:
-        """The rows that end, of the chunks that are answered; samples the next turn of the others."""
-        while answering:
-            chunk = next(filter(conversations.is_answered, answering), None)
-            if chunk is None and wait:
-                pool.wait_for(lambda: any(map(conversations.is_answered, answering)))
-                continue
-            if chunk is None:
-                return
-            answering.remove(chunk)
-            ended, following = conversations.answer(chunk)
+    def submit(rows: Sequence[RowRequest]) -> None:
+        path = path_for([request.start.prompt for request in rows])
+        for side in split_at_switch(rows):
+            key = (path, side[0].start.prompt.is_beyond_switch)
+            if key not in generators:
+                generators[key] = row_generator(path, params, num_rows=len(requests), continues=True)
+            together.extend(generators[key].submit(side))
+
+    submit(requests)
+    while together:
+        pending = [generator for generator in generators.values() if generator.is_pending]
+        for generator in pending:
+            for row, completion in generator.advance().items():
+                conversations.submit(row, completion)
+        if not pending:
+            pool.wait_for(lambda: any(map(conversations.is_answered, together)))
+        for rows in [rows for rows in together if conversations.is_answered(rows)]:
+            together.remove(rows)
+            ended, following = conversations.answer(rows)
             if ended:
                 yield ended
-            if following is not None:
-                written = following.written
-                turn_starts = [RowStart(written[row].prompt, written[row].completion) for row in following.rows]
-                path = path_for([start.prompt for start in turn_starts])
-                seeds = [seed_N[row] for row in following.rows]
-                for batch in generate_rows(path, turn_starts, range(len(seeds)), seeds, params):
-                    for position, completion in batch.items():
-                        row = following.rows[position]
-                        written[row] = ConversationRow(written[row].prompt, completion)
-                        conversations.submit(row, written[row])
-                answering.append(following)
-
-    path = path_for([start.prompt for start in starts])
-    for batch in generate_rows(path, starts, owner_N, seed_N, params):
-        written = {row: ConversationRow(starts[owner_N[row]].prompt, completion) for row, completion in batch.items()}
-        for row in written:
-            conversations.submit(row, written[row])
-        answering.append(_Chunk(list(written), written))
-        yield from answered(wait=False)
-    yield from answered(wait=True)
+            if following:
+                submit(following)
     conversations.require_taken()
 
 

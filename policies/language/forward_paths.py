@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 from ..token_buffer import TokenBuffer
 from . import token_trees
 from .encoding import EncodedPrompt
+from .slot_decoding import decode_in_slots
+from .slots import left_aligned
 from .text_trace import TextTrace
 from .token_decoding import decode_rows
 from .transformer import Transformer
@@ -86,6 +88,7 @@ class CachedPath(ForwardPath):
         shared: whether updates, too, run a prompt once for all of its rows; else every row runs in full.
         vocabulary: number of logits per position.
         max_tokens: maximum number of tokens per forward in updates.
+        slots: whether rows are decoded in slots, which finished rows leave to others; else batch after batch.
         compiled: whether to decode over a static cache with a compiled forward.
         fill: value of the prompts' per-token tensors at tokens of a completion, for rows that run in full.
     """
@@ -94,11 +97,13 @@ class CachedPath(ForwardPath):
     shared: bool
     vocabulary: int
     max_tokens: int
+    slots: bool = False
     compiled: bool = False
     fill: int = 0
 
     def __str__(self) -> str:
-        return "prompts once per group" if self.shared else "prompts once per row"
+        reading = "prompts once per group" if self.shared else "prompts once per row"
+        return f"{reading}, decoding in slots" if self.slots else reading
 
     def decode_batches(self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], size: int) -> list[list[int]]:
         """Batches prompts of similar length, complete groups where they fit."""
@@ -127,6 +132,9 @@ class CachedPath(ForwardPath):
     ) -> None:
         """Runs each prompt once, then its rows token by token."""
         prefix = self.transformer.prefill(prompts, max_tokens=self.max_tokens)
+        if self.slots:
+            decode_in_slots(self.transformer, left_aligned(prefix), owner_N, buffer, end_ids)
+            return
         prefix = prefix.rows(torch.tensor(owner_N, device=self.transformer.device))
         decode_rows(self.transformer, prefix, buffer, end_ids=end_ids, compiled=self.compiled)
 

@@ -85,7 +85,8 @@ class PathSelector:
             )
         if reasons and (not self._prompts_of_kind or str(choice.path) != str(self.path)):
             logger.warning("%s on rows of %s: the run uses %s (%s)", model, rows, choice.path, reasons)
-        self.path = choice.path
+        if str(choice.path) != str(self.path) or choice.path.fill != self.path.fill:
+            self.path = choice.path
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +128,9 @@ def path_candidates(model: PreTrainedModel, settings: LanguageSettings, autocast
     limits = {"vocabulary": vocabulary, "max_tokens": settings.update_tokens}
     per_row: list[CachedPath] = []
     if transformer is not None:
-        per_row = [CachedPath(transformer=transformer, shared=False, compiled=settings.compile, **limits)]
+        batches = CachedPath(transformer=transformer, shared=False, compiled=settings.compile, **limits)
+        in_slots = transformer.takes_slots and not settings.compile
+        per_row = [replace(batches, slots=True), batches] if in_slots else [batches]
     per_group = [replace(path, shared=True) for path in per_row] if _may_share(settings, transformer) else []
     return PathCandidates(per_group, per_row, PlainPath(model=model, autocast=autocast, **limits), against)
 

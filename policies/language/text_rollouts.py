@@ -32,9 +32,10 @@ from .environment_pool import EnvironmentPool
 from .forward_paths import ForwardPath
 from .guarded_environment import GuardedEnvironment
 from .plain_path import PlainPath
+from .row_generation import GenerationParams, RowRequest, RowStart
 from .settings import LanguageSettings
 from .text_trace import TextTrace, build_rollout, with_completion
-from .token_generation import GenerationParams, RowStart, generate_rows, initial_completion
+from .token_generation import generate_rows, initial_completion
 from .token_scoring import with_supports
 
 STORED_VALUES = (ENTROPY, SEMANTIC_ENTROPY)
@@ -105,8 +106,8 @@ class TextRollouts:
         if plan.environment is None:
             starts, owners, seeds = self._starts(row_prompts, prompts, ids, rows, seed, plan, params)
             path = self.path_for([start.prompt for start in starts])
-            for batch in generate_rows(path, starts, owners, seeds, params):
-                yield {row: ConversationRow(starts[row].prompt, completion) for row, completion in batch.items()}
+            for finished in generate_rows(path, _requests(starts, owners, seeds), params):
+                yield {row: ConversationRow(starts[row].prompt, completion) for row, completion in finished.items()}
             return
         if self.segment_end is not None:
             raise ConfigError("turns are the segments of a conversation: remove policy.segment_end")
@@ -135,9 +136,7 @@ class TextRollouts:
             starts = [self._with_media(*row) for row in zip(starts, inherited, strict=True)]
             yield from generate_conversations(
                 self.path_for,
-                starts,
-                owners,
-                seeds,
+                _requests(starts, owners, seeds),
                 params,
                 pool=pool,
                 openings=openings,
@@ -375,3 +374,8 @@ class TextRollouts:
         supported_completions = with_supports(path, trace, head_bytes=self.settings.head_bytes).completions
         completion_of = dict(zip(started, supported_completions, strict=True))
         return [completion_of.get(p) for p in range(len(initial))]
+
+
+def _requests(starts: Sequence[RowStart], owners: Sequence[int], seeds: Sequence[int]) -> list[RowRequest]:
+    rows = zip(owners, seeds, strict=True)
+    return [RowRequest(row=row, start=starts[owner], seed=seed) for row, (owner, seed) in enumerate(rows)]

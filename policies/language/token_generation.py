@@ -2,65 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import final
 
 import torch
-from torch import Tensor
 
 from mmgrpo.errors import DataError
 from mmgrpo.types import Continuation
 
 from ..completion import Completion
-from ..sampling import SamplingDistribution
-from ..token_buffer import TokenBuffer
 from .encoding import EncodedPrompt, PromptEncoder
-from .forward_paths import ForwardPath
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowStart:
-    """The beginning of rows.
-
-    Attributes:
-        prompt: the prompt.
-        initial: the beginning of the answer; None if it is empty.
-    """
-
-    prompt: EncodedPrompt
-    initial: Completion | None = None
-
-    @property
-    def num_initial(self) -> int:
-        """Number of tokens of the beginning of the answer."""
-        return 0 if self.initial is None else len(self.initial.token_T)
-
-    def read(self, fill: int) -> EncodedPrompt:
-        """Prompt and beginning of the answer as one prompt."""
-        return self.prompt if self.initial is None else self.prompt.with_tokens(self.initial.token_T, fill)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GenerationParams:
-    """Sampling parameters of a rollout.
-
-    Attributes:
-        sampling: the sampling distribution.
-        length: maximum number of tokens of an answer, including its beginning.
-        greedy: whether to take the likeliest token.
-        numbers: statistics to store per token besides its log-probability.
-        batch_size: rows per decoding batch.
-        end_ids: tokens that end an answer.
-        embedding_VD: the model's token embeddings, if a statistic needs them.
-    """
-
-    sampling: SamplingDistribution
-    length: int
-    greedy: bool
-    numbers: tuple[str, ...]
-    batch_size: int
-    end_ids: Tensor
-    embedding_VD: Tensor | None = None
+from .forward_paths import CachedPath, ForwardPath
+from .row_generation import GenerationParams, RowGenerator, RowRequest, shared_starts, split_at_switch
+from .slot_generation import SlotGenerator
 
 
 def initial_completion(
@@ -99,58 +54,85 @@ def _inherited_completion(
 
 
 def generate_rows(
-    path: ForwardPath,
-    starts: Sequence[RowStart],
-    owner_N: Sequence[int],
-    seed_N: Sequence[int],
-    params: GenerationParams,
+    path: ForwardPath, requests: Sequence[RowRequest], params: GenerationParams
 ) -> Iterator[dict[int, Completion]]:
-    """Generates N rows, batch by batch.
-
-    Decision t of a row uses the t-th random number of its seed, wherever the row starts.
+    """Generates rows; yields full answers, including their beginnings, by row, as soon as they are finished.
 
     Args:
         path: forward path of the rows.
-        starts: beginnings of rows.
-        owner_N: the beginning of each row.
-        seed_N: seed of each row's random numbers.
+        requests: the rows.
         params: sampling parameters.
 
     Yields:
-        dict[int, Completion]: the full answers of a batch by row, including their beginnings.
-
-    Raises:
-        DataError: a beginning is as long as the limit.
+        dict[int, Completion]: finished rows.
     """
-    for start in starts:
-        if start.num_initial >= params.length:
-            raise DataError(
-                f"the answer to {start.prompt.prompt.text!r:.60} begins with a prefix of {start.num_initial} "
-                f"tokens, which leaves none of max_new_tokens={params.length} to generate; raise max_new_tokens"
-            )
-    texts = [start.read(path.fill) for start in starts]
-    for batch in path.decode_batches(texts, owner_N, params.batch_size):
-        owners = sorted({owner_N[n] for n in batch})
-        initial = [starts[owner_N[n]].num_initial for n in batch]
-        limit_n = torch.tensor([params.length - count for count in initial])
-        uniform_nT = None
-        if not params.greedy:
-            uniform_nT = torch.zeros(len(batch), int(limit_n.max()))
-            for position, (row, count) in enumerate(zip(batch, initial, strict=True)):
-                row_uniform_T = torch.rand(params.length, generator=torch.Generator().manual_seed(seed_N[row]))
-                uniform_nT[position, : params.length - count] = row_uniform_T[count:]
-        buffer = TokenBuffer(
-            params.sampling,
-            limit_N=limit_n,
-            device=params.end_ids.device,
-            uniform_NT=uniform_nT,
-            numbers=params.numbers,
-            embedding_VD=params.embedding_VD,
-        )
-        path.write([texts[p] for p in owners], [owners.index(owner_N[n]) for n in batch], buffer, params.end_ids)
-        written = zip(batch, buffer.completions(params.end_ids), strict=True)
-        yield {row: _joined(starts[owner_N[row]].initial, completion) for row, completion in written}
+    for rows in split_at_switch(requests):
+        generator = row_generator(path, params, num_rows=len(rows))
+        generator.submit(rows)
+        while generator.is_pending:
+            if finished := generator.advance():
+                yield finished
 
 
-def _joined(initial: Completion | None, completion: Completion) -> Completion:
-    return completion if initial is None else Completion.concat([initial, completion])
+def row_generator(
+    path: ForwardPath, params: GenerationParams, *, num_rows: int, continues: bool = False
+) -> RowGenerator:
+    """The generator of a forward path.
+
+    Args:
+        path: the path.
+        params: sampling parameters.
+        num_rows: number of rows of the rollout.
+        continues: whether finished rows may be continued.
+
+    Returns:
+        Slots, if the model decodes in slots; else batch after batch.
+    """
+    if isinstance(path, CachedPath) and path.slots:
+        return SlotGenerator(path, params, num_rows=num_rows, continues=continues)
+    return BatchGenerator(path, params)
+
+
+@final
+class BatchGenerator(RowGenerator):
+    """Generates rows batch after batch; a batch ends with its longest row."""
+
+    def __init__(self, path: ForwardPath, params: GenerationParams) -> None:
+        """Begins without rows.
+
+        Args:
+            path: the forward path.
+            params: sampling parameters.
+        """
+        self._path, self._params = path, params
+        self._batches: deque[list[RowRequest]] = deque()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there are unfinished batches."""
+        return bool(self._batches)
+
+    def submit(self, requests: Sequence[RowRequest]) -> list[list[int]]:
+        """Splits rows into batches, which are sampled together."""
+        for request in requests:
+            request.limit(self._params)
+        starts, owners = shared_starts(requests)
+        prompts = [start.read(self._path.fill) for start in starts]
+        batches = [
+            [requests[n] for n in batch]
+            for batch in self._path.decode_batches(prompts, owners, self._params.batch_size)
+        ]
+        self._batches.extend(batches)
+        return [[request.row for request in batch] for batch in batches]
+
+    def advance(self) -> dict[int, Completion]:
+        """Generates the next batch."""
+        batch, params = self._batches.popleft(), self._params
+        starts, owners = shared_starts(batch)
+        buffer = params.buffer(torch.tensor([request.limit(params) for request in batch]))
+        for position, request in enumerate(batch):
+            buffer.begin(position, request.limit(params), request.uniform(params))
+        prompts = [start.read(self._path.fill) for start in starts]
+        self._path.write(prompts, owners, buffer, params.end_ids)
+        completions = zip(batch, buffer.completions(params.end_ids), strict=True)
+        return {request.row: request.start.followed_by(completion) for request, completion in completions}

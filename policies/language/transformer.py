@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from typing import Any
 
@@ -22,6 +22,8 @@ from .encoding import MASK, EncodedPrompt, prompt_batches
 from .heads import LogitsHead
 
 PROBE_TOKENS = 3
+SLOT_ATTENTION = ("sdpa", "eager")
+"""Implementations of attention that take a mask of every token."""
 
 
 class Transformer:
@@ -31,6 +33,7 @@ class Transformer:
         model: the wrapped model.
         shares_prefix: whether its cache lets a prompt run once for all of its rows.
         compiles: whether it can decode over a static cache: no layer has a sliding window.
+        takes_slots: whether its cache and its attention allow rows that begin at index 0 and end anywhere.
     """
 
     def __init__(self, model: PreTrainedModel, *, autocast: torch.dtype | None) -> None:
@@ -54,6 +57,13 @@ class Transformer:
         self.vocabulary = self._head.vocabulary
         self.shares_prefix = self._takes_positions and is_mergeable(cache)
         self.compiles = self.shares_prefix and not any(cache.is_sliding)
+        self._attention = model.config.get_text_config(decoder=True)._attn_implementation
+        self._windows = {getattr(layer, "sliding_window", None) for layer in cache.layers}
+        self.takes_slots = (
+            self.shares_prefix
+            and self._attention in SLOT_ATTENTION
+            and len({*map(bool, self._windows)}) == len(self._windows)
+        )
 
     @cached_property
     def _compiled(self) -> Any:
@@ -89,14 +99,49 @@ class Transformer:
 
         Shapes: (N, R) -> the longer prefix, hidden states (N, R, D).
         """
-        forward = self._compiled if isinstance(prefix.cache, StaticCache) else self._base
+        return extend_prefix(
+            prefix, token_NR.shape[1], partial(self.states, token_NR), takes_positions=self._takes_positions
+        )
 
-        def run(cache: Cache, **extra_inputs: Any) -> Tensor:
-            extra_inputs[self._cache_argument] = cache
-            with self._arithmetic():
-                return forward(input_ids=token_NR, **extra_inputs, use_cache=True).last_hidden_state
+    def states(self, token_NR: Tensor, cache: Cache, **inputs: Any) -> Tensor:
+        """Hidden states (N, R, D) of tokens that follow those of a cache, which takes them up.
 
-        return extend_prefix(prefix, token_NR.shape[1], run, takes_positions=self._takes_positions)
+        Args:
+            token_NR: the tokens.
+            cache: the cache.
+            inputs: attention_mask and position_ids, where the model needs them.
+
+        Returns:
+            The states.
+        """
+        forward = self._compiled if isinstance(cache, StaticCache) else self._base
+        inputs[self._cache_argument] = cache
+        with self._arithmetic():
+            return forward(input_ids=token_NR, **inputs, use_cache=True).last_hidden_state
+
+    def slot_mask(self, position_NR: Tensor, length: int) -> Any:
+        """The attention mask of tokens at some index of their rows, each of which begins at index 0 of the cache.
+
+        Args:
+            position_NR: the index of each token.
+            length: number of tokens of the cache.
+
+        Returns:
+            (N, 1, R, length), in the form of the model's attention; by kind of layer if there are several.
+        """
+        index_L = torch.arange(length, device=position_NR.device)
+        before_NRL = position_NR[..., None] - index_L
+        masks = {}
+        for window in self._windows:
+            mask_NRL = before_NRL >= 0 if window is None else (before_NRL >= 0) & (before_NRL < window)
+            masks["full_attention" if window is None else "sliding_attention"] = self._masked(mask_NRL[:, None])
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _masked(self, mask_N1RL: Tensor) -> Tensor:
+        if self._attention == "sdpa":
+            return mask_N1RL
+        dtype = self.autocast or self.model.dtype
+        return torch.zeros_like(mask_N1RL, dtype=dtype).masked_fill(~mask_N1RL, torch.finfo(dtype).min)
 
     def full_states(self, prompts: Sequence[EncodedPrompt], tokens: Sequence[Tensor], *, fill: int = 0) -> Tensor:
         """Runs prompts with their completions in one forward, without a cache; all prompts must be of one kind.

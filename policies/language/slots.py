@@ -1,0 +1,211 @@
+"""Slots: the memory of the rows that are decoded at a time, each with its own length.
+
+The tokens of a row begin at index 0 of its slot, attention reads up to a multiple of ``BLOCK`` tokens, and every
+forward runs all slots, or one of them alone. So the numbers of a row depend on its tokens and on the number of slots,
+not on the rows in the other slots: bitwise on a CPU, in float32 and in bfloat16 (``tests/policies/test_slots.py``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+from ..prefix import GROWTH, Prefix
+from .transformer import Transformer
+
+BLOCK = 64
+"""Tokens by which the part of a slot that attention reads grows: kernels add up blocks of this length in one order."""
+
+
+@dataclass(slots=True)
+class _Target:
+    """The tokens of the next forward.
+
+    Attributes:
+        rows: their slots, all or one.
+        row_n1: the numbers of these slots.
+        position_nR: the index of each token in its slot.
+        length: number of leading tokens of the slots that attention reads.
+    """
+
+    rows: slice
+    row_n1: Tensor
+    position_nR: Tensor
+    length: int
+
+
+class SlotLayer(DynamicLayer):
+    """The keys and values of all slots in a layer."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.device, self.is_initialized = keys.device, True
+        self.keys, self.values = keys, values
+        self.target: _Target | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Stores the new states of the target; returns all states that attention reads, as views."""
+        target = self.target
+        assert target is not None
+        for room, new in ((self.keys, key_states), (self.values, value_states)):
+            room[target.row_n1, :, target.position_nR] = new.transpose(1, 2)
+        return self.keys[target.rows, :, : target.length], self.values[target.rows, :, : target.length]
+
+    def get_seq_length(self) -> int:
+        """Number of tokens that attention reads."""
+        return 0 if self.target is None else self.target.length
+
+
+@final
+class Slots:
+    """S slots with the states of their rows.
+
+    Attributes:
+        hidden_SD: the last hidden states, which predict the next token of each row.
+        num_stored: number of tokens of each slot's row.
+    """
+
+    hidden_SD: Tensor
+
+    def __init__(self, transformer: Transformer, num_slots: int) -> None:
+        """Empty slots.
+
+        Args:
+            transformer: the model.
+            num_slots: S.
+        """
+        self._transformer = transformer
+        self._cache: Cache | None = None
+        self._next_position = torch.zeros(num_slots, dtype=torch.long, device=transformer.device)
+        self.num_stored = [0] * num_slots
+
+    def put(self, slots: Sequence[int], prefix: Prefix, rows: Sequence[int]) -> None:
+        """Copies rows of a prefix, aligned on the left, into slots."""
+        if self._cache is None:
+            self._cache = self._empty(prefix)
+            self.hidden_SD = prefix.hidden_ND.new_zeros(len(self.num_stored), prefix.hidden_ND.shape[-1])
+        self._reserve(prefix.length)
+        device = self._transformer.device
+        slot_n, row_n = torch.tensor(slots, device=device), torch.tensor(rows, device=device)
+        layers: Any = zip(self._cache.layers, prefix.cache.layers, strict=True)
+        for layer, source in layers:
+            layer.keys[slot_n, :, : prefix.length] = source.keys[row_n]
+            layer.values[slot_n, :, : prefix.length] = source.values[row_n]
+        self.hidden_SD[slot_n] = prefix.hidden_ND[row_n]
+        if prefix.next_position.ndim > self._next_position.ndim:
+            self._next_position = self._next_position.expand(*prefix.next_position.shape[:-1], -1).clone()
+        self._next_position[..., slot_n] = prefix.next_position[..., row_n]
+        lengths = _lengths(prefix)
+        for slot, row in zip(slots, rows, strict=True):
+            self.num_stored[slot] = lengths[row]
+
+    def extend(self, token_S: Tensor, active: Sequence[int]) -> None:
+        """Runs a token of every slot, and appends it to the rows of the active ones."""
+        length = max(self.num_stored[slot] for slot in active) + 1
+        self.hidden_SD = self._run(slice(None), token_S[:, None], length)[:, -1]
+        is_active = [0] * len(self.num_stored)
+        for slot in active:
+            is_active[slot] = 1
+            self.num_stored[slot] += 1
+        self._next_position = self._next_position + torch.tensor(is_active, device=token_S.device)
+
+    def extend_slot(self, slot: int, token_R: Tensor) -> None:
+        """Appends tokens to the row of one slot, which runs alone."""
+        num, token_R = len(token_R), token_R.to(self._transformer.device)
+        hidden_1RD = self._run(slice(slot, slot + 1), token_R[None], self.num_stored[slot] + num)
+        self.hidden_SD[slot] = hidden_1RD[0, -1]
+        self._next_position[..., slot] += num
+        self.num_stored[slot] += num
+
+    def shorten(self, slot: int, num_stored: int) -> None:
+        """Drops the last tokens of a slot."""
+        self._next_position[..., slot] -= self.num_stored[slot] - num_stored
+        self.num_stored[slot] = num_stored
+
+    def _run(self, rows: slice, token_nR: Tensor, length: int) -> Tensor:
+        """Runs tokens after those of slots; their hidden states (n, R, D)."""
+        assert self._cache is not None
+        R, device = token_nR.shape[1], token_nR.device
+        stored_n = torch.tensor(self.num_stored[rows], device=device)
+        position_nR = stored_n[:, None] + torch.arange(R, device=device)
+        self._reserve(max(self.num_stored[rows]) + R)
+        length = -(-length // BLOCK) * BLOCK
+        row_n1 = torch.arange(len(self.num_stored), device=device)[rows, None]
+        target = _Target(rows, row_n1, position_nR, length)
+        for layer in self._layers:
+            layer.target = target
+        return self._transformer.states(
+            token_nR,
+            self._cache,
+            attention_mask=self._transformer.slot_mask(position_nR, length),
+            position_ids=self._next_position[..., rows, None] + torch.arange(R, device=device),
+        )
+
+    @property
+    def _layers(self) -> Sequence[SlotLayer]:
+        assert self._cache is not None
+        layers: Any = self._cache.layers
+        return layers
+
+    def _empty(self, prefix: Prefix) -> Cache:
+        layers: list[Any] = []
+        every: Any = prefix.cache.layers
+        for layer in every:
+            rooms = [x.new_zeros(len(self.num_stored), x.shape[1], 0, x.shape[3]) for x in (layer.keys, layer.values)]
+            layers.append(SlotLayer(*rooms))
+        cache = DynamicCache()
+        cache.layers = layers
+        return cache
+
+    def _reserve(self, length: int) -> None:
+        """Memory for this many tokens of each slot, and some more; zeros, since masked values still are multiplied."""
+        if length <= (stored := self._layers[0].keys.shape[2]):
+            return
+        room = -(-int(length * GROWTH) // BLOCK) * BLOCK
+        for layer in self._layers:
+            layer.keys, layer.values = (pad(x, (0, 0, 0, room - stored)) for x in (layer.keys, layer.values))
+
+
+def left_aligned(prefix: Prefix) -> Prefix:
+    """A prefix with the padding of shorter rows on the right, and states of all tokens in layers of sliding windows,
+    zeros where the layer has dropped them.
+    """
+    length, index_NL = prefix.length, None
+    if prefix.mask_NL is not None:
+        padding_N1 = (~prefix.mask_NL).sum(1, keepdim=True)
+        index_NL = (torch.arange(length, device=padding_N1.device) + padding_N1).clamp(max=length - 1)
+    layers: list[Any] = []
+    every: Any = prefix.cache.layers
+    for source in every:
+        layer = copy.copy(source)
+        layer.keys, layer.values = (_aligned(states, length, index_NL) for states in (source.keys, source.values))
+        layers.append(layer)
+    cache = copy.copy(prefix.cache)
+    cache.layers = layers
+    return replace(prefix, cache=cache)
+
+
+def _aligned(states_NHLd: Tensor, length: int, index_NL: Tensor | None) -> Tensor:
+    states_NHLd = pad(states_NHLd, (0, 0, length - states_NHLd.shape[2], 0))
+    if index_NL is None:
+        return states_NHLd
+    return states_NHLd.gather(2, index_NL[:, None, :, None].expand(states_NHLd.shape))
+
+
+def _lengths(prefix: Prefix) -> list[int]:
+    if prefix.mask_NL is None:
+        return [prefix.length] * len(prefix.hidden_ND)
+    return prefix.mask_NL.sum(1).tolist()

@@ -1,0 +1,179 @@
+"""Decoding in slots: numbers of a row that other rows do not change, slots that refill, conversations that stay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import pytest
+import torch
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.forward_paths import CachedPath
+from mmgrpo.policies.language.slots import Slots, left_aligned
+from torch import Tensor
+
+from mmgrpo.environment import Environment, Turn
+from mmgrpo.types import Plan, Prompt, Rollout
+from tests.policies.families import families
+from tests.policies.test_language_exchanges import Asking, terse
+from tests.policies.tiny_language import TEMPERATURE, picture, policy_of, prompts_of
+from tests.tiny.language_models import TINY, make
+
+SEED = 3
+GROUP_SIZE = 5
+NO_SLOTS = {"qwen3.5", "qwen3.5-vl"}  # states of linear attention
+
+
+@final
+class Slow(Environment):
+    """Answers three turns; some rows after a moment, in another order each time that ``rank`` changes."""
+
+    rank: int = 1
+    images: tuple[Any, ...] = ()
+    num_made: int = 0
+
+    def __init__(self) -> None:
+        self._number = type(self).num_made
+        type(self).num_made += 1
+        self._num_steps = 0
+
+    def reset(self, prompt: Prompt) -> Turn:
+        return Turn()
+
+    def step(self, text: str) -> Turn:
+        self._num_steps += 1
+        time.sleep(0.03 * (self._number * self.rank % 7))
+        images = self.images if self._number % 3 == 0 and self._num_steps == 1 else ()
+        return Turn(text="two red", images=images, done=self._num_steps == 3)
+
+
+@contextmanager
+def tokens_of_forwards(policy: LanguagePolicy) -> Iterator[list[tuple[int, int]]]:
+    """Records rows and tokens of every forward of the decoder."""
+    shapes: list[tuple[int, int]] = []
+
+    def record(module: Any, args: Any, output: Any) -> None:
+        shapes.append(tuple(output.last_hidden_state.shape[:2]))
+
+    handle = policy.model.get_decoder().register_forward_hook(record)
+    try:
+        yield shapes
+    finally:
+        handle.remove()
+
+
+def assert_identical(one: Rollout, other: Rollout) -> None:
+    assert [sample.tokens for sample in one.samples] == [sample.tokens for sample in other.samples]
+    assert [sample.turn_ends for sample in one.samples] == [sample.turn_ends for sample in other.samples]
+    assert torch.equal(one.old_logprob_BT, other.old_logprob_BT)
+
+
+@torch.no_grad()
+def states_in_slot(policy: LanguagePolicy, name: str, slot: int, neighbors: dict[int, int]) -> Tensor:
+    """The states of the first prompt's row in a slot: of its prompt, four tokens one by one, and three at once.
+
+    Args:
+        policy: the policy.
+        name: its family.
+        slot: the slot.
+        neighbors: number of tokens after the second prompt, by slot.
+
+    Returns:
+        (6, D).
+    """
+    encoded = [policy._encoder(prompt) for prompt in prompts_of(name)]
+    path = policy._path_for(encoded)
+    assert isinstance(path, CachedPath)
+    assert path.slots
+    first, second = (left_aligned(path.transformer.prefill([prompt], max_tokens=9999)) for prompt in encoded)
+    slots = Slots(path.transformer, 4)
+    slots.put([slot], first, [0])
+    for neighbor, num_tokens in neighbors.items():
+        slots.put([neighbor], second, [0])
+        slots.extend_slot(neighbor, torch.arange(num_tokens) % 9 + 60)
+    states = [slots.hidden_SD[slot].clone()]
+    for number in range(4):
+        token_S = torch.arange(4) + 70 + len(neighbors) + number
+        token_S[slot] = 65 + number
+        slots.extend(token_S, [slot, *neighbors])
+        states.append(slots.hidden_SD[slot].clone())
+    slots.extend_slot(slot, torch.tensor([61, 62, 63]))
+    return torch.stack([*states, slots.hidden_SD[slot].clone()])
+
+
+@pytest.mark.parametrize("name", families("language", sorted(set(TINY) - NO_SLOTS)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_numbers_of_a_row_are_bitwise_independent_of_other_slots(name: str, dtype: torch.dtype) -> None:
+    model, processor = make(name)
+    policy = LanguagePolicy(model.to(dtype), processor, {"max_new_tokens": 7, "temperature": TEMPERATURE})
+    alone = states_in_slot(policy, name, 0, {})
+    assert torch.equal(states_in_slot(policy, name, 0, {1: 3, 2: 90, 3: 40}), alone)
+    assert torch.equal(states_in_slot(policy, name, 2, {0: 200, 3: 1}), alone)
+
+
+@pytest.mark.parametrize("name", families("language", TINY))
+def test_samples_in_slots_are_those_of_batches(name: str) -> None:
+    """Four slots for ten rows of two prompts, against a batch that ends with its longest row."""
+    in_slots, in_batches = policy_of(name, batch=4, max_new_tokens=12), policy_of(name, batch=4, max_new_tokens=12)
+    selector = in_batches._selector
+    selector._candidates = [path for path in selector._candidates if not path.slots]
+    ours, theirs = (p.rollout(prompts_of(name), group_size=GROUP_SIZE, seed=SEED) for p in (in_slots, in_batches))
+    assert getattr(in_slots.path, "slots", False) == (name not in NO_SLOTS)
+    assert [sample.tokens for sample in ours.samples] == [sample.tokens for sample in theirs.samples]
+    torch.testing.assert_close(ours.old_logprob_BT, theirs.old_logprob_BT, rtol=0, atol=2e-6)
+
+
+def test_a_finished_row_leaves_its_slot_to_the_next_row() -> None:
+    policy = terse("llama", rollout_batch=3, max_new_tokens=60)
+    prompts = [Prompt("what number is this")]
+    policy.rollout(prompts, group_size=1, seed=SEED)  # checks the path
+    policy._verified.length = 10**6
+    with tokens_of_forwards(policy) as shapes:
+        rollout = policy.rollout(prompts, group_size=12, seed=SEED)
+    lengths = [len(sample.tokens or ()) for sample in rollout.samples]
+    assert max(lengths) > 4 * min(lengths)
+    ends = [0, 0, 0]  # tokens that have been written when each slot is free; rows enter in their order
+    for length in lengths:
+        ends[ends.index(min(ends))] += length
+    assert shapes == [(1, policy._encoder(prompts[0]).length)] + [(3, 1)] * (max(ends) - 1)
+    in_batches = sum(max(lengths[first : first + 3]) for first in range(0, 12, 3))
+    assert max(ends) < 0.8 * in_batches
+
+
+@pytest.mark.parametrize("rollout_batch", [8, 3], ids=["a slot each", "three slots"])
+@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
+def test_samples_of_conversations_do_not_depend_on_the_order_of_answers(
+    name: str, rollout_batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slow, "images", (picture(),) if TINY[name].images else ())
+    policy, rollouts = terse(name, rollout_batch=rollout_batch, max_new_tokens=60), []
+    for workers, rank in ((1, 0), (32, 3), (32, 5), (2, 4)):
+        monkeypatch.setattr(Slow, "rank", rank)
+        monkeypatch.setattr(Slow, "num_made", 0)
+        plan = Plan(environment=Slow, environment_workers=workers, max_turns=3)
+        rollouts.append(policy.rollout(prompts_of(name), group_size=4, seed=SEED, plan=plan))
+    assert max(len(sample.turn_ends) for sample in rollouts[0].samples) == 3
+    for rollout in rollouts[1:]:
+        assert_identical(rollout, rollouts[0])
+
+
+@pytest.mark.parametrize("images", [(), (picture(),)], ids=["text", "image"])
+def test_turns_continue_the_cache_where_every_row_has_a_slot(images: tuple[Any, ...]) -> None:
+    """Of a turn with an image the processor makes the tensors of all images at once: its row is read again."""
+    prompts, plan = prompts_of("qwen2.5-vl")[:1], Plan(environment=lambda: Asking(images=images), max_turns=3)
+    reads = {}
+    for rollout_batch in (4, 3):
+        policy = terse("qwen2.5-vl", rollout_batch=rollout_batch, max_new_tokens=80)
+        policy.rollout(prompts, group_size=1, seed=SEED, plan=plan)
+        policy._verified.length, policy._verified.kinds = 10**6, {*policy._verified.kinds}
+        with tokens_of_forwards(policy) as shapes:
+            rollout = policy.rollout(prompts, group_size=4, seed=SEED, plan=plan)
+        reads[rollout_batch] = sorted(num_tokens for _, num_tokens in shapes if num_tokens > 1)
+    length = policy._encoder(prompts[0]).length
+    turns = [pair for s in rollout.samples for pair in zip(s.turn_ends[:-1], s.turn_starts[1:], strict=True)]
+    assert len(turns) >= 4
+    again = sorted([length, *(length + start for _, start in turns)])  # and the prompt, once for all rows
+    continued = sorted([length, *(start - end + 1 for end, start in turns)])  # and the end token of the turn
+    assert reads == {4: again if images else continued, 3: again}
