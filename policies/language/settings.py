@@ -110,7 +110,9 @@ class LanguageSettings(BaseModel):
         description="take the rollout's log-probabilities from an update's forward, at the cost of one more forward: "
         "decoding rounds differently, which bfloat16 makes visible in the ratio",
     )
-    rollout_batch: int = Field(default=64, ge=1, description="rows per decoding batch")
+    rollout_batch: int = Field(
+        default=64, ge=1, description="rows that are decoded at a time; a finished row leaves its slot to the next one"
+    )
     compile: bool = Field(
         default=False,
         description="decode over a static cache with torch.compile (CUDA graphs on a GPU); finished rows then stay in "

@@ -1,4 +1,4 @@
-"""Token-by-token decoding; finished rows leave the batch."""
+"""Token-by-token decoding of a batch, for models that do not decode in slots; finished rows leave the batch."""
 
 from __future__ import annotations
 

@@ -24,6 +24,8 @@ from .heads import LogitsHead
 PROBE_TOKENS = 3
 SLOT_ATTENTION = ("sdpa", "eager")
 """Implementations of attention that take a mask of every token."""
+SLOT_LAYERS = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers whose masks ``Transformer.slot_mask`` makes."""
 
 
 class Transformer:
@@ -57,12 +59,14 @@ class Transformer:
         self.vocabulary = self._head.vocabulary
         self.shares_prefix = self._takes_positions and is_mergeable(cache)
         self.compiles = self.shares_prefix and not any(cache.is_sliding)
-        self._attention = model.config.get_text_config(decoder=True)._attn_implementation
+        text = model.config.get_text_config(decoder=True)
+        self._attention = text._attn_implementation
         self._windows = {getattr(layer, "sliding_window", None) for layer in cache.layers}
         self.takes_slots = (
             self.shares_prefix
             and self._attention in SLOT_ATTENTION
-            and len({*map(bool, self._windows)}) == len(self._windows)
+            and SLOT_LAYERS.issuperset(getattr(text, "layer_types", None) or ())
+            and len(self._windows - {None}) <= 1
         )
 
     @cached_property

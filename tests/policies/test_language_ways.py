@@ -144,7 +144,7 @@ def test_gradients_are_compared_too(caplog: Any) -> None:
     with caplog.at_level(logging.WARNING):
         rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=SEED)
     assert not policy.shares_prefix
-    assert str(policy.path) == "prompts once per row"
+    assert str(policy.path) == "prompts once per row, decoding in slots"
     assert "its gradients differ by" in caplog.text
     plain = policy_of("llama", share_prefix=False)
     assert relative_difference(gradients(policy, rollout), gradients(plain, rollout)) < 1e-5
