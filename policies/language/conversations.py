@@ -221,7 +221,7 @@ class _Conversations:
             self.pool.is_answered(row) for row in rows if self.written[row].completion.finished
         )
 
-    def answer(self, rows: Sequence[int]) -> tuple[dict[int, ConversationRow], list[RowRequest]]:
+    def answer(self, rows: Sequence[int]) -> tuple[dict[int, ConversationRow], dict[int, RowRequest]]:
         """Takes the answers of some rows; returns the rows that end, and the next turns of the others."""
         written = {row: self.written.pop(row) for row in rows}
         replies = {row: self.pool.reply(row) for row in rows if written[row].completion.finished}
@@ -245,7 +245,7 @@ class _Conversations:
             start = RowStart(extended.prompt, extended.completion)
             self.requests[row] = replace(self.requests[row], start=start)
         ended = {row: self._ended(written[row], row, finished=row not in cut_off) for row in ended_rows}
-        return ended, [self.requests[row] for row in continued]
+        return ended, {row: self.requests[row] for row in continued}
 
     def _ended(self, written: ConversationRow, row: int, *, finished: bool) -> ConversationRow:
         environment = self.pool.environments[row]
@@ -325,31 +325,33 @@ def generate_conversations(
         turns=[tuple(turns[:-1]) for turns in inherited],
     )
     generators: dict[tuple[ForwardPath, bool], RowGenerator] = {}
-    together: list[list[int]] = []  # rows whose answers are awaited together
 
-    def submit(rows: Sequence[RowRequest]) -> None:
+    def submitted(rows: Sequence[RowRequest]) -> list[list[int]]:
+        groups: list[list[int]] = []
         path = path_for([request.start.prompt for request in rows])
         for side in split_at_switch(rows):
             key = (path, side[0].start.prompt.is_beyond_switch)
             if key not in generators:
                 generators[key] = row_generator(path, params, num_rows=len(requests), continues=True)
-            together.extend(generators[key].submit(side))
+            groups += generators[key].submit(side)
+        return groups
 
-    submit(requests)
+    together = submitted(requests)  # rows whose answers are awaited together
     while together:
         pending = [generator for generator in generators.values() if generator.is_pending]
         for generator in pending:
             for row, completion in generator.advance().items():
                 conversations.submit(row, completion)
         if not pending:
-            pool.wait_for(lambda: any(map(conversations.is_answered, together)))
-        for rows in [rows for rows in together if conversations.is_answered(rows)]:
-            together.remove(rows)
-            ended, following = conversations.answer(rows)
-            if ended:
-                yield ended
-            if following:
-                submit(following)
+            pool.wait_for(lambda rows=together: any(map(conversations.is_answered, rows)))
+        answered = [rows for rows in together if conversations.is_answered(rows)]
+        together = [rows for rows in together if rows not in answered]
+        ended, following = conversations.answer([row for rows in answered for row in rows])
+        if ended:
+            yield ended
+        for rows in answered:
+            if next_turns := [following[row] for row in rows if row in following]:
+                together += submitted(next_turns)
     conversations.require_taken()
 
 
