@@ -25,6 +25,11 @@ class _Beginnings:
     """
 
     def __init__(self, path: CachedPath) -> None:
+        """No beginnings yet.
+
+        Args:
+            path: runs them.
+        """
         self.num_rows = 0
         self._path = path
         self._number: dict[RowStart, int] = {}

@@ -113,7 +113,7 @@ class Transformer:
         Args:
             token_NR: the tokens.
             cache: the cache.
-            inputs: attention_mask and position_ids, where the model needs them.
+            **inputs: attention_mask and position_ids, where the model needs them.
 
         Returns:
             The states.
