@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 from statistics import fmean, quantiles
+from typing import Any
 
 import torch
 from mmgrpo.policies.language import LanguagePolicy
@@ -22,7 +23,7 @@ PROMPTS = ("what number is this", "how many red squares do you see in the pictur
 
 def policy_of(arguments: argparse.Namespace, *, in_slots: bool) -> LanguagePolicy:
     """A random Llama that ends its answer with the same probability at every token."""
-    tokenizer = TINY["llama"].processor()
+    tokenizer: Any = TINY["llama"].processor()
     config = LlamaConfig(
         vocab_size=512,
         hidden_size=arguments.width,

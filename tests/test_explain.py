@@ -336,7 +336,7 @@ def test_off_policy_rows_and_auxiliary_losses() -> None:
     assert result["advantage A"].endswith("Rows that are read are compared among themselves")
     result = rows(load_config("methods/mm-helix", {"policy": None}))
     assert result["it sets"].startswith(
-        "objective.auxiliary = [answers (label expert, batch_size None, weight 1, column solution"
+        "objective.auxiliary = [answers (weight 1, label expert, batch_size None, column solution"
     )
     line = "expert: in every update 1 times the supervised loss of its groups' answers (solution)"
     assert result["auxiliary"] == f"{line}, weighted by below of the group's success"

@@ -57,7 +57,7 @@ def test_recipes_lists_every_recipe_with_its_note() -> None:
     printed = call("recipes", COLUMNS="80").output
     names = [name for folder in ("quickstart", "recipes", "one-gpu", "papers") for name in shipped(folder)]
     assert [line for line in printed.splitlines() if line and not line.startswith(" ")] == names
-    assert "What is held out is yours to name. (arXiv:2503.01785)" in " ".join(printed.split())
+    assert "Choose the held-out prompts. (arXiv:2503.01785)" in " ".join(printed.split())
     assert "Needs no data: prompts are generated. Flow-GRPO reports GenEval 0.63" in " ".join(printed.split())
     assert max(map(len, printed.splitlines())) <= 80
 

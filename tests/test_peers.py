@@ -37,7 +37,7 @@ def lose_process(folder: Path, names: Sequence[str]) -> dict[str, Any]:
             raise KeyError("lost")
 
         if trainer.job.rank == victim:
-            on_forward(case, trainer, 60, fall)
+            on_forward(case, trainer, 40, fall)
 
     place = placed(root)
     pids = begin_both(case, place, within=within)

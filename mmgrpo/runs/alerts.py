@@ -217,8 +217,8 @@ def _training_reward(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {f"trained/{part}": fmean(step[f"reward/{part}"] for step in steps) for part in ("mean", "std") if steps}
 
 
-Rule = Callable[[Sequence[Mapping[str, Any]], WatchdogInputs], Iterator[tuple[str, str]]]
-"""Reads the lines so far; yields (measured, suggested fix) if there is a problem."""
+Rule = Callable[..., Iterator[tuple[str, str]]]
+"""Reads the lines so far and the WatchdogInputs; yields (measured, suggested fix) if there is a problem."""
 
 
 def hacking(

@@ -140,11 +140,11 @@ def test_sampled_replies_of_a_loaded_model_depend_on_the_conversation_alone(part
     texts = [f"How much for {number}?" for number in range(6)]
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    one_after_another = [reply(text) for text in texts]
+    sequential_replies = [reply(text) for text in texts]
     assert torch.equal(torch.get_rng_state(), state)
     with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(reply, reversed(texts))) == one_after_another[::-1]
-    assert len(set(one_after_another)) > 1
+        assert list(pool.map(reply, reversed(texts))) == sequential_replies[::-1]
+    assert len(set(sequential_replies)) > 1
 
 
 def test_models_that_cannot_reply_are_errors(partner: str, tmp_path: Path) -> None:

@@ -27,7 +27,12 @@ DIGITS = "python:mmgrpo.examples.digits:digit_prompts"
 ALL: dict[str, Any] = {
     "steps": 3,
     "checkpoint": {"every": 1, "warmup_every": 2, "keep": NUM_CHECKPOINTS},
-    "evaluation": {"watchdog": {"window": 2, "interval": 1, "limits": {"on_policy_gap": 1e-12, "dead_groups": 1e-9}}},
+    "evaluation": {
+        "watchdog": {
+            "window": 2,
+            "alerts": [{"name": "on_policy_gap", "limit": 1e-12}, {"name": "dead_groups", "limit": 1e-9}],
+        }
+    },
     "schedules": {"objective.kl.beta": {"name": "adaptive_kl", "target": 1e-6}},
     "prompts": {"sampler": {"name": "skip_settled", "right": 100, "wrong": 0, "start": 0.5}},
     "runtime": {"device": "cpu", "heartbeat_timeout_s": 10},

@@ -102,7 +102,7 @@ def test_the_shortest_are_compared_among_themselves():
         most_efficient(count=0)
 
 
-OTHERS = {"each_decision_once", "unlikely", "in_view", "within_curvature"}
+OTHERS = {"balanced_outcomes", "each_decision_once", "unlikely", "in_view", "within_curvature"}
 """Those of decisions, and of views."""
 
 

@@ -27,7 +27,10 @@ CONFIG: dict[str, Any] = {
         "more": {
             **SMALL,
             "rollout": {**SMALL["rollout"], "task": {"policy_of": "sums", "every": 2}},
-            "evaluation": {**SMALL["evaluation"], "watchdog": {"window": 2, "limits": {"dead_groups": 1e-9}}},
+            "evaluation": {
+                **SMALL["evaluation"],
+                "watchdog": {"window": 2, "alerts": [{"name": "dead_groups", "limit": 1e-9}]},
+            },
         },
     },
 }

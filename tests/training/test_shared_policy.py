@@ -255,7 +255,11 @@ def test_derived_values_of_an_included_file_are_left_out(tmp_path: Path) -> None
 
 def test_an_alert_of_one_task_ends_the_run_for_all(tmp_path: Path) -> None:
     """At a step that is whole for both, from which the run goes on."""
-    watched = {"evaluation": {"watchdog": {"window": 2, "limits": {"dead_groups": 0.5}, "stop": ["dead_groups"]}}}
+    watched = {
+        "evaluation": {
+            "watchdog": {"window": 2, "alerts": [{"name": "dead_groups", "limit": 0.5}], "stop": ["dead_groups"]}
+        }
+    }
     arguments = shared(tmp_path, guest=watched, reward=lambda samples: [1.0] * len(samples), steps=4)
     assert (
         arguments.status

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.maths.strategies import Request
-from mmgrpo.training.rollout_rounds import _assign
+from mmgrpo.training.rollout_rounds import _GroupOwners
 
 
 def shared(costs: list[int], processes: int) -> list[int]:
     """The process of each prompt, of which so many members are asked for."""
-    owner: dict[int, int] = {}
-    _assign([Request(prompt=n, members=tuple(range(c))) for n, c in enumerate(costs)], owner, [0] * processes)
-    return [owner[n] for n in range(len(costs))]
+    owners = _GroupOwners({}, {}, [0] * processes)
+    owners.assign([Request(prompt=n, members=tuple(range(c))) for n, c in enumerate(costs)])
+    return [owners.process_of[n] for n in range(len(costs))]
 
 
 @pytest.mark.parametrize(

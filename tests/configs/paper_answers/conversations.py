@@ -11,6 +11,8 @@ ELSEWHERE = {
     "datarus-r1",
     "meta-bandit-llm-training",
     "smartsnap",
+    "codev",
+    "mobile-r1",
     "vista",
     "conan",
     "meow-tea-taro",

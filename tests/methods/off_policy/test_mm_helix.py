@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mmgrpo.algorithm import answer_weight_of
+from mmgrpo.algorithm import Algorithm
 from tests.configs.method_rows import A_TWO, ONE_OF_TWO, UP
 from tests.configs.method_steps import Step, assert_loss, config_of
 
@@ -16,6 +16,7 @@ def test_loss_of_the_method() -> None:
 
 
 def test_expert_counts_where_the_group_fails() -> None:
-    (expert,) = config_of("mm-helix").objective.auxiliary
-    weight_P = answer_weight_of(expert)(torch.tensor([0.0, 0.5]))
+    config = config_of("mm-helix")
+    (expert,) = config.objective.auxiliary
+    weight_P = Algorithm.of(config).answer_weights["expert"](torch.tensor([0.0, 0.5]))
     assert (expert.weight * weight_P).tolist() == [1.0, 0.0]
