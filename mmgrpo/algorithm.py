@@ -496,7 +496,7 @@ def reward_schedule(config: RewardConfig) -> Callable[[int], float]:
 
 def optimizer_factory(config: OptimizerConfig, key: str = "update.optimizer") -> OptimizerFactory:
     """(parameters, learning rate) -> the optimizer of torch. Raises ConfigError as ``objective_of``."""
-    factory: Any = bound(key, OPTIMIZERS, config)()
+    factory: OptimizerFactory = bound(key, OPTIMIZERS, config)()
     if not callable(factory):
         raise ConfigError(
             f"{key}: {config.name} must return a function of (parameters, learning rate), got {factory!r}"

@@ -347,7 +347,7 @@ class TestTrlFormsOfSignature:
                 await asyncio.wait_for(ready[other].wait(), timeout=60)
                 return [float(len(completion)) for completion in completions]
 
-            return NamedReward(name, meets)
+            return NamedReward(name, as_reward(meets))
 
         rewards = [
             reward("first", "second"),

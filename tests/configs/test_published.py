@@ -107,7 +107,7 @@ def write(tmp_path: Path) -> Write:
     return written
 
 
-def scale(config: RunConfig) -> tuple[int, int, float, int, float]:
+def scale(config: RunConfig) -> tuple[int, int, float, int, float | None]:
     rollout, update = config.rollout, config.update
     return (
         config.steps,
