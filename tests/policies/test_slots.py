@@ -64,10 +64,10 @@ def tokens_of_forwards(policy: LanguagePolicy) -> Iterator[list[tuple[int, int]]
         handle.remove()
 
 
-def assert_identical(one: Rollout, other: Rollout) -> None:
-    assert [sample.tokens for sample in one.samples] == [sample.tokens for sample in other.samples]
-    assert [sample.turn_ends for sample in one.samples] == [sample.turn_ends for sample in other.samples]
-    assert torch.equal(one.old_logprob_BT, other.old_logprob_BT)
+def assert_identical(first: Rollout, second: Rollout) -> None:
+    assert [sample.tokens for sample in first.samples] == [sample.tokens for sample in second.samples]
+    assert [sample.turn_ends for sample in first.samples] == [sample.turn_ends for sample in second.samples]
+    assert torch.equal(first.old_logprob_BT, second.old_logprob_BT)
 
 
 @torch.no_grad()
