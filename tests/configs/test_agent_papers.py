@@ -12,7 +12,7 @@ import pytest
 
 from mmgrpo.config.loading import load_config
 from mmgrpo.samples import ToolResult
-from mmgrpo.scoring import score
+from mmgrpo.scoring import NamedReward, score
 from mmgrpo.scoring.shaping import shape_scores
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.trainer import Trainer
@@ -187,17 +187,25 @@ def train(
     columns: Sequence[Columns],
     tmp_path: Path,
 ) -> None:
-    """Trains a tiny model on a run of a paper for two steps."""
+    """Trains a tiny model on a run of a paper for two steps; a further reward differs within every group."""
     prompts = [replace(prompt, columns=row) for prompt, row in zip(prompts, columns, strict=True)]
     with running(Server(says=lambda text: REPLY, first=lambda text: {"yes": 0.75, "no": 0.25})) as server:
         settings = {**SMALL, **changes(name, tmp_path, server.url), "output": str(tmp_path / "run")}
         config = load_config(f"papers/{name}", settings)
         policy = terse(model, max_new_tokens=80)
-        folder = Trainer(policy, build_rewards(config.rewards), prompts, config).train()
+        rewards = [*build_rewards(config.rewards), NamedReward("member", by_member)]
+        folder = Trainer(policy, rewards, prompts, config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert {line["step"] for line in lines} == {1, 2}
-    assert all(line.get("policy/on_policy_gap", 0.0) < 1e-5 for line in lines)  # absent where all rewards are equal
-    assert all(line["optimizer/grad_norm"] < float("inf") for line in lines)
+    for line in lines:
+        assert line["policy/on_policy_gap"] < 1e-5
+        assert 0 < line["optimizer/grad_norm"] < float("inf")
+        assert not any(value for key, value in line.items() if "failed" in key), line
+
+
+def by_member(samples: Sequence[Sample]) -> list[float]:
+    """A different reward for each sample of a group."""
+    return [float(sample.member) for sample in samples]
 
 
 def total(name: str, changes: Mapping[str, Any], sample: Sample) -> float:

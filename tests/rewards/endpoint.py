@@ -41,7 +41,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = body["messages"][-1]["content"][-1]["text"]
+        content = body["messages"][-1]["content"]
+        text = content if isinstance(content, str) else content[-1]["text"]
         with self.server.lock:
             self.server.requests.append(body)
             self.server.headers.append(dict(self.headers))
