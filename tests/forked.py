@@ -9,6 +9,7 @@ import faulthandler
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -152,7 +153,9 @@ def _do(request: Request) -> None:
 
 
 def excerpt(text: str, limit: int = 9000) -> str:
-    """The begin of a text, which names the cause of a crash, and its end, the traceback of an error."""
+    """The begin of a text, from a crash on if it has one, and its end, the traceback of an error."""
+    crash = re.search("terminate called|Fatal Python error", text)
+    text = text[crash.start() :] if crash else text
     return text if len(text) <= limit else f"{text[: limit // 3]}\n[...]\n{text[-2 * limit // 3 :]}"
 
 

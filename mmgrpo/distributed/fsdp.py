@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, final
 
 from accelerate import Accelerator
@@ -68,6 +69,7 @@ class FSDP2:
             )
             _sum_gradients(part)
             _restore_class_name(part)
+        _fix_prefetches(blocks)
 
     @contextmanager
     def gathered(self, modules: Collection[nn.Module]) -> Iterator[None]:
@@ -99,6 +101,16 @@ def _no_reshard(parts: Sequence[FSDPModule]) -> Iterator[None]:
         for part in parts:
             part.set_reshard_after_forward(True, recurse=False)
             part.set_reshard_after_backward(True, recurse=False)
+
+
+def _fix_prefetches(blocks: Sequence[Any]) -> None:
+    """Makes each block gather the one before it ahead of its backward, and the first one none.
+
+    By default FSDP2 gathers the block called before, as it recorded in all forwards since the last backward, those of
+    sampling among them: processes that sampled with different numbers of calls would gather different blocks.
+    """
+    for before, block in pairwise((blocks[0], *blocks)):  # at its own backward the first is gathered already
+        block.set_modules_to_backward_prefetch([before])
 
 
 def _sum_gradients(part: Any) -> None:
