@@ -193,25 +193,29 @@ def parsed_calls(message: Mapping[str, Any]) -> list[FunctionCall]:
     return calls
 
 
-def argument_error(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
-    """Why arguments do not fit a function; None if they do.
+def checked_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call as its function receives them.
 
     Args:
         schema: the function's JSON schema, with ``parameters``.
         arguments: the arguments.
 
     Returns:
-        The missing, the unknown, or the first wrongly typed argument. Keywords of JSON schema other than ``type``,
-        ``enum``, ``items``, ``anyOf``, ``oneOf``, ``nullable``, ``properties`` and ``required`` are not checked.
+        The arguments; a number such as 5.0, which is an integer of JSON schema, is an int where no other number is
+        allowed.
+
+    Raises:
+        TypeError: an argument is missing or unknown, or the first one that is wrongly typed. Keywords of JSON schema
+            other than ``type``, ``enum``, ``items``, ``anyOf``, ``oneOf``, ``nullable``, ``properties`` and
+            ``required`` are not checked.
     """
     parameters = schema.get("parameters") or {}
     properties: Mapping[str, Any] = parameters.get("properties") or {}
     if missing := [name for name in parameters.get("required") or () if name not in arguments]:
-        return f"missing arguments: {', '.join(missing)}"
+        raise TypeError(f"missing arguments: {', '.join(missing)}")
     if not parameters.get("additionalProperties") and (extra := [name for name in arguments if name not in properties]):
-        return f"unknown arguments: {', '.join(extra)}; expected are {', '.join(properties) or 'none'}"
-    problems = (_type_error(name, properties.get(name), value, MAX_DEPTH) for name, value in arguments.items())
-    return next(filter(None, problems), None)
+        raise TypeError(f"unknown arguments: {', '.join(extra)}; expected are {', '.join(properties) or 'none'}")
+    return {name: _checked(name, properties.get(name), value, MAX_DEPTH) for name, value in arguments.items()}
 
 
 def description(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -297,29 +301,38 @@ def _types_of(schema: Any) -> Iterator[str]:
                 yield from _types_of(choice)
 
 
-def _type_error(name: str, schema: Any, value: Any, depth: int) -> str | None:
-    """Why a value does not fit a schema; None if it does."""
+def _checked(name: str, schema: Any, value: Any, depth: int) -> Any:
+    """A value of a schema. Raises TypeError if it is none."""
     if not isinstance(schema, Mapping) or not depth or (value is None and schema.get("nullable")):
-        return None
-    choices = schema.get("anyOf") or schema.get("oneOf")
-    if choices:
-        problems = [_type_error(name, choice, value, depth - 1) for choice in choices]
-        return None if None in problems else problems[0]
+        return value
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return _chosen(name, choices, value, depth)
     if "enum" in schema and value not in schema["enum"]:
-        return f"{name} must be one of {', '.join(map(str, schema['enum']))}, got {value!r:.60}"
+        raise TypeError(f"{name} must be one of {', '.join(map(str, schema['enum']))}, got {value!r:.60}")
     types = list(_types_of(schema))
     if types and not any(_is_of(value, kind) for kind in types):
-        return f"{name} must be {' or '.join(types)}, got {value!r:.60}"
+        raise TypeError(f"{name} must be {' or '.join(types)}, got {value!r:.60}")
+    if isinstance(value, float) and "integer" in types and "number" not in types:
+        return int(value)
     if isinstance(value, list):
-        items = (_type_error(f"{name}[{n}]", schema.get("items"), item, depth - 1) for n, item in enumerate(value))
-        return next(filter(None, items), None)
+        return [_checked(f"{name}[{n}]", schema.get("items"), item, depth - 1) for n, item in enumerate(value)]
     if isinstance(value, dict):
         properties = schema.get("properties") or {}
         if missing := [key for key in schema.get("required") or () if key not in value]:
-            return f"{name} lacks {', '.join(missing)}"
-        parts = (_type_error(f"{name}.{key}", properties.get(key), part, depth - 1) for key, part in value.items())
-        return next(filter(None, parts), None)
-    return None
+            raise TypeError(f"{name} lacks {', '.join(missing)}")
+        return {key: _checked(f"{name}.{key}", properties.get(key), part, depth - 1) for key, part in value.items()}
+    return value
+
+
+def _chosen(name: str, choices: Sequence[Any], value: Any, depth: int) -> Any:
+    """A value of the first of several schemas that it fits. Raises the TypeError of the first if it fits none."""
+    errors = []
+    for choice in choices:
+        try:
+            return _checked(name, choice, value, depth - 1)
+        except TypeError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def _is_of(value: Any, kind: str) -> bool:

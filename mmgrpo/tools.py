@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from datetime import time as time_of_day
 from decimal import Decimal
+from functools import partial
 from pathlib import PurePath
 from typing import Any, final
 from uuid import UUID
@@ -28,9 +29,9 @@ from mmgrpo.tool_calls import (
     AssistantMessage,
     FunctionCall,
     ToolResult,
-    argument_error,
     bounded,
     calls_of,
+    checked_arguments,
     fenced_calls,
 )
 from mmgrpo.types import Prompt
@@ -237,7 +238,7 @@ class ToolEnvironment(Environment, SupportsCalls):
         """The result of a call, or its coroutine, or its error."""
         for attempt in range(self._retries + 1):
             try:
-                return self._function(call)(**call.arguments)
+                return self._prepared(call)()
             except NoReplyError:  # of a server, not of the call
                 raise
             except BaseException as error:  # also SystemExit of a tool: the model reads it
@@ -247,14 +248,17 @@ class ToolEnvironment(Environment, SupportsCalls):
             time.sleep(RETRY_PAUSE_S * 2**attempt)
         return outcome
 
-    def _function(self, call: FunctionCall) -> Callable[..., Any]:
+    def _prepared(self, call: FunctionCall) -> Callable[[], Any]:
+        """The function of a call with its arguments."""
         if call.error is not None:
             raise ValueError(call.error)
         if call.name not in self._callable:
             raise KeyError(f"there is no function {call.name!r}; known are {', '.join(self._callable)}")
-        if problem := argument_error(self._callable[call.name], call.arguments):
-            raise TypeError(f"{call.name}: {problem}")
-        return self._tools[call.name].function
+        try:
+            arguments = checked_arguments(self._callable[call.name], call.arguments)
+        except TypeError as error:
+            raise TypeError(f"{call.name}: {error}") from None
+        return partial(self._tools[call.name].function, **arguments)
 
     async def _await(self, execution: _Execution, number: int, outcome: Awaitable[Any], started_s: float) -> None:
         call = execution.calls[number]
@@ -267,7 +271,7 @@ class ToolEnvironment(Environment, SupportsCalls):
                 if attempt == self._retries or not _is_transient(error):
                     break
             await asyncio.sleep(RETRY_PAUSE_S * 2**attempt)
-            outcome = self._tools[call.name].function(**call.arguments)
+            outcome = self._prepared(call)()
         self._finish(execution, number, value, started_s)
 
     def _finish(self, execution: _Execution, number: int, outcome: Any, started_s: float) -> None:
@@ -324,8 +328,7 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
     ``reset`` of the object receives the columns of the row, its images as ``image`` and ``images``, and returns None,
     or a text or content blocks to append to the prompt. ``get_reward``, if it exists, is the reward of the last turn,
     also of a conversation that was cut off; ``close``, if it exists, is called after it. The other public methods are
-    the tools, in the form of
-    ``ToolEnvironment``.
+    the tools, in the form of ``ToolEnvironment``.
     """
 
     def __init__(

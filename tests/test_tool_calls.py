@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.tool_calls import FunctionCall, argument_error, calls_in, without_calls
+from mmgrpo.tool_calls import FunctionCall, calls_in, checked_arguments, without_calls
 
 SCHEMA: dict[str, Any] = {
     "name": "crop",
@@ -17,7 +17,13 @@ SCHEMA: dict[str, Any] = {
             "mode": {"type": "string", "enum": ["near", "far"]},
             "scale": {"anyOf": [{"type": "number"}, {"type": "null"}]},
             "label": {"type": "string", "nullable": True},
-            "options": {"type": "object", "properties": {"fast": {"type": "boolean"}}, "required": ["fast"]},
+            "steps": {"anyOf": [{"type": "null"}, {"type": "integer"}]},
+            "either": {"type": ["integer", "number"]},
+            "options": {
+                "type": "object",
+                "properties": {"fast": {"type": "boolean"}, "size": {"type": "integer"}},
+                "required": ["fast"],
+            },
         },
         "required": ["box"],
     },
@@ -50,20 +56,41 @@ def test_xml_calls_are_typed_by_the_schema() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"box": [1, 2]}, None),
-        ({"box": [1.0], "scale": None, "label": None, "mode": "far", "options": {"fast": True}}, None),
         ({}, "missing arguments: box"),
-        ({"box": [1], "y": 2}, "unknown arguments: y; expected are box, mode, scale, label, options"),
+        ({"box": [1], "y": 2}, "unknown arguments: y; expected are box, mode, scale, label, steps, either, options"),
         ({"box": "1"}, "box must be array, got '1'"),
         ({"box": [1, "2"]}, "box[1] must be integer, got '2'"),
+        ({"box": [1.5]}, "box[0] must be integer, got 1.5"),
+        ({"box": [float("inf")]}, "box[0] must be integer, got inf"),
+        ({"box": [1], "steps": "x"}, "steps must be null, got 'x'"),
         ({"box": [1], "mode": "x"}, "mode must be one of near, far, got 'x'"),
         ({"box": [1], "scale": "x"}, "scale must be number, got 'x'"),
         ({"box": [1], "options": {}}, "options lacks fast"),
         ({"box": [1], "options": {"fast": 1}}, "options.fast must be boolean, got 1"),
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], error: str | None) -> None:
-    assert argument_error(SCHEMA, arguments) == error
+def test_arguments_that_do_not_fit_are_errors(arguments: dict[str, Any], error: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        checked_arguments(SCHEMA, arguments)
+    assert str(raised.value) == error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"box": [1, 2], "scale": 2.0}, None),
+        ({"box": [], "scale": None, "label": None, "mode": "far", "options": {"fast": True}}, None),
+        ({"box": [1.0, -2.0, 3]}, {"box": [1, -2, 3]}),
+        (
+            {"box": [], "steps": 5.0, "options": {"fast": True, "size": 1e3}},
+            {"box": [], "steps": 5, "options": {"fast": True, "size": 1000}},
+        ),
+        ({"box": [], "steps": None, "either": 5.0}, None),
+    ],
+)
+def test_numbers_of_integer_arguments_are_integers(arguments: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    """By JSON schema 5.0 is an integer; where other numbers are allowed it stays as it is."""
+    assert repr(checked_arguments(SCHEMA, arguments)) == repr(expected or arguments)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,46 @@ def test_calls_return_their_results() -> None:
     assert tools.step("It is 0.75.").done
 
 
+def repeat(word: str, times: int) -> str:
+    """Repeats a word.
+
+    Args:
+        word: the word.
+        times: how often.
+
+    Returns:
+        The words.
+    """
+    return word * times
+
+
+async def repeat_later(word: str, times: int) -> str:
+    """Repeats a word; its first call fails.
+
+    Args:
+        word: the word.
+        times: how often.
+
+    Returns:
+        The words.
+    """
+    if word not in REPEATED:
+        REPEATED.append(word)
+        raise OSError("not yet")
+    return word * times
+
+
+REPEATED: list[str] = []
+
+
+def test_whole_numbers_are_integers_for_functions() -> None:
+    tools = ToolEnvironment([repeat, repeat_later], retries=1)
+    calls = [call(name, word="ab", times=2.0) for name in ("repeat", "repeat_later")]
+    turn = tools.step("".join(calls))
+    assert [result.text for result in turn.results] == ["abab", "abab"]
+    assert [result.arguments["times"] for result in turn.results] == [2.0, 2.0]
+
+
 def test_signatures_are_those_of_the_opening_turn() -> None:
     (tool,) = ToolEnvironment([divide]).reset(Prompt("3 / 4?")).tools
     text = description([tool])
