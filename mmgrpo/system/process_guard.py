@@ -27,8 +27,8 @@ FIRST_FILE = 3
 """Number of the first open file that a command inherits after its standard ones."""
 POLL_S = 1.0
 """Seconds between two looks at the parent: a process that it forked may keep the standard input open."""
-END_S = 10.0
-"""Seconds that the guard gets to kill its processes."""
+END_S = 60.0
+"""Seconds that the guard gets to kill its processes and to remove their files, on a busy machine too."""
 
 
 @final
