@@ -21,10 +21,11 @@ LIMIT_S = 60.0
 COMMAND = "echo $TMPDIR; touch $TMPDIR/file; setsid sleep 1000 & echo $!; sleep 1001 & echo $!; echo ready"
 
 PARENT = """
-import sys, tempfile, time
+import signal, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from mmgrpo.system.process_guard import GuardedProcess
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell ignore it
 output = open(sys.argv[1], "wb")
 # the thread that starts it ends before the process
 with ThreadPoolExecutor(1) as pool:
