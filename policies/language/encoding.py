@@ -6,6 +6,7 @@ batch by name. Prompts share a batch only if their tensors match.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -40,6 +41,8 @@ from .tool_turns import (
     template_message,
 )
 from .visual_inputs import visual_inputs
+
+logger = logging.getLogger(__name__)
 
 MASK = "attention_mask"
 PLURALS = {"image": "images", "audio": "audio"}
@@ -270,7 +273,7 @@ class PromptEncoder:
             self._reply_text(Turn(text="x"), Prompt("x"))
 
     def _reply_text(self, reply: Turn, prompt: Prompt) -> str:
-        question, answer, *replies = [{"role": "user", "content": "x"}, *reply_messages(reply, self.call_form)]
+        question, answer, *replies = [{"role": "user", "content": "x"}, *self._reply_messages(reply)]
         arguments = {name: value for name, value in prompt.chat_template_kwargs.items() if name != "tools"}
         try:
             rendered = self._rendered_turns([question, answer, *replies], add_generation_prompt=True, **arguments)
@@ -293,6 +296,9 @@ class PromptEncoder:
         tail = after_answer(answered, ()) or ""
         return tail.removesuffix(after_answer(answered, self._ends) or tail)
 
+    def _reply_messages(self, reply: Turn) -> list[dict[str, Any]]:
+        return reply_messages(reply, self.call_form if reply.role == "tool" else None)
+
     def _rendered_turns(self, turns: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
         arguments = {"add_generation_prompt": False, **self.settings.template, **arguments}
         return self.processor.apply_chat_template([self._turn(turn) for turn in turns], tokenize=False, **arguments)
@@ -306,7 +312,7 @@ class PromptEncoder:
     @cached_property
     def call_form(self) -> ToolCallForm | None:
         """The form in which the chat template writes the results of calls, after an answer with calls, as turns of a
-        tool; None: it does not.
+        tool; None: it does not, which a warning says.
         """
         turn = Turn(role="tool", results=[ToolResult(FUNCTION, "probe_result")])
         for form in CALL_FORMS:
@@ -315,6 +321,13 @@ class PromptEncoder:
             )
             if tail is not None and "probe_result" in tail:
                 return form
+        logger.warning(
+            "the chat template of %s writes no turn of a tool after an answer that one of %s ends: results of calls "
+            "are turns of the user; if it ends calls with another token, as Gemma 4 with <|tool_response>, add that "
+            "token to eos_token_id of the model's generation_config",
+            type(self.processor).__name__,
+            ", ".join(self._ends),
+        )
         return None
 
     def _probe(self, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
@@ -420,7 +433,7 @@ class PromptEncoder:
         messages = list(prompt.messages or [{"role": "user", "content": prompt.parts}])
         if messages[-1]["role"] != "assistant" or turn.results:
             messages.append({"role": "assistant", "content": "x"})
-        answer, *replies = reply_messages(turn, self.call_form)
+        answer, *replies = self._reply_messages(turn)
         messages = [*messages[:-1], {**answer, **messages[-1]}, *replies]
         return replace(prompt, messages=messages, **media)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, final
@@ -81,6 +82,17 @@ def test_results_are_written_as_the_template_writes_them(name: str) -> None:
     assert complete.removesuffix(text).endswith(ends.get("eos_token", "<|im_end|>"))
     assert "12" in text
     assert policy._encoder.takes_tools is (name != "deepseekv3")
+
+
+def test_results_as_turns_of_the_user_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Gemma 4 writes results after its end token of calls, which the generation config of a checkpoint may lack."""
+    encoder = policy_of(tokenizer_of("gemma4", ["<turn|>"], eos_token="<turn|>", pad_token="<|endoftext|>"))._encoder
+    with caplog.at_level(logging.WARNING, logger="mmgrpo"):
+        for reply in (Turn(text="12"), REPLY, REPLY):
+            token_T = encoder.encode_reply(reply, prompt=QUESTION, end_ids=[]).token_T
+            assert encoder.tokenizer.decode(token_T).startswith("<turn|>\n<|turn>user\n12")
+            assert len(caplog.records) == (reply is REPLY)
+    assert "writes no turn of a tool after an answer that one of <turn|> ends" in caplog.text
 
 
 def test_later_turns_have_the_template_arguments_of_the_row() -> None:
