@@ -89,7 +89,7 @@ async def repeat_later(word: str, times: int) -> str:
 REPEATED: list[str] = []
 
 
-def test_whole_numbers_are_integers_for_functions() -> None:
+def test_integer_arguments_reach_functions_as_integers() -> None:
     tools = ToolEnvironment([repeat, repeat_later], retries=1)
     calls = [call(name, word="ab", times=2.0) for name in ("repeat", "repeat_later")]
     turn = tools.step("".join(calls))
