@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 COMMAND = "echo $TMPDIR; touch $TMPDIR/file; setsid sleep 1000 & echo $!; sleep 1001 & echo $!; echo ready"
 
 PARENT = """
-import signal, sys, time
+import os, signal, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from mmgrpo.system.process_guard import GuardedProcess
 
@@ -33,6 +33,8 @@ with ThreadPoolExecutor(1) as pool:
 if sys.argv[3] == "end":
     while b"ready" not in open(sys.argv[1], "rb").read():
         time.sleep(0.01)
+    if os.fork() == 0:  # a process that has the ends of the pipes too
+        time.sleep(1000)
     guarded.end()
     print("ended", flush=True)
 time.sleep(1000)
@@ -93,7 +95,7 @@ def test_end_returns_when_every_process_has_ended(tmp_path: Path) -> None:
     assert parent.stdout.readline() == b"ended\n"
     assert [alive(pid) for pid in pids] == [False, False]
     assert not folder.exists()
-    parent.kill()
+    os.killpg(parent.pid, signal.SIGKILL)
     parent.wait()
 
 

@@ -1,10 +1,10 @@
 """Commands that end with this process, however it ends; also the script that guards them.
 
-``python process_guard.py FILES COMMAND ..`` runs a command until its standard input is closed or its parent has ended,
-even by SIGKILL; FILES are the numbers of open files that the command has from 3 on. Then it kills the command with all
-its descendants, also those that left its process group, and removes their temporary files. With ``--piped`` as FILES,
-the command has the standard input and output of the script, which ends with it. The script needs the standard library
-alone.
+``python process_guard.py FILES COMMAND ..`` runs a command until its standard input has a byte or is closed, or its
+parent has ended, even by SIGKILL; FILES are the numbers of open files that the command has from 3 on. Then it kills the
+command with all its descendants, also those that left its process group, and removes their temporary files. With
+``--piped`` as FILES, the command has the standard input and output of the script, which ends with it. The script needs
+the standard library alone.
 """
 
 from __future__ import annotations
@@ -55,8 +55,12 @@ class GuardedProcess:
 
     def end(self) -> None:
         """Kills the command with its descendants; returns when they have ended."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the guard has ended
+            if not stdin.closed:
+                stdin.write(b"end")  # a process that this one forked may keep the other end of the pipe open
+            stdin.close()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
