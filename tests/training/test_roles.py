@@ -76,6 +76,7 @@ def test_the_best_row_of_each_turn_is_continued_by_a_group() -> None:
     [
         ({"roles": [], "turns": 2}, "take_turns needs roles"),
         ({"roles": ["a"], "turns": 1}, "turns >= 2, got 1"),
+        ({"roles": ["a", "b", "c"], "turns": 2}, "c has no turn: 2 turns of 3 roles; raise turns"),
         ({"roles": ["a", "b"], "turns": 2, "follow": "all"}, "follow is one of each, best, got 'all'"),
     ],
 )

@@ -149,6 +149,8 @@ def stages(
 def _check_take_turns(roles: Sequence[str], turns: int, follow: str) -> None:
     if not roles or not all(isinstance(role, str) for role in roles) or turns < 2:
         raise ConfigError(f"take_turns needs roles, names of rollout.prompt_templates, and turns >= 2, got {turns}")
+    if turns < len(roles):
+        raise ConfigError(f"take_turns: {roles[turns]} has no turn: {turns} turns of {len(roles)} roles; raise turns")
     if follow not in FOLLOW:
         raise ConfigError(f"take_turns: follow is one of {', '.join(FOLLOW)}, got {follow!r}")
 
@@ -172,7 +174,7 @@ def take_turns(
     of the same conversation so far. A conversation ends before a turn whose prompt template does not apply.
 
     Units: turns in rounds, 2 or more.
-    Raises: ConfigError for less, no roles, or another choice.
+    Raises: ConfigError for less, no roles, a role without a turn, or another choice.
     Source: ``best``: AT-GRPO, arXiv:2510.11062, agent- and turn-wise groups, sampled greedily by the reward, and its
         code (pettingllms-ai/PettingLLMs, ``multi_agents_execution_engine.py``), where a role reads a separate prompt;
         ``each``: CoMAS, arXiv:2510.08529.
