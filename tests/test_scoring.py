@@ -3,7 +3,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,9 @@ import torch
 from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError, RewardError
+from mmgrpo.reward import Reward
 from mmgrpo.samples import ToolResult, Turn
-from mmgrpo.scoring import NamedReward, as_reward, score
+from mmgrpo.scoring import NamedReward, as_reward, score, trl_form
 from mmgrpo.types import Prompt, Sample, Score
 
 
@@ -314,6 +318,27 @@ class TestTrlFormsOfSignature:
 
         assert as_reward(judge)(samples_of("a", "bb")) == [1, 2]
         assert asyncio.run(notebook()) == [1, 2]
+
+    def test_coroutines_on_several_threads_start_one_event_loop(self, monkeypatch: pytest.MonkeyPatch):
+        """Both threads call before the loop, which takes a moment to create, exists."""
+        create, both = asyncio.new_event_loop, threading.Barrier(2)
+
+        def create_later() -> asyncio.AbstractEventLoop:
+            time.sleep(0.2)
+            return create()
+
+        async def loop_number(completions: Any, **columns: Any) -> list[float]:
+            return [float(id(asyncio.get_running_loop()))]
+
+        def number(reward: Reward) -> Any:
+            both.wait(60)
+            return reward(samples_of("a"))
+
+        trl_form._event_loop.cache_clear()
+        monkeypatch.setattr(asyncio, "new_event_loop", create_later)
+        with ThreadPoolExecutor(2) as threads:
+            first, second = threads.map(number, [as_reward(loop_number), as_reward(loop_number)])
+        assert first == second
 
     def test_calls_in_the_format_of_a_model_are_tool_calls_and_no_content(self):
         call = '{"name": "add", "parameters": {"a": 1}}'

@@ -259,7 +259,12 @@ def _awaited(coroutine: Any) -> Any:
     async def wait() -> Any:
         return await coroutine
 
-    return asyncio.run_coroutine_threadsafe(wait(), _event_loop(os.getpid())).result()
+    with _start_lock:
+        loop = _event_loop(os.getpid())
+    return asyncio.run_coroutine_threadsafe(wait(), loop).result()
+
+
+_start_lock = threading.Lock()  # rewards on several threads start one event loop
 
 
 @cache
