@@ -118,6 +118,9 @@ def test_a_stage_without_rows_is_left_out_and_a_later_one_follows_another() -> N
         ([{"prompt_template": "a", "rows": "good"}], "choose from all, best, right, wrong, unfinished"),
         ([{"prompt_template": "a", "of": "b"}], "no stage before it"),
         ([{"prompt_template": "a", "times": 0}], "1 or more"),
+        ([{"prompt_template": "a", "right": 0.5}], "right is for rows: right or wrong, and show: pair; leave it out"),
+        ([{"prompt_template": "a", "show": "pair", "most": 1}], "leave out most"),
+        ([{"prompt_template": "a", "show": "pair", "rows": "best"}], "leave out most and rows: best"),
         ([{"prompt_template": "a", "rate": [1.0, 0.5]}], "least and the highest"),
     ],
 )

@@ -37,7 +37,7 @@ class Stage:
         of: prompt template of the stage with these rows; None: the stage before.
         rows: which of them: all, the one of each group with the highest reward (the first of equal ones), those with a
             reward of at least ``right``, those under it, or those cut off by their length.
-        right: the reward of a right row.
+        right: the reward of a right row, for ``rows`` and ``show`` that read it; None: 1.
         rate: lowest and highest mean reward of groups with rows that continue; None: any.
         most: rows of each group that continue, the first ones; None: all.
         show: each row to separate members; all chosen rows of a group together; or its first right row with its first
@@ -55,7 +55,7 @@ class Stage:
     prompt_template: str
     of: str | None = None
     rows: Which = "all"
-    right: float = 1.0
+    right: float | None = None
     rate: tuple[float, float] | None = None
     most: int | None = None
     show: Show = "each"
@@ -213,18 +213,30 @@ def _require_chain(first: First, then: Sequence[Stage]) -> None:
     if not then or len(set(labels)) < len(labels):
         raise ConfigError("stages needs one stage or more after the first, each with a different prompt template")
     for index, stage in enumerate(then):
-        choices = ((stage.rows, Which), (stage.show, Show), (stage.group, Into))
-        for value, allowed in choices:
-            if value not in get_args(allowed):
-                raise ConfigError(
-                    f"stages: {stage.prompt_template}: choose from {', '.join(get_args(allowed))}, got {value!r}"
-                )
+        _require_rows(stage)
         if stage.of is not None and stage.of not in labels[: index + 1]:
             raise ConfigError(f"stages: {stage.prompt_template} follows {stage.of!r}, which is no stage before it")
         if min(stage.members or 1, stage.most or 1, stage.times) < 1:
             raise ConfigError(f"stages: {stage.prompt_template}: members, most and times are 1 or more")
         if stage.rate is not None and (len(stage.rate) != 2 or stage.rate[0] > stage.rate[1]):
             raise ConfigError(f"stages: {stage.prompt_template}: rate is the least and the highest mean reward")
+
+
+def _require_rows(stage: Stage) -> None:
+    for value, allowed in ((stage.rows, Which), (stage.show, Show), (stage.group, Into)):
+        if value not in get_args(allowed):
+            raise ConfigError(
+                f"stages: {stage.prompt_template}: choose from {', '.join(get_args(allowed))}, got {value!r}"
+            )
+    if stage.show == "pair" and (stage.rows in ("best", "right", "wrong") or stage.most is not None):
+        raise ConfigError(
+            f"stages: {stage.prompt_template}: show: pair takes a right and a wrong row of all or unfinished ones: "
+            f"leave out most and rows: {stage.rows}"
+        )
+    if stage.right is not None and stage.rows not in ("right", "wrong") and stage.show != "pair":
+        raise ConfigError(
+            f"stages: {stage.prompt_template}: right is for rows: right or wrong, and show: pair; leave it out"
+        )
 
 
 def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, parents: Round | None) -> tuple[Request, ...]:
@@ -263,7 +275,7 @@ def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, parents: 
 
 def _prompt_samples(stage: Stage, parents: Round) -> Iterator[tuple[Identity, ...]]:
     """The rows that are inserted together, by group and in the order of their members."""
-    right_B = parents.valid_B & (parents.reward_B >= stage.right)
+    right_B = parents.valid_B & (parents.reward_B >= (1.0 if stage.right is None else stage.right))
     chosen_B = _chosen(stage, parents, right_B)
     for group in parents.prompt_B.unique().tolist():
         rows = ((parents.prompt_B == group) & chosen_B).nonzero().flatten()
@@ -272,7 +284,7 @@ def _prompt_samples(stage: Stage, parents: Round) -> Iterator[tuple[Identity, ..
         if stage.show == "pair":
             sides = [member for side_B in (right_B, ~right_B) for member in _first(members, side_B[rows])]
             members = sides if len(sides) == 2 else []
-        members = members[: stage.most] if stage.show != "pair" else members
+        members = members[: stage.most]
         yield from ([(member,) for member in members] if stage.show == "each" else [tuple(members)] if members else [])
 
 
