@@ -594,5 +594,10 @@ def _tree(named: Named | None) -> Callable[..., Sequence[Split]] | None:
 
 
 def _answer_weights(configs: Sequence[AuxiliaryConfig]) -> dict[str, Callable[[Tensor], Tensor]]:
-    key, weights = "objective.auxiliary ({}): weight_by_success", {c.label: success_weight_of(c) for c in configs}
-    return {k: bound(key.format(k), ANSWER_WEIGHTS, w) if w else torch.ones_like for k, w in weights.items()}
+    return {config.label: _answer_weight(config) for config in configs}
+
+
+def _answer_weight(config: AuxiliaryConfig) -> Callable[[Tensor], Tensor]:
+    named = success_weight_of(config)
+    key = f"objective.auxiliary ({config.label}): weight_by_success"
+    return torch.ones_like if named is None else bound(key, ANSWER_WEIGHTS, named)
