@@ -101,7 +101,7 @@ def sample_requests(
     """
     step_rows = rows_by_identity([rollout for earlier in before for rollout in earlier.rollouts])
     rows_by_task = {task: step_rows} | {name: rows_by_identity([rollout]) for name, rollout in upstream.items()}
-    row_of = {**[*rows_by_task.values()][1], **step_rows} if upstream else step_rows
+    row_of = {**rows_by_task[next(iter(upstream))], **step_rows} if upstream else step_rows
     text_ends = policy.text_offsets if isinstance(policy, SupportsTextOffsets) and not upstream else None
     history_of = _histories(row_of, rows_by_task, rewards, seed, text_ends)
     numbers_by_key: dict[tuple[object, ...], list[int]] = {}
@@ -198,7 +198,7 @@ def _histories(
             samples=samples,
             rewards=[reward_of.get(identity) for identity in identities],
             share=request.share,
-            ends=[text_ends(member_rewards) for member_rewards in samples] if request.after and text_ends else (),
+            ends=[text_ends(sample) for sample in samples] if request.after and text_ends else (),
         )
 
     return history
