@@ -114,6 +114,7 @@ def unmet_needs(algorithm: Algorithm) -> Iterator[str]:
         if keys and not needs.is_met(algorithm):
             yield f"no effect: {', '.join(keys)} without {needs.other}; set that too, or leave it out"
     yield from _unread_names(algorithm, by_methods)
+    yield from _unknown_roles(algorithm)
 
 
 def _unread_names(algorithm: Algorithm, by_methods: set[str]) -> Iterator[str]:
@@ -129,6 +130,18 @@ def _unread_names(algorithm: Algorithm, by_methods: set[str]) -> Iterator[str]:
         for name in names:
             if name not in readers and not {key, f"{key}.{name}"} & by_methods:
                 yield f"no effect: {key}.{name} without {reader}; set that too, or leave it out"
+
+
+def _unknown_roles(algorithm: Algorithm) -> Iterator[str]:
+    """Names of other roles in prompt templates that are none; after another task, roles are names of tasks too."""
+    rollout = algorithm.config.rollout
+    roles = [] if rollout.task and rollout.task.after else list(rollout.prompt_templates.items())
+    for name, template in roles:
+        for key in ("same", "reads") if template.name == "role" else ():
+            for other in template.numbers.get(key) or ():
+                if other not in rollout.prompt_templates:
+                    setting = f"rollout.prompt_templates.{name}.{key}: {other}"
+                    yield f"no effect: {setting} without a prompt template of that name; set that too, or leave it out"
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -81,6 +81,13 @@ def test_phases_and_weights_that_move_after_the_last_step_are_warnings() -> None
 LANGUAGE = {"policy": {"name": "language", "model": "m"}}
 DENOISING = {"policy": {"name": "denoising", "model": "m"}}
 EVALUATION = {"evaluation.prompts": "rows.jsonl"}
+TURNS = {
+    "rollout.strategy": {"name": "take_turns", "roles": ["coder", "tester"], "turns": 2},
+    "rollout.prompt_templates": {
+        "coder": {"name": "role", "text": "{prompt}"},
+        "tester": {"name": "role", "text": "{prompt}"},
+    },
+}
 VIEW = {"objective.views": {"blind": {"prompt_template": {"name": "masked_image", "share": 0.6}}}}
 
 UNMET: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -93,6 +100,20 @@ UNMET: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         "rollout.prompt_templates.draft without a rollout.strategy that names it",
         {"rollout.prompt_templates": {"draft": {"name": "after_answers", "text": "{answer}"}}},
         {"rollout.strategy": {"name": "revise", "prompt_template": "draft"}},
+    ),
+    (
+        "rollout.prompt_templates.tester.reads: codr without a prompt template of that name",
+        {**TURNS, "rollout.prompt_templates.tester.reads": ["codr"]},
+        {"rollout.prompt_templates.tester.reads": ["coder"]},
+    ),
+    (
+        "rollout.prompt_templates.tester.same: critic without a prompt template of that name",
+        {**TURNS, "rollout.prompt_templates.tester.same": ["critic"]},
+        {
+            "rollout.prompt_templates.critic": {"name": "template", "text": "{prompt}"},
+            "rollout.strategy.roles": ["critic", "coder", "tester"],
+            "rollout.strategy.turns": 3,
+        },
     ),
     (
         "advantage.off_policy_baseline without a rollout.strategy with rows",
