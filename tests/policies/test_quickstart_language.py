@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config
 from mmgrpo.scoring import score
 from mmgrpo.training.build import build_rewards
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 QUESTION = (
     "<|im_start|> user <|vision_start|> {} <|vision_end|> which digit is shown ? <|im_end|> <|im_start|> assistant"
@@ -30,6 +31,11 @@ def encoded(processor: Any, images: list[Any]) -> Any:
     turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": digit_questions()[0].text}]}]
     text = processor.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
     return processor(text=[text] * len(images), images=[[image] for image in images], return_tensors="pt")
+
+
+def member_number(samples: Sequence[Sample]) -> list[float | Score | None]:
+    """A reward that differs within each group."""
+    return [float(sample.member) for sample in samples]
 
 
 def test_a_digit_is_four_tokens_of_sixteen_patches() -> None:
@@ -104,9 +110,12 @@ def test_saved_models_load_as_they_were(tmp_path: Path) -> None:
     ],
 )
 def test_the_quickstart_runs(name: str, tmp_path: Path) -> None:
+    """With one more reward, since untrained models are wrong everywhere, and rows of equal rewards are not scored."""
+    rewards = [reward.model_dump(exclude_unset=True) for reward in load_config(f"quickstart/{name}").rewards]
+    unequal = {"name": f"python:{__name__}:member_number", "label": "member_number"}
     small = ["update.warmup.steps=3", "steps=2", "rollout.prompts_per_step=4", "evaluation.prompts.limit=8"]
-    folder = trained(name, [*small, f"output={tmp_path}"])
-    assert all(line.get("policy/on_policy_gap", 0.0) < 1e-4 for line in lines(folder / "metrics.jsonl"))
+    folder = trained(name, [*small, f"rewards={json.dumps([*rewards, unequal])}", f"output={tmp_path}"])
+    assert all(line["policy/on_policy_gap"] < 1e-4 for line in lines(folder / "metrics.jsonl"))
     assert [line["step"] for line in lines(folder / "evaluation.jsonl")] == [0, 2]
 
 
