@@ -143,8 +143,10 @@ class GrowingLayer(DynamicLayer):
         self._reserved: tuple[Tensor, Tensor] | None = None
 
     def reserve(self, length: int) -> None:
-        """Allocates memory for this many tokens, including the stored ones, and some more."""
+        """Moves the states to memory for this many tokens, including the stored ones."""
+        num_stored = self.keys.shape[-2]
         self._reserved = (_preallocated(self.keys, length), _preallocated(self.values, length))
+        self.keys, self.values = (room[..., :num_stored, :] for room in self._reserved)
 
     def drop_reserved(self) -> None:
         """Drops the preallocated memory, which another layer uses."""
@@ -160,7 +162,7 @@ class GrowingLayer(DynamicLayer):
             or self._reserved[0].shape[-2] < length
             or self._reserved[0].shape[0] != len(key_states)
         ):
-            self.reserve(length)
+            self.reserve(int(length * GROWTH))
         assert self._reserved is not None
         for room, new in zip(self._reserved, (key_states, value_states), strict=True):
             room[..., num_stored:length, :] = new
@@ -189,7 +191,7 @@ def with_static_cache(prefix: Prefix, config: PreTrainedConfig, max_new_tokens: 
 
 
 def _preallocated(states: Tensor, length: int) -> Tensor:
-    room = states.new_empty(*states.shape[:-2], int(length * GROWTH), states.shape[-1])
+    room = states.new_empty(*states.shape[:-2], length, states.shape[-1])
     room[..., : states.shape[-2], :] = states
     return room
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -38,7 +39,7 @@ def cache_file(outline: Outline, call: str) -> Path:
     """
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "mmgrpo" / "passes"
     digest = hashlib.sha256()
-    for part in (call, outline.update_rows, outline.rollout_rows, *_versions(), *_structure(outline)):
+    for part in (call, outline.update_rows, outline.rollout_rows, *_versions(outline), *_structure(outline)):
         digest.update(f"{part}\0".encode())
     return folder / f"{digest.hexdigest()}.json"
 
@@ -73,11 +74,11 @@ def _parse_pass(values: dict[str, Any]) -> MeteredPass:
     return MeteredPass(num_bytes=int(values["num_bytes"]), work=work)
 
 
-def _versions() -> Iterator[str]:
+def _versions(outline: Outline) -> Iterator[str]:
     for library in LIBRARIES:
         with suppress(PackageNotFoundError):
             yield f"{library}=={version(library)}"
-    for module in (operator_times, memory_meter):
+    for module in (operator_times, memory_meter, sys.modules[outline.update.__module__]):
         yield hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
 
 

@@ -14,12 +14,14 @@ from mmgrpo.outline import Outline, Pass
 
 from ..adapter_formats import PeftFiles
 from ..model_source import DTYPES, call_builder, require_model
-from ..prefix import GrowingLayer, cache_argument
+from ..prefix import GROWTH, GrowingLayer, cache_argument
 from ..sampling import SamplingDistribution, sample_tokens, token_logprobs
 from ..shapes import model_configs, to_meta
 from ..text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
 from ..weights import Weights
 from .settings import LanguageSettings
+from .slots import slot_length
+from .transformer import slots_hold
 
 
 def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_size: int, num_rows: int) -> Outline:
@@ -51,6 +53,7 @@ def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_si
     rows = min(_slice_rows(settings, prompt_tokens, group_size, shared=shared), num_rows)
     written = min(settings.rollout_batch, num_rows)
     calls = _Calls(model, settings, prompt_tokens)
+    waits = calls.in_slots and written < num_rows  # then prompts run while other rows are in slots
     return Outline(
         modules={"model": model},
         trained=("model",),
@@ -58,7 +61,10 @@ def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_si
         update=lambda: calls.update(rows, -(-rows // group_size) if shared else None),
         update_rows=rows,
         rollout=(
-            Pass(call=lambda _: calls.prefill(-(-written // group_size))),
+            Pass(
+                prepare=lambda: calls.read(written, prompt_tokens + length - 1) if waits else None,
+                call=lambda _: calls.prefill(-(-written // group_size)),
+            ),
             Pass(prepare=lambda: calls.read(written, prompt_tokens + length - 1), call=calls.step),
             Pass(prepare=lambda: calls.read(written, prompt_tokens + length // 2), call=calls.step, times=length - 1),
         ),
@@ -93,12 +99,17 @@ def _model(settings: LanguageSettings) -> tuple[PreTrainedModel, str]:
 
 
 class _Calls:
-    """Calls of a model's decoder and head with tokens of no values."""
+    """Calls of a model's decoder and head with tokens of no values.
+
+    Attributes:
+        in_slots: whether rows are decoded in slots.
+    """
 
     def __init__(self, model: Any, settings: LanguageSettings, prompt_tokens: int) -> None:
         self._model, self._settings, self._prompt = model, settings, prompt_tokens
         dtype = DTYPES[settings.dtype]
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
+        self.in_slots = not settings.compile and slots_hold(model, DynamicCache(config=model.config))
 
     def update(self, rows: int, prompts: int | None) -> Tensor:
         """Minus the mean log-probability of the answers of some rows that share so many prompts; None: none."""
@@ -124,17 +135,19 @@ class _Calls:
         return self._decoded(prompts, self._prompt, DynamicCache(config=self._model.config))
 
     def read(self, rows: int, length: int) -> DynamicCache:
-        """The cache of some rows that have read so many tokens, as it grows."""
+        """The cache of some rows that have read so many tokens, as it grows; slots store all of them in every layer."""
         text = self._model.config.get_text_config(decoder=True)
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         cache: Any = DynamicCache(config=self._model.config)
+        if self.in_slots:
+            cache.layers = [DynamicLayer() for _ in cache.layers]
         for number in range(text.num_hidden_layers):
             both = [torch.empty(rows, heads, length, width, dtype=DTYPES[self._settings.dtype]) for _ in "kv"]
             cache.update(*both, number)
             if type(cache.layers[number]) is DynamicLayer:
                 cache.layers[number] = GrowingLayer(cache.layers[number])
-                cache.layers[number].reserve(length + 1)
+                cache.layers[number].reserve(slot_length(length) if self.in_slots else int((length + 1) * GROWTH))
         return cache
 
     def step(self, cache: Any) -> Tensor:

@@ -174,9 +174,14 @@ class Slots:
         """Memory for this many tokens of each slot, and some more; zeros, since masked values still are multiplied."""
         if length <= (stored := self._layers[0].keys.shape[2]):
             return
-        room = -(-int(length * GROWTH) // BLOCK) * BLOCK
+        room = slot_length(length)
         for layer in self._layers:
             layer.keys, layer.values = (pad(x, (0, 0, 0, room - stored)) for x in (layer.keys, layer.values))
+
+
+def slot_length(length: int) -> int:
+    """Number of tokens of a slot that grows to store so many."""
+    return -(-int(length * GROWTH) // BLOCK) * BLOCK
 
 
 def left_aligned(prefix: Prefix) -> Prefix:

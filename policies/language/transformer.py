@@ -59,15 +59,9 @@ class Transformer:
         self.vocabulary = self._head.vocabulary
         self.shares_prefix = self._takes_positions and is_mergeable(cache)
         self.compiles = self.shares_prefix and not any(cache.is_sliding)
-        text = model.config.get_text_config(decoder=True)
-        self._attention = text._attn_implementation
-        self._windows = {getattr(layer, "sliding_window", None) for layer in cache.layers}
-        self.takes_slots = (
-            self.shares_prefix
-            and self._attention in SLOT_ATTENTION
-            and SLOT_LAYERS.issuperset(getattr(text, "layer_types", None) or ())
-            and len(self._windows - {None}) <= 1
-        )
+        self._attention = model.config.get_text_config(decoder=True)._attn_implementation
+        self._windows = _windows_of(cache)
+        self.takes_slots = self._takes_positions and slots_hold(model, cache)
 
     @cached_property
     def _compiled(self) -> Any:
@@ -261,3 +255,19 @@ def _base_of(model: PreTrainedModel) -> nn.Module:
         if child is not embeddings and any(module is embeddings for module in child.modules()):
             return child
     raise PolicyError(f"{type(model).__name__} has no base model that makes its last hidden states")
+
+
+def slots_hold(model: PreTrainedModel, cache: Cache) -> bool:
+    """Whether a model's attention and the layers of its cache allow rows that begin at index 0 and end anywhere."""
+    text = model.config.get_text_config(decoder=True)
+    return (
+        is_mergeable(cache)
+        and text._attn_implementation in SLOT_ATTENTION
+        and SLOT_LAYERS.issuperset(getattr(text, "layer_types", None) or ())
+        and len(_windows_of(cache) - {None}) <= 1
+    )
+
+
+def _windows_of(cache: Cache) -> set[int | None]:
+    """The windows of the layers of a cache; None: full attention."""
+    return {getattr(layer, "sliding_window", None) for layer in cache.layers}

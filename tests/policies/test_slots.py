@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, final
 
 import pytest
 import torch
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policies.language.forward_paths import CachedPath
+from mmgrpo.policies.language.language_outline import language_outline
+from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.slots import Slots, left_aligned
+from mmgrpo.policies.prefix import cache_argument
 from torch import Tensor
 
 from mmgrpo.environment import Environment, Turn
@@ -68,6 +72,12 @@ def assert_identical(first: Rollout, second: Rollout) -> None:
     assert [sample.tokens for sample in first.samples] == [sample.tokens for sample in second.samples]
     assert [sample.turn_ends for sample in first.samples] == [sample.turn_ends for sample in second.samples]
     assert torch.equal(first.old_logprob_BT, second.old_logprob_BT)
+
+
+def num_bytes(cache: Any) -> int:
+    """Bytes of the storages of a cache."""
+    tensors = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+    return sum(storage.nbytes() for storage in {x.data_ptr(): x.untyped_storage() for x in tensors}.values())
 
 
 @torch.no_grad()
@@ -177,3 +187,34 @@ def test_turns_continue_the_cache_where_every_row_has_a_slot(images: tuple[Any, 
     again = sorted([length, *(length + start for _, start in turns)])  # and the prompt, once for all rows
     continued = sorted([length, *(start - end + 1 for end, start in turns)])  # and the end token of the turn
     assert reads == {4: again if images else continued, 3: again}
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+def test_the_predicted_memory_is_that_of_slots(name: str, tmp_path: Path) -> None:
+    """Layers of sliding windows store all tokens; prompts of waiting rows run while the slots exist."""
+    model, tokenizer = make(name)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    settings = {"max_new_tokens": 400, "rollout_batch": 4, "suppress": [tokenizer.eos_token_id]}
+    policy, measured = LanguagePolicy(model, tokenizer, settings), []
+
+    def record(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        cache = kwargs.get(cache_argument(module))
+        measured.append(0 if cache is None else num_bytes(cache))
+
+    handle = policy.model.get_decoder().register_forward_hook(record, with_kwargs=True)
+    prompt = Prompt("what number is this")
+    policy.rollout([prompt], group_size=4, seed=SEED)
+    handle.remove()
+    predicted = {}
+    for num_rows in (4, 8):
+        outline = language_outline(
+            LanguageSettings(**{**settings, "model": str(tmp_path)}),
+            prompt_tokens=policy._encoder(prompt).length,
+            group_size=4,
+            num_rows=num_rows,
+        )
+        prefill, step, _ = outline.rollout
+        predicted[num_rows] = num_bytes(step.prepare())
+        assert (prefill.prepare() is None) == (num_rows == 4)
+    assert max(measured) <= predicted[4] == predicted[8] <= 1.25 * max(measured)
