@@ -103,7 +103,7 @@ class CachedPath(ForwardPath):
 
     def __str__(self) -> str:
         reading = "prompts once per group" if self.shared else "prompts once per row"
-        return f"{reading}, decoding in slots" if self.slots else reading
+        return f"{reading}, decoding in {'slots' if self.slots else 'batches'}"
 
     def decode_batches(self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], size: int) -> list[list[int]]:
         """Batches prompts of similar length, complete groups where they fit."""

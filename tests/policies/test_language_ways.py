@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from typing import Any
 
 import pytest
 import torch
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.slots import SlotLayer
 from mmgrpo.policies.prefix import cache_argument
 from mmgrpo.policies.text_models import language_linears
 from transformers import (
@@ -148,6 +150,29 @@ def test_gradients_are_compared_too(caplog: Any) -> None:
     assert "its gradients differ by" in caplog.text
     plain = policy_of("llama", share_prefix=False)
     assert relative_difference(gradients(policy, rollout), gradients(plain, rollout)) < 1e-5
+
+
+def test_slots_that_are_not_exact_fall_back_to_batches_with_one_warning(caplog: Any) -> None:
+    policy = policy_of("llama")
+
+    def cut(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        cache = kwargs.get(cache_argument(module))
+        for layer in () if cache is None else cache.layers:
+            if isinstance(layer, SlotLayer):
+                layer.values *= 1.5
+
+    policy.model.get_decoder().register_forward_hook(cut, with_kwargs=True)
+    with caplog.at_level(logging.WARNING):
+        rollouts = [policy.rollout([Prompt(text)], group_size=2, seed=SEED) for text in TEXTS]
+    assert policy.shares_prefix
+    [warning] = [record.getMessage() for record in caplog.records if "the run uses" in record.getMessage()]
+    assert re.fullmatch(
+        r"LlamaForCausalLM on rows of text alone: the run uses prompts once per group, decoding in batches \(prompts "
+        r"once per group, decoding in slots: its decoding differs by .* nats from the model's plain call\)",
+        warning,
+    )
+    for rollout in rollouts:
+        assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
 
 
 def test_a_new_kind_of_row_is_checked_at_first_use(caplog: Any) -> None:
