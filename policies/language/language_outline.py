@@ -99,11 +99,7 @@ def _model(settings: LanguageSettings) -> tuple[PreTrainedModel, str]:
 
 
 class _Calls:
-    """Calls of a model's decoder and head with tokens of no values.
-
-    Attributes:
-        in_slots: whether rows are decoded in slots.
-    """
+    """Calls of a model's decoder and head with tokens of no values."""
 
     def __init__(self, model: Any, settings: LanguageSettings, prompt_tokens: int) -> None:
         self._model, self._settings, self._prompt = model, settings, prompt_tokens
