@@ -230,12 +230,14 @@ def role(
     regular expression ``without`` are removed from the turns of others. The prompt template does not apply after a turn
     with a match of ``end``.
 
-    Raises: ConfigError for a turn without ``{text}``, an invalid regular expression, or a role after itself; DataError
-        for a turn that is no text, or a row without a column.
+    Raises: ConfigError for a turn without ``{text}``, an invalid regular expression, a role after itself, or a view,
+        which has no conversation; DataError for a turn that is no text, or a row without a column.
     Source: the roles of AT-GRPO, arXiv:2510.11062, and CoMAS, arXiv:2510.08529, each of which reads a separate prompt.
         Deviation: the texts' wording; they have one message, without turns of the role itself.
     """
     del member
+    if not history.role:
+        raise ConfigError("role: there is no conversation in a view or an auxiliary loss: use another prompt template")
     texts = [require_text_of(each.sample) for each in history.turns]
     if end is not None and texts and compile_pattern("end", end).search(texts[-1]):
         return None

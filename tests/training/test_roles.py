@@ -133,6 +133,8 @@ def test_conversations_end_and_no_role_follows_itself() -> None:
         role(text="{prompt}", same=["critic"])(Prompt("p"), 0, History(role="solver", turns=CONVERSATION[:2]))
     with pytest.raises(ConfigError, match=r"must contain \{text\}"):
         role(text="{prompt}", turn="{role}")
+    with pytest.raises(ConfigError, match="no conversation in a view or an auxiliary loss"):
+        solver(Prompt("p"), 0, History(samples=[CONVERSATION[0].sample], rewards=[1.0]))
 
 
 def plain_logprobs(name: str, messages: Sequence[dict[str, Any]], tokens: Sequence[int]) -> torch.Tensor:
