@@ -150,6 +150,9 @@ def test_a_finished_row_leaves_its_slot_to_the_next_row() -> None:
     assert shapes == [(1, policy._encoder(prompts[0]).length)] + [(3, 1)] * (max(ends) - 1)
     in_batches = sum(max(lengths[first : first + 3]) for first in range(0, 12, 3))
     assert max(ends) < 0.8 * in_batches
+    with tokens_of_forwards(policy) as shapes:
+        policy.rollout(prompts, group_size=2, seed=SEED)
+    assert {shape for shape in shapes if shape[1] == 1} == {(2, 1)}  # as many slots as rows
 
 
 @pytest.mark.parametrize("rollout_batch", [8, 3], ids=["a slot each", "three slots"])
