@@ -33,6 +33,7 @@ VISION = "qwen2.5-vl"
 OTHERWISE: Mapping[str, Mapping[str, Any]] = {
     "agentcpm-explore": {"rollout.environment": "python:tests.training.test_credit_of_turns:Corridor"},
     "agentrl": {"update.reference.reset_every": 1},
+    "mobilerl": {"advantage.estimators": [{"name": "shortest_path", "right": -0.5}]},
     "rex-rag": {
         "rollout.strategy.probability": 1.0,
         "rollout.strategy.limit": 1.0,
