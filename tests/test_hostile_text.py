@@ -131,7 +131,7 @@ class TestConsole:
         assert PlainFormatter().format(record) == f"said {HOSTILE_TEXT}"
 
 
-def test_progress_shows_labels_and_alarms_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_labels_and_alerts_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     progress = RunProgress(validated({}), quiet=False)
     progress.log_evaluation({"step": 3, f"eval/{HOSTILE.replace('/', '|')}/mean": 0.5})
     progress.log_alert(Alert(step=4, kind="length", measured=HOSTILE, suggested_fix="lower it [/bold]"))

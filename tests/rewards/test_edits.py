@@ -145,7 +145,7 @@ def test_the_quickstart_learns(tmp_path: Path) -> None:
     scores = [line["eval/held_out_edits/mean"] for line in lines(folder / "evaluation.jsonl")]
     assert scores[0] <= 0.65
     assert scores[-1] >= 0.9
-    assert not (folder / "alarms.jsonl").exists()
+    assert not (folder / "alerts.jsonl").exists()
 
 
 def trained(output: Path, overrides: Sequence[str] = ()) -> Path:
