@@ -299,14 +299,13 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
     num_updates = update.epochs * update.minibatches
     sizes = sorted({P // update.minibatches * G, -(-P // update.minibatches) * G})
     sizes_text = "" if cases else f", of {' or '.join(f'{size:,}' for size in sizes)} samples"
+    masks_text = "; epoch n trains the segments of number n alone" if update.cycle_masks else ""
     yield "rollout", f"{P} prompts x {G} members = {P * G:,} samples a step"
     yield from strategy_rows(config, cases)
     yield (
         "updates",
         f"{_plural(update.epochs, 'epoch')} x {_plural(update.minibatches, 'minibatch', 'es')} = "
-        f"{_plural(num_updates, 'update')} a rollout{sizes_text}"
-        + "; epoch n trains the segments of number n alone"
-        * update.cycle_masks,
+        f"{_plural(num_updates, 'update')} a rollout{sizes_text}{masks_text}",
     )
     steps = config.steps
     totals = (_plural(steps, "step"), f"{total_samples(config, cases)} samples", _plural(steps * num_updates, "update"))

@@ -32,8 +32,8 @@ class Needs:
     is_met: Callable[[Algorithm], bool]
 
 
-def _has_beta(section: str) -> Callable[[Algorithm], bool]:
-    return lambda run: getattr(run.config, section).kl.beta > 0 or f"{section}.kl.beta" in run.config.schedules
+def _has_beta(run: Algorithm) -> bool:
+    return run.config.objective.kl.beta > 0 or "objective.kl.beta" in run.config.schedules
 
 
 def _may_truncate(run: Algorithm) -> bool:
@@ -76,7 +76,7 @@ NEEDS = (
         is_met=lambda run: run.config.objective.surrogate is not None,
     ),
     Needs(keys=("objective.truncated",), other="a policy whose samples have a length limit", is_met=_may_truncate),
-    Needs(keys=("objective.kl.divergence",), other="objective.kl.beta above 0", is_met=_has_beta("objective")),
+    Needs(keys=("objective.kl.divergence",), other="objective.kl.beta above 0", is_met=_has_beta),
     Needs(keys=("update.cycle_masks",), other="update.epochs above 1", is_met=lambda run: run.config.update.epochs > 1),
     Needs(
         keys=("update.reference",),
