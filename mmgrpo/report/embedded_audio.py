@@ -12,7 +12,7 @@ from mmgrpo.samples import Audio
 
 RATES = (24_000, 16_000, 8_000)
 BIT_RATE = 32_000  # of the MP3, in bits a second
-PICTURE_QUALITY = 80
+IMAGE_QUALITY = 80
 RIFF = b"RIFF"
 
 

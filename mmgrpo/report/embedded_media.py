@@ -15,7 +15,7 @@ from PIL import Image, ImageSequence
 from mmgrpo.data.clips import decoded, encoded, filmstrip
 from mmgrpo.data.image_loading import UNREADABLE
 from mmgrpo.errors import DataError
-from mmgrpo.report.embedded_audio import PICTURE_QUALITY, played
+from mmgrpo.report.embedded_audio import IMAGE_QUALITY, played
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.sample_selection import evenly
 
@@ -50,7 +50,7 @@ class EmbeddedImage:
     sound: str | None = None
 
 
-def load_picture(files: RunFiles, path: Path, share: int) -> EmbeddedImage | None:
+def embed_image(files: RunFiles, path: Path, share: int) -> EmbeddedImage | None:
     """The file if it has at most ``share`` bytes, else a smaller WebP or MP4; None if it cannot be read.
 
     Files outside of the run folder, of other formats, or with too many pixels are not read.
@@ -75,10 +75,10 @@ def load_picture(files: RunFiles, path: Path, share: int) -> EmbeddedImage | Non
         return None
 
 
-def with_sound(picture: EmbeddedImage | None, files: RunFiles, path: Path, share: int) -> EmbeddedImage | None:
+def with_sound(image: EmbeddedImage | None, files: RunFiles, path: Path, share: int) -> EmbeddedImage | None:
     """A video with the audio of a separate file; the spectrogram of the audio if there is no video."""
-    sound = load_picture(files, path, share)
-    return sound if picture is None or sound is None else replace(picture, sound=sound.sound)
+    sound = embed_image(files, path, share)
+    return sound if image is None or sound is None else replace(image, sound=sound.sound)
 
 
 def _audio_image(data: bytes, share: int) -> EmbeddedImage | None:
@@ -87,7 +87,7 @@ def _audio_image(data: bytes, share: int) -> EmbeddedImage | None:
         return None
     uri, image, exact = player
     buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=PICTURE_QUALITY)
+    image.save(buffer, "WEBP", quality=IMAGE_QUALITY)
     return replace(_carried(buffer.getvalue(), MIME["WEBP"], image.size, exact=exact), sound=uri)
 
 

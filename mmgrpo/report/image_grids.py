@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mmgrpo.report.embedded_media import EmbeddedImage, load_picture, with_sound
+from mmgrpo.report.embedded_media import EmbeddedImage, embed_image, with_sound
 from mmgrpo.report.image_marks import ImageMark, marks_of
 from mmgrpo.report.movement import movement_of, scales_of
 from mmgrpo.report.number_format import clip, number
@@ -36,7 +36,7 @@ class Cell:
     """An image of a grid; ``bars`` is the fill of each reward's bar in 0..1, None where the reward does not apply."""
 
     request: int
-    picture: EmbeddedImage | None
+    image: EmbeddedImage | None
     alt: str
     bars: tuple[float | None, ...]
     marks: tuple[ImageMark, ...] = ()
@@ -210,16 +210,16 @@ class CellBuilder:
         """The cell of a request's sample; empty if there is none."""
         record = sample_set.records[request] if request < len(sample_set.records) else None
         if record is None or record.path is None:
-            return Cell(request=request, picture=None, alt=f"step {sample_set.step}: no image", bars=())
+            return Cell(request=request, image=None, alt=f"step {sample_set.step}: no image", bars=())
         rewards = "".join(f"; {name} {number(value)}" for name, value in record.rewards.items())
-        picture = load_picture(self.files, record.path, self.share)
+        image = embed_image(self.files, record.path, self.share)
         if record.sound is not None:
-            picture = with_sound(picture, self.files, record.sound, self.share)
-        is_original = picture is not None and picture.exact and picture.sound is None
-        size = (picture.width, picture.height) if picture is not None and is_original else None
+            image = with_sound(image, self.files, record.sound, self.share)
+        is_original = image is not None and image.exact and image.sound is None
+        size = (image.width, image.height) if image is not None and is_original else None
         return Cell(
             request=request,
-            picture=picture,
+            image=image,
             alt=f"step {sample_set.step}: {clip(record.prompt, 200)}{rewards}",
             bars=tuple(self._filled(record.rewards.get(name), *self.scales[name]) for name in list(self.scales)[:3]),
             marks=tuple(marks_of(record.explanations, size, "after")),
@@ -229,9 +229,9 @@ class CellBuilder:
         """The cell of a request's first input image; empty if there is none."""
         record = sample_set.records[request]
         first = next((path for path in record.images if path is not None), None)
-        picture = None if first is None else load_picture(self.files, first, self.share)
-        text = clip(record.prompt, 200) if picture is not None else "no image"
-        return Cell(request=request, picture=picture, alt=f"input: {text}", bars=())
+        image = None if first is None else embed_image(self.files, first, self.share)
+        text = clip(record.prompt, 200) if image is not None else "no image"
+        return Cell(request=request, image=image, alt=f"input: {text}", bars=())
 
     def _filled(self, value: float | None, empty: float, full: float) -> float | None:
         if value is None:

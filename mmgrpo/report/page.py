@@ -57,8 +57,8 @@ def _page(run: Path) -> dict[str, Any]:
     tasks = parse_tasks(config_text)
     evaluation = by_tasks(evaluation) if tasks else evaluation
     sample_sets, trained = read_sample_sets(files), read_sample_sets(files, "train")
-    pictures = image_grids_of(files, sample_sets)
-    texts = texts_of(files, sample_sets, trained, media_bytes=MEDIA_BYTES // 4 if pictures else MEDIA_BYTES)
+    image_grids = image_grids_of(files, sample_sets)
+    texts = texts_of(files, sample_sets, trained, media_bytes=MEDIA_BYTES // 4 if image_grids else MEDIA_BYTES)
     versions = about.get("versions")
     return {
         "about": about,
@@ -81,8 +81,10 @@ def _page(run: Path) -> dict[str, Any]:
             }
         ),
         "has_reward": any(metrics.has(key) for key in total_rewards(tasks)),
-        "pictures": pictures,
-        "num_reduced": sum(1 for cell in pictures.cells if cell.picture and not cell.picture.exact) if pictures else 0,
+        "image_grids": image_grids,
+        "num_reduced": sum(1 for cell in image_grids.cells if cell.image and not cell.image.exact)
+        if image_grids
+        else 0,
         "texts": texts,
         "unrecorded": [] if tasks else unrecorded_titles(metrics, warmup),
         "phases": phases(about, metrics, warmup, evaluation),

@@ -15,7 +15,7 @@ MAX_PARTS = 2**17
 """Commas and opening brackets of a line of JSON, which bound the memory of the parsed value."""
 MAX_ALL_PARTS = 2**23
 """Of all lines together."""
-MAX_PICTURE = 2**26
+MAX_FILE_BYTES = 2**26
 
 
 @final
@@ -98,8 +98,10 @@ class RunFiles:
         if file is None:
             return None
         with file:
-            data = file.read(min(os.fstat(file.fileno()).st_size, MAX_PICTURE) + 1)  # memory is taken for all of that
-        return data if len(data) <= MAX_PICTURE else None
+            data = file.read(
+                min(os.fstat(file.fileno()).st_size, MAX_FILE_BYTES) + 1
+            )  # memory is taken for all of that
+        return data if len(data) <= MAX_FILE_BYTES else None
 
     def _is_within(self, folder: Path) -> bool:
         try:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from mmgrpo.report.embedded_media import EmbeddedImage, load_picture
+from mmgrpo.report.embedded_media import EmbeddedImage, embed_image
 from mmgrpo.report.image_marks import MAX_MARKS, ImageMark, marks_of
 from mmgrpo.report.movement import movement_of, scales_of
 from mmgrpo.report.number_format import clip
@@ -40,7 +40,7 @@ class AnsweredRequest:
 
     Attributes:
         prompt: the text of the prompt.
-        pictures: the input images; None for one that was not saved or cannot be read.
+        images: the input images; None for one that was not saved or cannot be read.
         num_more: number of further images.
         num_videos: number of input videos.
         reference: the reference answer, if the data has one.
@@ -49,7 +49,7 @@ class AnsweredRequest:
     """
 
     prompt: str
-    pictures: tuple[EmbeddedImage | None, ...]
+    images: tuple[EmbeddedImage | None, ...]
     num_more: int
     num_videos: int
     reference: str | None
@@ -113,7 +113,7 @@ class Texts:
         num_requests: number of requests to choose from.
         num_movers: number of rows, at the start, that were chosen by the change of their scores.
         groups: groups of a few training steps, by step.
-        reply_pictures: path -> image of an environment's reply; None for one that cannot be read.
+        reply_images: path -> image of an environment's reply; None for one that cannot be read.
         num_saved_steps: number of training steps with saved groups.
     """
 
@@ -125,19 +125,19 @@ class Texts:
     num_requests: int
     num_movers: int
     groups: tuple[TrainedGroup, ...]
-    reply_pictures: Mapping[Path, EmbeddedImage | None]
+    reply_images: Mapping[Path, EmbeddedImage | None]
     num_saved_steps: int
 
     @property
-    def pictures(self) -> list[EmbeddedImage]:
+    def images(self) -> list[EmbeddedImage]:
         """Every image of the requests."""
         requests = [row.request for row in self.rows] + [group.request for group in self.groups]
-        pictures = [picture for request in requests for picture in request.pictures]
-        return [picture for picture in (*pictures, *self.reply_pictures.values()) if picture]
+        images = [image for request in requests for image in request.images]
+        return [image for image in (*images, *self.reply_images.values()) if image]
 
-    def pictures_of(self, turn: TurnRecord) -> list[EmbeddedImage | None]:
+    def images_of(self, turn: TurnRecord) -> list[EmbeddedImage | None]:
         """The images of the reply to a turn."""
-        return [self.reply_pictures.get(path) if path else None for path in turn.images[:MAX_IMAGES]]
+        return [self.reply_images.get(path) if path else None for path in turn.images[:MAX_IMAGES]]
 
     @property
     def is_brief(self) -> bool:
@@ -169,8 +169,8 @@ def texts_of(
         return None
     request_records = [ends[0].records[index] for index in chosen] + [records[0] for _, records in groups]
     reply_paths = _reply_paths([sample_set.records[index] for sample_set in ends for index in chosen], groups)
-    num_pictures = len(reply_paths) + sum(min(len(record.images), MAX_IMAGES) for record in request_records)
-    load = partial(load_picture, files, share=media_bytes // max(num_pictures, 1))
+    num_images = len(reply_paths) + sum(min(len(record.images), MAX_IMAGES) for record in request_records)
+    load = partial(embed_image, files, share=media_bytes // max(num_images, 1))
     common = common_changes(ends, written)
     hidden = {change.name for change in common if _is_explained_once(change.name, ends, written)}
     verdicts = binary_rewards([record for sample_set in (*ends, *trained) for record in sample_set.records])
@@ -190,7 +190,7 @@ def texts_of(
         num_requests=len(written),
         num_movers=len(movers),
         groups=tuple(_trained_group(step, records, load) for step, records in groups),
-        reply_pictures={path: load(path) for path in dict.fromkeys(reply_paths)},
+        reply_images={path: load(path) for path in dict.fromkeys(reply_paths)},
         num_saved_steps=len(trained),
     )
 
@@ -274,7 +274,7 @@ def _request(records: Sequence[SampleRecord], load: Load, *, grouped: bool = Fal
     ]
     return AnsweredRequest(
         prompt=record.prompt,
-        pictures=tuple(load(path) if path else None for path in paths),
+        images=tuple(load(path) if path else None for path in paths),
         num_more=len(record.images) - len(paths),
         num_videos=record.num_videos,
         reference=record.reference,

@@ -10,7 +10,7 @@ from mmgrpo.report import write_report
 from tests.policies.families import daily
 from tests.report.browser import BROWSERS, browser, layouts
 from tests.report.folder import write_lines
-from tests.report.test_pictures import record
+from tests.report.test_image_grids import record
 
 WIDTHS = (390, 1000, 1280, 1400, 1920)
 MEASURES = {

@@ -17,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
-from mmgrpo.report.embedded_media import load_picture
+from mmgrpo.report.embedded_media import embed_image
 from mmgrpo.report.run_files import MAX_LINE, RunFiles
 from tests.report.folder import STEPS, sample, write_lines
 from tests.report.page import Page, decoded
@@ -264,8 +264,8 @@ def test_images_that_unpack_to_too_much_or_nothing_are_left_out(
     path = run / "samples/step-000000/0000.png"
     path.write_bytes(make())
     tracemalloc.start()
-    assert load_picture(RunFiles(run), path, 10**6) is None
-    assert load_picture(RunFiles(run), path, 10) is None
+    assert embed_image(RunFiles(run), path, 10**6) is None
+    assert embed_image(RunFiles(run), path, 10) is None
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 50 * 2**20
@@ -277,7 +277,7 @@ def test_images_that_unpack_to_too_much_or_nothing_are_left_out(
 def test_a_long_video_shows_its_first_frames(run: Path) -> None:
     path = run / "samples/step-000000/0000.gif"
     path.write_bytes(long_video())
-    picture = load_picture(RunFiles(run), path, 1000)
+    picture = embed_image(RunFiles(run), path, 1000)
     assert picture is not None
     assert not picture.exact
     assert (picture.width, picture.height) == (64, 64)
