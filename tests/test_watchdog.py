@@ -206,7 +206,7 @@ def test_invalid_settings_raise() -> None:
     alerts = [{"name": "grid", "limit": 1.0}, {"name": "grid", "limit": 2.0}]
     with pytest.raises(ConfigError, match="grid, grid repeat: name each alert once"):
         validated({"evaluation": {"watchdog": {"alerts": alerts}}})
-    with pytest.raises(ConfigError, match="grid takes no 'share'; known are limit"):
+    with pytest.raises(ConfigError, match="grid takes no 'share'; its only setting is limit"):
         Watchdog(WatchdogInputs(config=WATCHED, held_out=(), clip_bound=None, checkpoints=tuple))
     assert watchdog_inputs(validated({}), ["easy"], ["easy"]) is None
 

@@ -376,7 +376,7 @@ def rules_of(config: WatchdogConfig) -> dict[str, Rule]:
     for alert in config.alerts:
         key, (text, is_valid) = "evaluation.watchdog.alerts", LIMITS[alert.name]
         if unknown := [name for name in alert.numbers if name != "limit"]:
-            raise ConfigError(f"{key}: {alert.name} takes no {unknown[0]!r}; known are limit")
+            raise ConfigError(f"{key}: {alert.name} takes no {unknown[0]!r}; its only setting is limit")
         limit = alert.numbers.get("limit")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float)):
             raise ConfigError(f"{key}: limit of {alert.name} must be float or null, got {limit!r:.80}")

@@ -142,8 +142,9 @@ class _Calls:
             both = [torch.empty(rows, heads, length, width, dtype=DTYPES[self._settings.dtype]) for _ in "kv"]
             cache.update(*both, number)
             if type(cache.layers[number]) is DynamicLayer:
-                cache.layers[number] = GrowingLayer(cache.layers[number])
-                cache.layers[number].reserve(slot_length(length) if self.in_slots else int((length + 1) * GROWTH))
+                growing = GrowingLayer(cache.layers[number])
+                growing.reserve(slot_length(length) if self.in_slots else int((length + 1) * GROWTH))
+                cache.layers[number] = growing
         return cache
 
     def step(self, cache: Any) -> Tensor:

@@ -131,8 +131,8 @@ def chequered(image: Image.Image, amplitude: int) -> Image.Image:
 
 
 @pytest.mark.parametrize("photograph", PHOTOGRAPHS, ids=["temple", "flower"])
-def test_photographs_ring_no_alarm_and_their_grids_do(photograph: Image.Image) -> None:
-    """Real pictures with what generators and codecs do to them; the numbers were measured and are bounds."""
+def test_photographs_have_no_grid_artifacts_and_their_grids_do(photograph: Image.Image) -> None:
+    """Photographs with what generators and codecs do to them; the numbers were measured and are bounds."""
     rows = {
         "as it is": photograph,
         "good jpeg": jpeg(photograph, 95),
