@@ -9,6 +9,7 @@ This module imports no torch, so that ``mmgrpo explain`` prints the plan of a ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -30,7 +31,7 @@ from mmgrpo.config import (
 from mmgrpo.config.numbers import bound, named_in, takes
 from mmgrpo.config.objective import level_name
 from mmgrpo.config.registry import Registered
-from mmgrpo.config.schedules import Course, Moved, function_of_schedule
+from mmgrpo.config.schedules import Course, Moved, function_of_schedule, steps_of_change
 from mmgrpo.config.sections import updated
 from mmgrpo.data.history import PromptTemplate
 from mmgrpo.data.prompt_templates import PROMPT_TEMPLATES
@@ -52,7 +53,7 @@ from mmgrpo.maths.objectives import Objective, OffPolicySurrogate
 from mmgrpo.maths.optimizers import OPTIMIZERS, OptimizerFactory
 from mmgrpo.maths.prompt_weights import ANSWER_WEIGHTS
 from mmgrpo.maths.ratios import BOUNDS
-from mmgrpo.maths.schedules import LEARNING_RATES, SCHEDULES
+from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.selections import SELECTIONS, Selection
 from mmgrpo.maths.sources import SOURCES
@@ -217,7 +218,7 @@ class Algorithm:
         section, task = config.prompts, config.rollout.task
         for key, optimizer in config.optimizers.items():
             optimizer_factory(optimizer, key)
-            learning_rate(optimizer, key)
+            learning_rate(optimizer, num_updates=1, key=key)  # raises for numbers that do not go together
         return cls(
             config=config,
             objective=objective_of(config.objective),
@@ -504,10 +505,32 @@ def optimizer_factory(config: OptimizerConfig, key: str = "update.optimizer") ->
     return factory
 
 
-def learning_rate(config: OptimizerConfig, key: str = "update.optimizer") -> Callable[..., float]:
-    """Optimizer update and ``num_updates`` -> factor on the learning rate. Raises ConfigError as ``objective_of``."""
-    schedule = bound(f"{key}.schedule", LEARNING_RATES, config.schedule, supplied=("num_updates",))
-    schedule(0, num_updates=1)  # raises for numbers that do not go together
+def learning_rate(
+    config: OptimizerConfig, *, num_updates: int, key: str = "update.optimizer"
+) -> Callable[[int], float]:
+    """Optimizer update -> factor on the learning rate.
+
+    Args:
+        config: the optimizer. Its schedule starts at 1 and ends at 0 with the last update, unless it sets these numbers.
+        num_updates: of the run.
+        key: of the optimizer, for messages.
+
+    Returns:
+        The schedule, with its numbers.
+
+    Raises:
+        ConfigError: as ``objective_of``, or a factor that is no number of 0 or more.
+    """
+    where, named = f"{key}.schedule", config.schedule
+    function = named_in(where, SCHEDULES, named.name)
+    begin = max((n for n in map(named.numbers.get, ("begin", "warmup_steps")) if isinstance(n, int)), default=0)
+    implied = {"start": 1.0, "end": 0.0, "steps": max(num_updates - begin, 1)}
+    numbers = {name: value for name, value in implied.items() if takes(function, name)} | named.numbers
+    schedule = bound(where, SCHEDULES, Named.model_validate({"name": named.name, **numbers}))
+    for update in (0, *steps_of_change(named), begin + num_updates):
+        factor = schedule(update)
+        if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+            raise ConfigError(f"{where}: a factor on the learning rate is 0 or more, got {factor!r} at update {update}")
     return schedule
 
 

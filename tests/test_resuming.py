@@ -214,7 +214,7 @@ def test_rewards_are_tried_before_the_warm_up_and_a_failed_start_leaves_no_folde
 
 
 def test_current_rates_and_betas_are_applied(tmp_path: Path) -> None:
-    linear = {"name": "linear", "floor": 0.5}
+    linear = {"name": "linear", "end": 0.5}
     first = run(tmp_path, steps=2, update={"optimizer": {"lr": 1e-3, "schedule": linear}})
     update = {
         "optimizer": {

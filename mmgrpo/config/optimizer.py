@@ -18,8 +18,8 @@ class OptimizerConfig(Named):
     lr: float = Field(default=1e-4, gt=0, description="learning rate")
     schedule: Named = Field(
         default_factory=lambda: Named(name="constant"),
-        description="schedule of the learning rate by updates, {name: cosine, warmup_steps: 10, floor: 0.1}: a ramp "
-        "over warmup_steps, then constant, or linear or cosine down to the fraction floor of lr",
+        description="factor on lr as a function of the optimizer update, counted from 0, {name: cosine, warmup_steps: "
+        "10, end: 0.1}; start is 1, end 0, and the change ends with the run, unless it sets start, end or steps",
     )
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="null: not clipped")
 

@@ -11,7 +11,7 @@ WARMUP_OPTIMIZER = OptimizerConfig.model_validate(
     {
         "lr": 1e-3,
         "betas": [0.9, 0.99],
-        "schedule": {"name": "cosine", "warmup_steps": 50, "floor": 0.05},
+        "schedule": {"name": "cosine", "warmup_steps": 50, "end": 0.05},
         "max_grad_norm": 1.0,
     }
 )

@@ -28,7 +28,7 @@ from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.optimizers import OPTIMIZERS
 from mmgrpo.maths.ratios import BOUNDS
-from mmgrpo.maths.schedules import LEARNING_RATES, SCHEDULES
+from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.strategies import STRATEGIES
@@ -74,13 +74,13 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "objective.aggregate": AGGREGATES,
     "objective.step_weight": STEP_WEIGHTS,
     "update.optimizer": OPTIMIZERS,
-    "update.optimizer.schedule": LEARNING_RATES,
+    "update.optimizer.schedule": SCHEDULES,
     "objective.kl.divergence": {**GAUSSIAN_DIVERGENCES, **LOGPROB_DIVERGENCES},
     "policy.sampler": SAMPLERS,
     "policy.density": DENSITIES,
     "policy.reduction": REDUCTIONS,
 }
-STEP_ARGUMENTS = {"seed", "step", "strength", "num_updates"}  # keyword parameters that the trainer passes
+STEP_ARGUMENTS = {"seed", "step", "strength"}  # keyword parameters that the trainer passes
 PLAIN_TYPES = {str: "text", type(None): "null", bool: "true or false", Reward: "reward"}
 LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 

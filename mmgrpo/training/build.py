@@ -208,11 +208,10 @@ def build_optimizer(
         raise ConfigError("the policy has no trainable parameters; check policy.lora.targets and policy.denoisers")
     shards = local_shards(parameters)
     optimizer = optimizer_factory(settings)(shards, settings.lr)
-    factor = partial(learning_rate(settings), num_updates=num_updates)
     return GuardedOptimizer(
         parameters,
         optimizer,
-        LambdaLR(optimizer, factor),
+        LambdaLR(optimizer, learning_rate(settings, num_updates=num_updates)),
         job=job,
         max_grad_norm=settings.max_grad_norm,
         average=average,

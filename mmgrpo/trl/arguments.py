@@ -204,7 +204,7 @@ class GRPOConfig:
     weight_decay: Annotated[float, Key("update.optimizer.weight_decay", copied=True)] = 0.0
     max_grad_norm: Annotated[float | None, Key("update.optimizer.max_grad_norm")] = 1.0
     lr_scheduler_type: Annotated[str, Key("update.optimizer.schedule")] = "linear"
-    lr_scheduler_kwargs: Annotated[dict | str | None, Key("update.optimizer.schedule.floor")] = None
+    lr_scheduler_kwargs: Annotated[dict | str | None, Key("update.optimizer.schedule.end")] = None
     warmup_steps: Annotated[
         float,
         Key(

@@ -11,7 +11,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.trl.arguments import ARGUMENTS, CLIPPED, GRPOConfig, Key
 
 TOKEN_MEANS = ("bnpo", "cispo", "dapo", "vespo")
-SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+LR_SCHEDULERS = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
 TRACKERS = ("tensorboard", "wandb", "trackio")
 DTYPES = ("float32", "bfloat16")
 
@@ -346,17 +346,17 @@ def _optimizer(args: GRPOConfig, steps: _Steps) -> dict[str, Any]:
     if name == "cosine_with_min_lr":
         floor = numbers.pop("min_lr_rate", None) or numbers.pop("min_lr", 0.0) / args.learning_rate
         name = "cosine"
-    if name not in SCHEDULES or numbers:
+    if name not in LR_SCHEDULERS or numbers:
         raise ConfigError(
             f"lr_scheduler_type={name!r} with lr_scheduler_kwargs={args.lr_scheduler_kwargs} is not supported; use "
-            f"{', '.join(SCHEDULES)}, or cosine_with_min_lr with min_lr or min_lr_rate"
+            f"{', '.join(LR_SCHEDULERS)}, or cosine_with_min_lr with min_lr or min_lr_rate"
         )
     warmup = args.warmup_steps if args.warmup_steps >= 1 else args.warmup_steps * steps.total * steps.updates
-    schedule = {"name": SCHEDULES[name], "warmup_steps": 0 if name == "constant" else math.ceil(warmup)}
+    schedule = {"name": LR_SCHEDULERS[name], "warmup_steps": 0 if name == "constant" else math.ceil(warmup)}
     return {
         "update.optimizer.betas": [args.adam_beta1, args.adam_beta2],
         "update.optimizer.max_grad_norm": args.max_grad_norm or None,
-        "update.optimizer.schedule": {**schedule, "floor": floor} if floor else schedule,
+        "update.optimizer.schedule": {**schedule, "end": floor} if floor else schedule,
     }
 
 

@@ -260,9 +260,9 @@ def test_setting_of_a_bare_name_is_overridden(key: str, name: str) -> None:
 
 
 def test_settings_without_a_function_raise() -> None:
-    message = r"schedule\.name is missing: write the name of the function next to its settings \(floor, warmup_steps\)"
+    message = r"schedule\.name is missing: write the name of the function next to its settings \(end, warmup_steps\)"
     with pytest.raises(ConfigError, match=message):
-        load_config("methods/gspo", {"update.optimizer.schedule": {"floor": 0.1, "warmup_steps": 3}})
+        load_config("methods/gspo", {"update.optimizer.schedule": {"end": 0.1, "warmup_steps": 3}})
 
 
 def test_metadata_of_runs_of_two_names_is_merged() -> None:

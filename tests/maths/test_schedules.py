@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from mmgrpo.algorithm import Algorithm
+from mmgrpo.algorithm import Algorithm, learning_rate
+from mmgrpo.config import OptimizerConfig
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.controllers import adaptive_kl, dual_ascent
-from mmgrpo.maths.schedules import LEARNING_RATES, cosine, linear, step_value
+from mmgrpo.maths.schedules import SCHEDULES, cosine, linear, step_value
 from mmgrpo.methods.advantages.curriculum_grpo import exponential_value
 from mmgrpo.methods.off_policy.g2rpo_a import against_trend
 
@@ -67,13 +69,32 @@ def test_against_trend() -> None:
 
 def test_learning_rates_ramp_up_and_fall() -> None:
     """Two updates of warm-up, then from 1 to 0.1 over eight: half way at the sixth it is 0.55."""
-    numbers = {"num_updates": 10, "warmup_steps": 2}
     for name in ("linear", "cosine"):
-        factors = [LEARNING_RATES[name](update, floor=0.1, **numbers) for update in (0, 1, 2, 6, 10, 50)]
-        assert factors == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1, 0.1])
+        factor = factor_of(name=name, end=0.1, warmup_steps=2)
+        assert [factor(update) for update in (0, 1, 2, 6, 10, 50)] == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1, 0.1])
     # a quarter of the way, at the fourth update, a cosine has fallen by (1 - cos(pi / 4)) / 2 of 0.9
-    assert LEARNING_RATES["cosine"](4, floor=0.1, **numbers) == pytest.approx(1 - 0.9 * 0.1464466)
-    assert [LEARNING_RATES["constant"](update, **numbers) for update in (0, 1, 9)] == [0.5, 1.0, 1.0]
+    assert factor_of(name="cosine", end=0.1, warmup_steps=2)(4) == pytest.approx(1 - 0.9 * 0.1464466)
+    assert [factor_of(name="constant", warmup_steps=2)(update) for update in (0, 1, 9)] == [0.5, 1.0, 1.0]
+
+
+def test_a_learning_rate_takes_every_schedule_and_its_own_numbers() -> None:
+    """It ends at 0 with the run unless it says otherwise; so a rate may also fall in steps, or by a factor."""
+    assert [factor_of(name="linear")(update) for update in (0, 5, 10)] == [1.0, 0.5, 0.0]
+    assert [factor_of(name="linear", steps=4, begin=2)(update) for update in (2, 4, 6, 9)] == [1.0, 0.5, 0.0, 0.0]
+    assert [factor_of(name="step", values=[1.0, 0.1], at=[5])(update) for update in (0, 4, 5)] == [1.0, 1.0, 0.1]
+    assert [factor_of(name="exponential", factor=0.5, every=5)(update) for update in (0, 4, 5)] == [1.0, 1.0, 0.5]
+
+
+def test_a_schedule_of_a_key_may_warm_up() -> None:
+    numbers = {"start": 4.0, "end": 2.0, "steps": 4, "warmup_steps": 2}
+    assert [linear(step, **numbers) for step in (0, 1, 2, 4, 6, 9)] == [2.0, 4.0, 4.0, 3.0, 2.0, 2.0]
+    assert [linear(step, begin=4, **numbers) for step in (0, 4, 6, 8)] == [2.0, 4.0, 3.0, 2.0]
+    assert SCHEDULES["constant"](0, value=8) == 8
+
+
+def factor_of(**schedule: Any) -> Callable[[int], float]:
+    """The factor on the learning rate of a run of ten updates."""
+    return learning_rate(OptimizerConfig.model_validate({"schedule": schedule}), num_updates=10)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +102,10 @@ def test_learning_rates_ramp_up_and_fall() -> None:
     [
         ({"name": "cosin"}, "optimizer.schedule: unknown name 'cosin'; did you mean cosine"),
         ({"name": "constant", "floor": 0.5}, "optimizer.schedule: constant takes no 'floor'"),
-        ({"name": "linear", "floor": 2.0}, "floor of a learning rate is a fraction of it, from 0 to 1, got 2.0"),
-        ({"name": "linear", "warmup_steps": -1}, "warmup_steps of a learning rate must be at least 0, got -1"),
+        ({"name": "linear", "floor": 0.1}, "optimizer.schedule: linear takes no 'floor'; it is now end"),
+        ({"name": "linear", "end": -0.5}, "a factor on the learning rate is 0 or more, got -0.5 at update 1"),
+        ({"name": "step", "values": [1, "low"], "at": [3]}, "is 0 or more, got 'low' at update 3"),
+        ({"name": "linear", "warmup_steps": -1}, "warmup_steps of a schedule must be at least 0, got -1"),
     ],
 )
 def test_learning_rate_schedules_are_checked_with_the_algorithm(schedule: dict[str, Any], message: str) -> None:

@@ -32,17 +32,20 @@ MOST_ROUNDS = 14
 def schedule_runs_between_its_ends(case: Case, data: st.DataObject) -> None:
     """The first number at step 0, the last one from the last step on, and between them no way back."""
     schedule, numbers = case.bind(), case.numbers
+    ramp = max(numbers.get("warmup_steps", 0) - 1, 0)
     if case.name == "step":
         first, last, end = numbers["values"][0], numbers["values"][-1], numbers["at"][-1]
     elif case.name == "constant":
         first = last = numbers.get("value", 1.0)
-        end = 0
+        end = ramp
     elif case.name == "exponential":
         first, last, end = numbers["start"], max(numbers["low"], 0.0), 100 * numbers.get("every", 1)
     else:
-        first, last, end = numbers["start"], numbers["end"], numbers.get("begin", 0) + numbers["steps"]
-    assert schedule(0) == pytest.approx(first)
-    steps = sorted({0, end, *data.draw(st.lists(st.integers(0, end + 3), min_size=8, max_size=8))})
+        first, last = numbers["start"], numbers["end"]
+        end = max(numbers.get("begin", 0), numbers.get("warmup_steps", 0)) + numbers["steps"]
+    assert schedule(ramp) == pytest.approx(first)
+    assert schedule(0) == pytest.approx(first / (ramp + 1)) or case.name == "step"
+    steps = sorted({ramp, end, *data.draw(st.lists(st.integers(ramp, end + 3), min_size=8, max_size=8))})
     values = [schedule(step) for step in steps]
     assert schedule(end + data.draw(st.integers(0, 100))) == pytest.approx(last)
     assert all(isinstance(value, int | float) and math.isfinite(value) for value in values)
