@@ -31,7 +31,7 @@ from mmgrpo.config import (
 from mmgrpo.config.numbers import bound, named_in, takes
 from mmgrpo.config.objective import level_name
 from mmgrpo.config.registry import Registered
-from mmgrpo.config.schedules import Course, Moved, function_of_schedule, steps_of_change
+from mmgrpo.config.schedules import RunSchedules, StepConfig, function_of_schedule, steps_of_change
 from mmgrpo.config.sections import updated
 from mmgrpo.data.history import PromptTemplate
 from mmgrpo.data.prompt_templates import PROMPT_TEMPLATES
@@ -181,8 +181,8 @@ class Algorithm:
         answer_weights: weights of supervised answers by the pass rate of their groups, by label of the loss.
         reward_schedules: step -> factor of the weight, by label of the reward.
         prompt_sampler: chooses the prompts of a step; None: the shuffled order.
-        course: the schedules.
-        moved: the values that they have changed by the step.
+        schedules: of the values that change during the run.
+        step_config: the configuration of the step, with the values of the schedules.
     """
 
     config: RunConfig
@@ -197,8 +197,8 @@ class Algorithm:
     answer_weights: Mapping[str, Callable[[Tensor], Tensor]]
     reward_schedules: Mapping[str, Callable[[int], float]]
     prompt_sampler: PromptSampler | None
-    course: Course
-    moved: Moved
+    schedules: RunSchedules
+    step_config: StepConfig
     _latest: list[Algorithm] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
@@ -214,7 +214,7 @@ class Algorithm:
         Raises:
             ConfigError: an unknown function, numbers that it does not take, or a schedule of a key that cannot change.
         """
-        course, moved, config = course_of(config), Moved(config, {}), resolved(config)
+        schedules, step_config, config = schedules_of(config), StepConfig(config, {}), resolved(config)
         section, task = config.prompts, config.rollout.task
         for key, optimizer in config.optimizers.items():
             optimizer_factory(optimizer, key)
@@ -240,8 +240,8 @@ class Algorithm:
                 reward.logged_name: reward_schedule(reward) for reward in config.rewards if reward.schedule is not None
             },
             prompt_sampler=prompt_sampler(section.sampler) if section and section.sampler else None,
-            course=course,
-            moved=moved,
+            schedules=schedules,
+            step_config=step_config,
         )
 
     def at(self, step: int, memory: Memory) -> Algorithm:
@@ -257,15 +257,15 @@ class Algorithm:
         Raises:
             ConfigError: a value that its key cannot have.
         """
-        moved = self.course.at(step, memory)
+        step_config = self.schedules.at(step, memory)
         latest = self._latest[0] if self._latest else self
-        if moved.values != latest.moved.values:
-            latest = latest._moved_to(moved)
+        if step_config.values != latest.step_config.values:
+            latest = latest._at_step(step_config)
             self._latest[:] = [latest]
         return latest
 
-    def _moved_to(self, moved: Moved) -> Algorithm:
-        old, config = self.config, resolved(moved.config)
+    def _at_step(self, step_config: StepConfig) -> Algorithm:
+        old, config = self.config, resolved(step_config.config)
 
         def part(bind: Callable[[Section], Bound], before: Section, after: Section, bound_before: Bound) -> Bound:
             return bound_before if before == after else bind(after)
@@ -274,7 +274,7 @@ class Algorithm:
         return replace(
             self,
             config=config,
-            moved=moved,
+            step_config=step_config,
             objective=part(objective_of, old.objective, config.objective, self.objective),
             advantages=part(AdvantageChain.of, old.advantage, config.advantage, self.advantages),
             strategy=part(strategy_of, old.rollout, rollout, self.strategy),
@@ -414,11 +414,11 @@ def resolved(config: RunConfig) -> RunConfig:
     return config if filters == config.advantage.filters else updated(config, "advantage.filters", filters)
 
 
-def course_of(config: RunConfig) -> Course:
-    """The schedules of a run. Raises ConfigError as ``objective_of``, and as ``Course``."""
-    functions, moved = {**SCHEDULES, **CONTROLLERS}, config.schedules.items()
-    return Course(
-        config, {key: bound(f"schedules.{key}", functions, function_of_schedule(named)) for key, named in moved}
+def schedules_of(config: RunConfig) -> RunSchedules:
+    """The schedules of a run. Raises ConfigError as ``objective_of``, and as ``RunSchedules``."""
+    functions, items = {**SCHEDULES, **CONTROLLERS}, config.schedules.items()
+    return RunSchedules(
+        config, {key: bound(f"schedules.{key}", functions, function_of_schedule(named)) for key, named in items}
     )
 
 
@@ -511,7 +511,7 @@ def learning_rate(
     """Optimizer update -> factor on the learning rate.
 
     Args:
-        config: the optimizer. Its schedule starts at 1 and ends at 0 with the last update, unless it sets these numbers.
+        config: the optimizer. Its schedule falls from 1 to 0 at the last update, unless it sets these numbers.
         num_updates: of the run.
         key: of the optimizer, for messages.
 

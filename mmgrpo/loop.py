@@ -126,7 +126,7 @@ class Step:
     def log_update(self, update: UpdateMetrics) -> dict[str, Any]:
         """The metrics of the step and of one of its updates, over all processes. A collective."""
         assert self.log is not None
-        return self.log.line(update, self.algorithm.course, self.components.critic)
+        return self.log.line(update, self.algorithm.schedules, self.components.critic)
 
     def move_reference(self) -> None:
         """Moves the reference after the updates, as ``update.reference`` states."""
@@ -141,4 +141,4 @@ class Step:
         counts = {"step": self.number, "replay": replay, "requests": rollouts.requests, "job": job}
         stats = step_prompt_stats(rewards, advantages, key_of, **counts)
         memory = update_prompt_stats(self.memory, stats, self.components.stream.learners, replay=replay)
-        return self.algorithm.course.updated(memory, self.log.last)
+        return self.algorithm.schedules.updated(memory, self.log.last)

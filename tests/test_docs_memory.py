@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from mmgrpo.algorithm import course_of
+from mmgrpo.algorithm import schedules_of
 from mmgrpo.config import Named
 from mmgrpo.config.loading import validated
 from mmgrpo.config.numbers import bound
@@ -56,4 +56,4 @@ def test_the_configurations(number: int) -> None:
             values |= {"rewards": rewards}
             near = {"name": "divergence", "label": "near", "weight": 0.1}
             values |= {"objective": {"kl": {"divergence": "k3", "beta": 0.1}, "terms": [near]}}
-        course_of(validated(values))
+        schedules_of(validated(values))

@@ -63,7 +63,7 @@ class Schedule:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Moved:
+class StepConfig:
     """The configuration of a step.
 
     Attributes:
@@ -101,11 +101,11 @@ class Moved:
 
 
 @final
-class Course:
-    """The schedules of a run; ``mmgrpo.algorithm.course_of`` binds the functions.
+class RunSchedules:
+    """The schedules of a run; ``mmgrpo.algorithm.schedules_of`` binds the functions.
 
     Attributes:
-        schedules: by key.
+        by_key: each schedule, by its key.
         keys: those of all schedules.
     """
 
@@ -120,25 +120,25 @@ class Course:
             ConfigError: an unknown key, or a value that is not allowed.
         """
         self._config = config
-        self.schedules = {
+        self.by_key = {
             key: _schedule(key, config.schedules[key], function, config) for key, function in functions.items()
         }
         self.keys = frozenset(config.schedules)
-        self._latest: Moved | None = None
+        self._latest: StepConfig | None = None
         _require_sampling_settings(config)
         changes = [step for named in config.schedules.values() for step in steps_of_change(named)]
         for step in sorted({0, max(config.steps - 1, 0), *changes}):
             self.at(step, Memory())
 
-    def at(self, step: int, memory: Memory) -> Moved:
+    def at(self, step: int, memory: Memory) -> StepConfig:
         """The configuration at a step, counted from 0; the very same object while nothing moves.
 
         Raises ConfigError for a value that its key cannot have.
         """
-        values = {key: schedule.value(step, memory) for key, schedule in self.schedules.items()}
+        values = {key: schedule.value(step, memory) for key, schedule in self.by_key.items()}
         values = {key: _rounded(self._config, key, value) for key, value in values.items()}
         if self._latest is None or self._latest.values != values:
-            self._latest = Moved(_applied(self._config, values) if values else self._config, values)
+            self._latest = StepConfig(_applied(self._config, values) if values else self._config, values)
         return self._latest
 
     def updated(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
@@ -151,7 +151,7 @@ class Course:
         Returns:
             The memory; itself without such schedules.
         """
-        for schedule in self.schedules.values():
+        for schedule in self.by_key.values():
             memory = schedule.updated(memory, metrics)
         return memory
 
@@ -159,7 +159,7 @@ class Course:
         """1 for each schedule that follows a metric which a step does not have, as a run logs it."""
         return {
             f"schedules/{key}/inactive": 1.0
-            for key, schedule in self.schedules.items()
+            for key, schedule in self.by_key.items()
             if schedule.metric is not None and schedule.metric not in metrics
         }
 
@@ -175,7 +175,7 @@ def follows_metric(named: Named) -> bool:
 
 
 def function_of_schedule(named: Named) -> Named:
-    """The function of a schedule with its numbers, without ``metric`` and ``every`` where ``Course`` reads them."""
+    """The function of a schedule with its numbers, except ``metric`` and ``every``, which ``RunSchedules`` reads."""
     if not follows_metric(named):
         return named
     numbers = {key: value for key, value in named.numbers.items() if key not in ("metric", "every")}
@@ -266,12 +266,12 @@ def _applied(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         if not key.startswith("rewards.") and (config.policy is not None or not key.startswith("policy.")):
             _require_section(plain, key)
             _set(plain, key.split("."), value)
-    moved = Moved(config, values).rewards
+    rewards = StepConfig(config, values).rewards
     labels = [reward.logged_name for reward in config.rewards]
-    if unknown := [label for label in moved if labels and label not in labels]:
+    if unknown := [label for label in rewards if labels and label not in labels]:
         raise ConfigError(f"rewards.{unknown[0]}: there is no reward of that label, known are {', '.join(labels)}")
     plain["rewards"] = [
-        {**plain_reward, **moved.get(label, {})} for label, plain_reward in zip(labels, plain["rewards"], strict=True)
+        {**plain_reward, **rewards.get(label, {})} for label, plain_reward in zip(labels, plain["rewards"], strict=True)
     ]
     try:
         return RunConfig.model_validate(plain)

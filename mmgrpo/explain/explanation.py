@@ -27,8 +27,8 @@ from mmgrpo.explain.formulas import summary as _summary
 from mmgrpo.explain.idle import idle_mechanisms
 from mmgrpo.explain.lines import WIDTH, labeled_lines
 from mmgrpo.explain.method_settings import method_rows, recipe_rows, reward_rows
-from mmgrpo.explain.run_course import course_rows, moving_reference_rows, prompt_rows, task_rows
 from mmgrpo.explain.simulated_rounds import SimulatedRounds
+from mmgrpo.explain.step_rows import moving_reference_rows, prompt_rows, schedule_rows, task_rows
 from mmgrpo.explain.view_passes import view_rows
 from mmgrpo.maths import objectives
 from mmgrpo.maths.advantages import SCALES, clamp_advantage
@@ -78,7 +78,7 @@ def explanation(config: RunConfig, width: int = WIDTH) -> str:
         _run_rows(algorithm),
         _policy_rows(config, settings),
         _formula_rows(config),
-        [*_geometry_rows(config, cases), *course_rows(algorithm)],
+        [*_geometry_rows(config, cases), *schedule_rows(algorithm)],
         _pass_rows(algorithm, settings),
         cost_rows(algorithm, settings, cases),
     ]

@@ -38,7 +38,7 @@ def _idle(algorithm: Algorithm) -> Iterator[str]:
 def _idle_schedules(algorithm: Algorithm) -> Iterator[str]:
     """Schedules whose value is the configured one at every step of the run."""
     config = algorithm.config
-    for key, schedule in algorithm.course.schedules.items():
+    for key, schedule in algorithm.schedules.by_key.items():
         configured = configured_value(config, key)
         if schedule.metric is None and all(schedule.function(step) == configured for step in range(config.steps)):
             yield _sentence(

@@ -45,7 +45,7 @@ def reads_reference(algorithm: Algorithm) -> bool:
 def compares_with_reference(algorithm: Algorithm) -> bool:
     """``reads_reference`` for a reference that never moves."""
     changes = {step for named in algorithm.config.schedules.values() for step in steps_of_change(named)}
-    is_scheduled = any(key.endswith(".kl.beta") for key in algorithm.course.keys)
+    is_scheduled = any(key.endswith(".kl.beta") for key in algorithm.schedules.keys)
     return is_scheduled or any(_step_reads_reference(algorithm.at(step, Memory())) for step in sorted({0, *changes}))
 
 

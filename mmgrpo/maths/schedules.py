@@ -1,7 +1,7 @@
 """Schedules: step -> number, for keys of the configuration and factors on reward weights and learning rates.
 
-``start`` and ``end`` are values, ``begin`` is the first step of the change and ``steps`` its length. A warm-up is a ramp
-from 0 to the first value over ``warmup_steps``, before which no change begins. A step is a rollout of the run; for a
+``start`` and ``end`` are values, ``begin`` is the first step of the change and ``steps`` its length. A warm-up is a
+ramp from 0 to the first value over ``warmup_steps``; a change begins after it. A step is a rollout of the run; for a
 learning rate it is an optimizer update.
 """
 
@@ -15,8 +15,8 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.registry import Registry
 
 SCHEDULES: Registry[Callable[..., Any]] = Registry()
-"""Schedules by the name that ``schedules``, ``rewards[].schedule`` and ``update.optimizer.schedule`` use; called with the
-step, from 0."""
+"""Schedules by the name that ``schedules``, ``rewards[].schedule`` and ``update.optimizer.schedule`` use; called with
+the step, from 0."""
 
 
 @SCHEDULES.register

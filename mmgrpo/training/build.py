@@ -147,7 +147,7 @@ def plan_at(algorithm: Algorithm, policy: Policy, step: int) -> Plan:
         same_initial_noise=algorithm.config.rollout.same_initial_noise,
         splits=algorithm.splits(policy),
         values=algorithm.values,
-        settings=algorithm.moved.sampling_settings,
+        settings=algorithm.step_config.sampling_settings,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.config.schedules import Moved
+from mmgrpo.config.schedules import StepConfig
 from mmgrpo.data.stream import PromptStream
 from mmgrpo.data.unreadable_rows import prompt_check, require_media
 from mmgrpo.distributed.job import Job
@@ -158,22 +158,22 @@ class StepRewards:
         """
         config = algorithm.config
         self._base = list(rewards)
-        self._moved = algorithm.moved
+        self._step_config = algorithm.step_config
         _require_rewards(self._base, algorithm)
         self.rewards = self._base
         self.scorer = Scorer(self._base, max_failure_frac=config.runtime.max_reward_failure_frac)
 
     def apply_schedules(self, algorithm: Algorithm) -> None:
         """Applies the numbers of a step to the rewards. Raises ConfigError for a value that a reward does not take."""
-        before, self._moved = self._moved, algorithm.moved
-        if self._moved.rewards != before.rewards:
-            self.rewards = [self._reward(number, self._moved, before) for number in range(len(self._base))]
+        before, self._step_config = self._step_config, algorithm.step_config
+        if self._step_config.rewards != before.rewards:
+            self.rewards = [self._reward(number, self._step_config, before) for number in range(len(self._base))]
             self.scorer = self.scorer.renewed(self.rewards)
 
-    def _reward(self, number: int, moved: Moved, before: Moved) -> NamedReward:
+    def _reward(self, number: int, step_config: StepConfig, before: StepConfig) -> NamedReward:
         """A reward with its numbers at the step; the same object while they stay."""
         base = self._base[number]
-        numbers, earlier = moved.rewards.get(base.name, {}), before.rewards.get(base.name, {})
+        numbers, earlier = step_config.rewards.get(base.name, {}), before.rewards.get(base.name, {})
         if numbers == earlier:
             return self.rewards[number]
         counts = {name: value for name, value in numbers.items() if name in ("weight", "clip")}
@@ -181,7 +181,7 @@ class StepRewards:
             {name: value for name, value in values.items() if name not in counts} for values in (numbers, earlier)
         )
         if settings and settings != settings_before:
-            (configured,) = (reward for reward in moved.config.rewards if reward.logged_name == base.name)
+            (configured,) = (reward for reward in step_config.config.rewards if reward.logged_name == base.name)
             base = replace(base, function=build_rewards([configured])[0].function)
         elif settings:
             base = replace(base, function=self.rewards[number].function)
@@ -190,7 +190,7 @@ class StepRewards:
 
 def _require_rewards(rewards: Sequence[NamedReward], algorithm: Algorithm) -> None:
     names, configured = [reward.name for reward in rewards], [reward.logged_name for reward in algorithm.config.rewards]
-    for key in (key for key in algorithm.course.keys if key.startswith("rewards.")):
+    for key in (key for key in algorithm.schedules.keys if key.startswith("rewards.")):
         label, _, number = key.removeprefix("rewards.").rpartition(".")
         if label not in names:
             raise ConfigError(f"{key}: there is no reward '{label}', known are {', '.join(names)}")

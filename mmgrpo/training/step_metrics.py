@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmgrpo.algorithm import AdvantageChain, Algorithm
 from mmgrpo.config import AdvantageConfig
-from mmgrpo.config.schedules import Course
+from mmgrpo.config.schedules import RunSchedules
 from mmgrpo.distributed.job import Job
 from mmgrpo.maths.changes import advantages_changed, changed_fracs
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
@@ -59,7 +59,7 @@ def step_metrics(
     """
     return {
         **_rollout_metrics(rollouts, rewards, advantages, algorithm.config.advantage, job),
-        **algorithm.moved.metrics,
+        **algorithm.step_config.metrics,
         **reward_changes(rewards, advantages, algorithm.advantages, reward_functions=reward_functions, job=job),
         **source_metrics(rewards.scores, rewards.root_N, prompt_of),
     }
@@ -139,7 +139,7 @@ class StepLog:
         self._gap_metric: dict[str, float] = {}
         self._clock = time.perf_counter()
 
-    def line(self, update: UpdateMetrics, course: Course, critic: CriticTrainer | None) -> dict[str, Any]:
+    def line(self, update: UpdateMetrics, schedules: RunSchedules, critic: CriticTrainer | None) -> dict[str, Any]:
         """The line of an update. A collective.
 
         ``count/forwards_per_sample`` are all forwards of the step so far, including those of samples that only the
@@ -157,7 +157,7 @@ class StepLog:
             **self.metrics,
             **measured,
             **(critic.metrics if critic else {}),
-            **course.inactive({**self.metrics, **measured}),
+            **schedules.inactive({**self.metrics, **measured}),
             **self._gap_metric,
             "count/samples": float(self._num_samples),
             "count/forwards_per_sample": sum(self._job.gather(self._num_forwards)) / self._num_samples,

@@ -12,7 +12,7 @@ from mmgrpo.policies.sampling import SamplingDistribution, Support, entropy, sam
 from mmgrpo.policies.temperature_schedule import TemperatureSchedule
 from torch import Tensor
 
-from mmgrpo.algorithm import course_of
+from mmgrpo.algorithm import schedules_of
 from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
@@ -101,9 +101,9 @@ def test_scheduled_temperatures_apply_to_sampling_and_scoring() -> None:
 
 def test_exploratory_annealed_decoding_slows_down() -> None:
     """Of the shipped method: d = 20 min(25 + 5 s, 40,000) tokens at step s."""
-    course = course_of(load_config("methods/ead", {"policy": None}))
+    schedules = schedules_of(load_config("methods/ead", {"policy": None}))
     for step, pace in ((0, 500), (1, 600), (100, 10500), (9000, 800_000)):
-        temperature_schedule = course.at(step, Memory()).sampling_settings["temperature_schedule"]
+        temperature_schedule = schedules.at(step, Memory()).sampling_settings["temperature_schedule"]
         assert temperature_schedule == {"pace": pytest.approx(pace)}
 
 

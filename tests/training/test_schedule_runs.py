@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.algorithm import Algorithm, course_of
+from mmgrpo.algorithm import Algorithm, schedules_of
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import dump_config, validated
 from mmgrpo.data.history import History
@@ -49,24 +49,24 @@ def config_of(**changes: Any) -> RunConfig:
 class TestConfigAt:
     def test_linear_kl(self) -> None:
         config = config_of(schedules=KL)
-        values = [course_of(config).at(step, Memory()).config.objective.kl.beta for step in (0, 50, 100, 500)]
+        values = [schedules_of(config).at(step, Memory()).config.objective.kl.beta for step in (0, 50, 100, 500)]
         assert values == [0.0, 0.02, 0.04, 0.04]
-        assert course_of(config).at(50, Memory()).config.model_dump(exclude={"objective"}) == config.model_dump(
+        assert schedules_of(config).at(50, Memory()).config.model_dump(exclude={"objective"}) == config.model_dump(
             exclude={"objective"}
         )
 
     def test_without_a_change_the_configuration_is_the_same_object(self) -> None:
         config = config_of()
-        assert course_of(config).at(7, Memory()).config is config
-        course = course_of(config_of(schedules=KL))
-        assert course.at(200, Memory()) is course.at(300, Memory())
+        assert schedules_of(config).at(7, Memory()).config is config
+        schedules = schedules_of(config_of(schedules=KL))
+        assert schedules.at(200, Memory()) is schedules.at(300, Memory())
 
     def test_values_of_two_phases(self) -> None:
         phases = {"rollout.group_size": [4, 16], "objective.surrogate.low": [0.1, 0.2]}
         config = config_of(
             schedules={key: {"name": "step", "values": values, "at": [20]} for key, values in phases.items()}
         )
-        early, late = (course_of(config).at(step, Memory()).config for step in (19, 20))
+        early, late = (schedules_of(config).at(step, Memory()).config for step in (19, 20))
         assert (early.rollout.group_size, late.rollout.group_size) == (4, 16)
         assert early.objective.surrogate is not None
         assert early.objective.surrogate.numbers == {"low": 0.1, "high": 0.2}
@@ -76,7 +76,7 @@ class TestConfigAt:
     def test_integers_stay_integers(self) -> None:
         growing = {"rollout.group_size": {"name": "linear", "start": 4, "end": 9, "steps": 10}}
         config = config_of(schedules=growing)
-        assert [course_of(config).at(step, Memory()).config.rollout.group_size for step in (0, 3, 10)] == [4, 6, 9]
+        assert [schedules_of(config).at(step, Memory()).config.rollout.group_size for step in (0, 3, 10)] == [4, 6, 9]
 
     def test_rewards_by_label_and_the_policys_drawing(self) -> None:
         rewards = [{"name": "overlong", "label": "short", "max_length": 40, "margin": 10, "weight": 0.5}]
@@ -87,14 +87,14 @@ class TestConfigAt:
             "policy.max_new_tokens": {"name": "step", "values": [16, 32], "at": [10]},
         }
         config = config_of(rewards=rewards, schedules=moving, policy={"name": "language", "model": "m"})
-        moved = course_of(config).at(10, Memory())
+        moved = schedules_of(config).at(10, Memory())
         assert moved.config.rewards[0].weight == 0
         assert moved.config.rewards[0].numbers == {"max_length": 80, "margin": 10}
         assert moved.sampling_settings == {"temperature": 1, "max_new_tokens": 32}
         assert moved.rewards == {"short": {"max_length": 80, "weight": 0}}
         assert moved.metrics["config/policy.max_new_tokens"] == 32
         call = {"policy.call.num_inference_steps": {"name": "step", "values": [4, 8], "at": [1]}}
-        live = course_of(config_of(schedules=call)).at(1, Memory())
+        live = schedules_of(config_of(schedules=call)).at(1, Memory())
         assert live.sampling_settings == {"call": {"num_inference_steps": 8}}
 
     def test_survives_its_file(self) -> None:
@@ -160,34 +160,36 @@ class TestConfigAt:
     def test_wrong_numbers(self, sections: dict[str, Any], message: str) -> None:
         rewards = [{"name": "overlong", "max_length": 40, "margin": 10}]
         with pytest.raises(ConfigError, match=message):
-            course_of(config_of(policy={"name": "language", "model": "m"}, rewards=rewards, **sections))
+            schedules_of(config_of(policy={"name": "language", "model": "m"}, rewards=rewards, **sections))
 
 
 class TestControllers:
     def test_dual_ascent_of_a_rewards_weight(self) -> None:
         follows = {"name": "dual_ascent", "metric": "reward/short/mean", **ASCENT}
         rewards = [{**SHORT, "weight": 0.0}]
-        course = course_of(config_of(rewards=rewards, schedules={"rewards.short.weight": follows}))
-        memory = course.updated(Memory(), {"reward/short/mean": 0.6})
-        assert course.at(1, memory).config.rewards[0].weight == pytest.approx(0.1)
-        memory = course.updated(memory, {"reward/short/mean": 0.9})
-        assert course.at(2, memory).config.rewards[0].weight == pytest.approx(0.05)
-        assert course.updated(memory, {}) is memory
-        assert course.inactive({}) == {"schedules/rewards.short.weight/inactive": 1.0}
+        schedules = schedules_of(config_of(rewards=rewards, schedules={"rewards.short.weight": follows}))
+        memory = schedules.updated(Memory(), {"reward/short/mean": 0.6})
+        assert schedules.at(1, memory).config.rewards[0].weight == pytest.approx(0.1)
+        memory = schedules.updated(memory, {"reward/short/mean": 0.9})
+        assert schedules.at(2, memory).config.rewards[0].weight == pytest.approx(0.05)
+        assert schedules.updated(memory, {}) is memory
+        assert schedules.inactive({}) == {"schedules/rewards.short.weight/inactive": 1.0}
 
     def test_one_that_moves_every_other_step_follows_the_mean(self) -> None:
         follows = {"name": "dual_ascent", "metric": "reward/short/mean", "every": 2, **ASCENT}
-        course = course_of(config_of(rewards=[{**SHORT, "weight": 0.0}], schedules={"rewards.short.weight": follows}))
-        memory = course.updated(Memory(), {"reward/short/mean": 0.4})
-        assert course.at(1, memory).config.rewards[0].weight == 0.0
-        memory = course.updated(memory, {"reward/short/mean": 0.8})  # 0.5 (0.8 - 0.6)
-        assert course.at(2, memory).config.rewards[0].weight == pytest.approx(0.1)
+        schedules = schedules_of(
+            config_of(rewards=[{**SHORT, "weight": 0.0}], schedules={"rewards.short.weight": follows})
+        )
+        memory = schedules.updated(Memory(), {"reward/short/mean": 0.4})
+        assert schedules.at(1, memory).config.rewards[0].weight == 0.0
+        memory = schedules.updated(memory, {"reward/short/mean": 0.8})  # 0.5 (0.8 - 0.6)
+        assert schedules.at(2, memory).config.rewards[0].weight == pytest.approx(0.1)
 
     @pytest.mark.parametrize(("name", "every"), [("dual_ascent", 0), ("against_trend", 1), ("against_trend", 1.5)])
     def test_one_that_would_never_move(self, name: str, every: float) -> None:
         follows = {"name": name, "metric": "reward/mean", "every": every, **(ASCENT if name == "dual_ascent" else {})}
         with pytest.raises(ConfigError, match="steps or more, got every"):
-            course_of(config_of(schedules={"objective.kl.beta": follows}))
+            schedules_of(config_of(schedules={"objective.kl.beta": follows}))
 
     def test_a_constraint_is_a_term_weighted_by_its_multiplier(self) -> None:
         """Held below: lambda' = max(lambda - 0.5 (0.02 - measured), 0.001)."""
@@ -197,23 +199,23 @@ class TestControllers:
             objective={"terms": terms},
             schedules={"objective.terms.near.weight": {"name": "dual_ascent", **multiplier}},
         )
-        course = course_of(config)
-        memory = course.updated(Memory(), {"policy/near_mean": 0.06})
-        assert [term.weight for term in course.at(1, memory).config.objective.terms] == pytest.approx([1.0, 0.12])
-        memory = course.updated(memory, {"policy/near_mean": 0.0})
-        assert course.at(2, memory).config.objective.terms[1].weight == pytest.approx(0.11)
+        schedules = schedules_of(config)
+        memory = schedules.updated(Memory(), {"policy/near_mean": 0.06})
+        assert [term.weight for term in schedules.at(1, memory).config.objective.terms] == pytest.approx([1.0, 0.12])
+        memory = schedules.updated(memory, {"policy/near_mean": 0.0})
+        assert schedules.at(2, memory).config.objective.terms[1].weight == pytest.approx(0.11)
         assert [term.weight for term in config.objective.terms] == [1.0, 0.1]
         without_low = {"name": "dual_ascent", **multiplier, "low": 0.0}
         with pytest.raises(ConfigError, match="give dual_ascent a low above 0"):
-            course_of(config_of(objective={"terms": terms}, schedules={"objective.terms.near.weight": without_low}))
+            schedules_of(config_of(objective={"terms": terms}, schedules={"objective.terms.near.weight": without_low}))
         with pytest.raises(ConfigError, match="say which number of it"):
-            course_of(config_of(objective={"terms": terms}, schedules={"objective.terms.near": fixed(1)}))
+            schedules_of(config_of(objective={"terms": terms}, schedules={"objective.terms.near": fixed(1)}))
 
     def test_the_weight_of_an_auxiliary_loss_decreases(self) -> None:
         fades = {"name": "linear", "start": 1, "end": 0, "steps": 4}
         section = [{"name": "answers", "label": "expert", "column": "solution"}]
         config = config_of(objective={"auxiliary": section}, schedules={"objective.auxiliary.expert.weight": fades})
-        values = [course_of(config).at(step, Memory()).config.objective.auxiliary[0].weight for step in (0, 1, 4)]
+        values = [schedules_of(config).at(step, Memory()).config.objective.auxiliary[0].weight for step in (0, 1, 4)]
         assert values == [1.0, 0.75, 0.0]
         with pytest.raises(ConfigError, match=r"the weight can, as objective\.auxiliary\.LABEL\.weight"):
             config_of(objective={"auxiliary": section}, schedules={"objective.auxiliary.expert.column": fades})
@@ -221,9 +223,9 @@ class TestControllers:
     def test_adaptive_kl_is_kept_in_the_checkpoint(self) -> None:
         follows = {"objective.kl.beta": {"name": "adaptive_kl", "target": 0.01}}
         config = config_of(objective={"kl": {"divergence": "k3", "beta": 0.05}}, schedules=follows)
-        memory = course_of(config).updated(Memory(), {"policy/kl_mean": 0.02})
+        memory = schedules_of(config).updated(Memory(), {"policy/kl_mean": 0.02})
         again = Memory().restored(memory.state_dict())
-        assert course_of(config).at(1, again).config.objective.kl.beta == pytest.approx(0.05 * 1.02)
+        assert schedules_of(config).at(1, again).config.objective.kl.beta == pytest.approx(0.05 * 1.02)
 
 
 class TestStepRewards:
@@ -362,9 +364,9 @@ def test_custom_function_of_a_metric_needs_the_metric() -> None:
     with pytest.raises(
         ConfigError, match=r"schedules\.advantage\.clamp: .*name the metric, for example metric: reward/mean"
     ):
-        course_of(config_of(advantage={"clamp": 1.0}, schedules={"advantage.clamp": named}))
-    course = course_of(
+        schedules_of(config_of(advantage={"clamp": 1.0}, schedules={"advantage.clamp": named}))
+    schedules = schedules_of(
         config_of(advantage={"clamp": 1.0}, schedules={"advantage.clamp": {**named, "metric": "reward/mean"}})
     )
-    memory = course.updated(Memory(), {"reward/mean": 0.5})
-    assert course.at(1, memory).config.advantage.clamp == 1.5
+    memory = schedules.updated(Memory(), {"reward/mean": 0.5})
+    assert schedules.at(1, memory).config.advantage.clamp == 1.5

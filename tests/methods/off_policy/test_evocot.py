@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmgrpo.algorithm import Algorithm, course_of
+from mmgrpo.algorithm import Algorithm, schedules_of
 from mmgrpo.data.history import History
 from mmgrpo.memory import Memory
 from mmgrpo.types import Prompt
@@ -26,9 +26,9 @@ def test_prefix_of_the_thought_shortens_over_the_run() -> None:
     prompt = Prompt("why", columns={"thought": "one\n\ntwo\n\nthree\n\nfour"})
     prefixes = []
     for step in (0, 50, 75, 100):
-        templated = Algorithm.of(course_of(config_of("evocot")).at(step, Memory()).config).prompt_templates["thought"](
-            prompt, 0, History()
-        )
+        templated = Algorithm.of(schedules_of(config_of("evocot")).at(step, Memory()).config).prompt_templates[
+            "thought"
+        ](prompt, 0, History())
         assert templated is not None
         prefixes.append(templated.prefix)
     assert prefixes == ["one\n\ntwo\n\nthree\n\nfour\n\n", "one\n\ntwo\n\n", "one\n\n", None]

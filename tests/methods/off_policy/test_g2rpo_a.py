@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmgrpo.algorithm import course_of
+from mmgrpo.algorithm import schedules_of
 from mmgrpo.maths.strategies import Setting
 from mmgrpo.memory import Memory
 from tests.configs.method_rounds import strategy_of
@@ -23,10 +23,10 @@ def test_guidance_grows_by_as_much_as_success_falls() -> None:
     config = config_of("g2rpo-a")
     requests = strategy_of("g2rpo-a").ask((), Setting(step=0, num_prompts=1, group_size=12))
     assert [(request.prompt_template, len(request.members)) for request in requests] == [("guided", 2), (None, 10)]
-    course, memory, shares = course_of(config), Memory(), []
+    schedules, memory, shares = schedules_of(config), Memory(), []
     for step, rate in enumerate((0.4, 0.6, 0.8, 0.5, 0.5, 0.4, 0.1, 0.1, 0.9)):
-        shares.append(course.at(step, memory).values["rollout.prompt_templates.guided.share"])
-        memory = course.updated(memory, {"reward/mean": rate})
+        shares.append(schedules.at(step, memory).values["rollout.prompt_templates.guided.share"])
+        memory = schedules.updated(memory, {"reward/mean": rate})
     # 0.5 / 0.8 = 0.625 of all; 0.5 / 0.4 = 1.25 of that
     assert shares == pytest.approx([1.0] * 3 + [0.625] * 3 + [0.78125] * 3)
-    assert course.at(9, memory).values["rollout.prompt_templates.guided.share"] == pytest.approx(0.78125 / 9)
+    assert schedules.at(9, memory).values["rollout.prompt_templates.guided.share"] == pytest.approx(0.78125 / 9)

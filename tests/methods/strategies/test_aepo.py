@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.algorithm import course_of, strategy_of
+from mmgrpo.algorithm import schedules_of, strategy_of
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Setting
 from mmgrpo.memory import Memory
@@ -70,12 +70,12 @@ def test_few_positives_and_all_prompts() -> None:
 def test_the_temperature_follows_the_entropy() -> None:
     """AEPO's entropy_base of 0.5: 1.2 up to it, at the first step too, and 0.8 above."""
     config, memory = config_of("aepo"), Memory()
-    course, values = course_of(config), []
+    schedules, values = schedules_of(config), []
     for logprob in (-0.6, -0.5, -0.4):
-        memory = course.updated(memory, {"rollout/logprob_mean": logprob})
-        values.append(course.at(1, memory).values["rollout.strategy.temperature"])
+        memory = schedules.updated(memory, {"rollout/logprob_mean": logprob})
+        values.append(schedules.at(1, memory).values["rollout.strategy.temperature"])
     assert values == [0.8, 1.2, 1.2]
-    strategy = strategy_of(course.at(0, Memory()).config.rollout)
+    strategy = strategy_of(schedules.at(0, Memory()).config.rollout)
     requests = strategy.ask([round_of(strategy.ask((), FOUR), [0] * 8)], FOUR)
     assert requests[0].settings == {"temperature": 1.2}
     three = replace(FOUR, num_prompts=3)  # of which a quarter is less than one

@@ -38,12 +38,12 @@ def task_rows(task: TaskConfig | None) -> Iterator[tuple[str, str]]:
         yield "", f"its prompts contain the samples of {task.after}; a group has the samples generated after {compared}"
 
 
-def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
+def schedule_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     """Rows on schedules with their values."""
     config = algorithm.config
     for key, named in config.schedules.items():
         function = named_in(f"schedules.{key}", {**SCHEDULES, **CONTROLLERS}, named.name)
-        schedule = algorithm.course.schedules[key]
+        schedule = algorithm.schedules.by_key[key]
         if schedule.metric is not None:
             numbers = {"metric": METRICS.get(named.name), **named.numbers}
             yield "schedule", f"{key}, {named.name}: {formula_of(function)}{numbers_text(numbers)}"
@@ -56,7 +56,7 @@ def course_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
 def moving_reference_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     """Rows on the updates of the reference, and on the hooks around each optimizer step."""
     config = algorithm.config
-    if moving := [key for key in algorithm.course.keys if key.endswith(".kl.beta")]:
+    if moving := [key for key in algorithm.schedules.keys if key.endswith(".kl.beta")]:
         yield "", f"{' and '.join(sorted(moving))} moves: a pass at the steps at which it is above 0"
     reference = config.update.reference
     if reference is not None and reference.reset_every is not None:
