@@ -81,6 +81,31 @@ def test_functions_of_one_method_are_in_its_module() -> None:
     assert modules <= expected
 
 
+def registered_functions(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """The registered functions of a module: the name that a configuration uses, and that of the function."""
+    for node in module.body:
+        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+            if re.match(r"[A-Z_]+\.register\b", text := ast.unparse(decorator)):
+                yield (re.findall(r"'(.+)'", text) or [node.name])[0], node.name  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_functions_of_maths_serve_more_than_one_method() -> None:
+    """A registered function that a single file names, one of a method, and that no function calls, is that method's."""
+    texts = {path: re.sub(r"(?m)(^|\s)#.*$", "", path.read_text()) for path in CONFIGS.rglob("*.yaml")}
+    trees = [ast.parse(path.read_text()) for path in modules()]
+    calls = {ast.unparse(node.func) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    functions = [
+        pair for path in (ENGINE / "maths").rglob("*.py") for pair in registered_functions(ast.parse(path.read_text()))
+    ]
+    assert len(functions) > 80
+    wrong = []
+    for name, function in functions:
+        files = [path for path, text in texts.items() if re.search(rf"[:,\[] {name}\b|\[{name}\b", text)]
+        if len(files) == 1 and files[0].is_relative_to(CONFIGS / "methods") and function not in calls:
+            wrong.append(name)
+    assert not wrong
+
+
 def repeated_numbers(module: ast.Module) -> Iterator[str]:
     """Registered functions that bind their own numbers, by the same names, to another function of the module."""
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}

@@ -61,9 +61,3 @@ def answers(
         weight_by_success=weight_by_success,
         right=1.0 if right is None else right,
     )
-
-
-@ANSWER_SOURCES.register
-def prefixes() -> AnswerSource:
-    """The forced prefix of each row that has one, as of the template ``solution_prefix``, without an end token."""
-    return AnswerSource()

@@ -74,21 +74,6 @@ def normalized_sum(
     return _weighted_sum(torch.stack(scores), weight_R)
 
 
-@COMBINATIONS.register("min")
-def minimum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
-    """The least of the weighted rewards that apply to a sample.
-
-    total = min_r w_r r, over those that apply.
-
-    Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G); 0 where none applies.   Units: those of the weighted rewards.
-    Raises: ShapeError unless the shapes fit.
-    Source: worst-case optimization over an ensemble, Coste et al. 2023, arXiv:2310.02743, sec. 3.
-    """
-    part_RPG = _weighted_valid(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
-    least_PG = (_weighted(reward_RPG, weight_R)).where(part_RPG, torch.inf).amin(0)
-    return least_PG.where(part_RPG.any(0), 0.0)
-
-
 @COMBINATIONS.register
 def geometric_mean(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
     """The geometric mean of the weighted rewards that apply to a sample: all have to be high.
@@ -99,28 +84,20 @@ def geometric_mean(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> T
     Raises: ShapeError unless the shapes fit.
     Source: VIEScore, Ku et al. 2023, arXiv:2312.14867, as EditScore, arXiv:2509.23909, takes it for its overall score.
     """
-    part_RPG = _weighted_valid(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
-    x_RPG = _weighted(reward_RPG, weight_R).clamp(min=0).where(part_RPG, 1.0)
-    count_PG = part_RPG.sum(0)
+    x_RPG, counts_RPG = weighted_rewards(reward_RPG, weight_R, valid_RPG)
+    x_RPG = x_RPG.clamp(min=0).where(counts_RPG, 1.0)
+    count_PG = counts_RPG.sum(0)
     return x_RPG.prod(0).pow(1 / count_PG.clamp(min=1)).where(count_PG > 0, 0.0)
 
 
-@COMBINATIONS.register
-def mean_minus_variance(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor, *, factor: float) -> Tensor:
-    """The mean of an ensemble's weighted rewards less their disagreement, over those that apply to a sample.
+def weighted_rewards(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> tuple[Tensor, Tensor]:
+    """Each reward times its weight, and which of them count for a sample: those that apply, with a weight other than 0.
 
-    total = mean_r x - factor * mean_r (x - mean_r x)^2, x = w_r r.
-
-    Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G); 0 where none applies.
-    Units: those of the weighted rewards; factor in 1 / those.   Raises: ShapeError unless the shapes fit.
-    Source: uncertainty-weighted optimization, Coste et al. 2023, arXiv:2310.02743, sec. 3.
+    Shapes: (R, P, G), (R,), bool (R, P, G) -> (R, P, G), bool (R, P, G).   Units: those of the weighted rewards.
+    Raises: ShapeError unless the shapes fit.
     """
-    part_RPG = _weighted_valid(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
-    x_RPG = _weighted(reward_RPG, weight_R).where(part_RPG, 0.0)
-    count_PG = part_RPG.sum(0).clamp(min=1)
-    mean_PG = x_RPG.sum(0) / count_PG
-    deviation_RPG = (x_RPG - mean_PG).where(part_RPG, 0.0)
-    return mean_PG - factor * deviation_RPG.square().sum(0) / count_PG
+    counts_RPG = _checked(reward_RPG, weight_R, valid_RPG) & (weight_R != 0)[:, None, None]
+    return weight_R.to(reward_RPG)[:, None, None] * reward_RPG, counts_RPG
 
 
 def _checked(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
@@ -131,14 +108,6 @@ def _checked(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
             f"{tuple(weight_R.shape)} and {valid_RPG.dtype} {tuple(valid_RPG.shape)}"
         )
     return valid_RPG
-
-
-def _weighted_valid(weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
-    return valid_RPG & (weight_R != 0)[:, None, None]
-
-
-def _weighted(reward_RPG: Tensor, weight_R: Tensor) -> Tensor:
-    return weight_R.to(reward_RPG)[:, None, None] * reward_RPG
 
 
 def _weighted_sum(reward_RPG: Tensor, weight_R: Tensor) -> Tensor:

@@ -11,12 +11,11 @@ from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.combinations import (
     COMBINATIONS,
     geometric_mean,
-    mean_minus_variance,
-    minimum,
     normalized_sum,
     weighted_sum,
 )
 from mmgrpo.maths.schedules import cosine, linear
+from mmgrpo.methods.advantages.reward_model_ensembles import mean_minus_variance, minimum
 
 REWARD_RPG = torch.tensor([[[1.0, 3.0, 2.0]], [[10.0, 30.0, math.nan]]])
 VALID_RPG = ~REWARD_RPG.isnan()

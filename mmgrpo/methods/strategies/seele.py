@@ -1,6 +1,7 @@
 """SEELE, arXiv:2509.06923.
 
-The share of an answer in the prompt is fitted round by round so that a target share of samples is right.
+The share of an answer in the prompt is fitted round by round so that a target share of samples is right. The policy is
+also supervised by the prefixes that the samples began with.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.answer_sources import ANSWER_SOURCES, AnswerSource
 from mmgrpo.maths.columns import column_of
 from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, strategy
 from mmgrpo.system.lazy import torch
@@ -132,3 +134,12 @@ def _point(round_: Round, prompt: int) -> tuple[float, float]:
     assert share is not None
     rewards = round_.rewards_of(prompt)
     return share, float(rewards.mean()) if len(rewards) else 0.0
+
+
+@ANSWER_SOURCES.register
+def prefixes() -> AnswerSource:
+    """The forced prefix of each row that has one, as of the template ``solution_prefix``, without an end token.
+
+    Source: SEELE, arXiv:2509.06923.
+    """
+    return AnswerSource()
