@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.system.sandbox import Program, run
 
+_lock = threading.Lock()
 
-@cache
+
 def require_sandbox(name: str) -> None:
     """Checks, once per process, that this machine can run the sandbox.
 
@@ -18,6 +20,12 @@ def require_sandbox(name: str) -> None:
     Raises:
         ConfigError: it cannot; the message has the reason.
     """
+    with _lock:
+        _run_sandbox(name)
+
+
+@cache
+def _run_sandbox(name: str) -> None:
     try:
         run(Program(command=("/bin/true",)))
     except RewardError as error:

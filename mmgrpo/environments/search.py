@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -146,6 +147,9 @@ def _documents_in(path: Path) -> tuple[list[Document], list[DataError]]:
             except DataError as error:
                 errors.append(error)
     return documents, errors
+
+
+_corpus_lock = threading.Lock()  # one corpus is indexed at a time, and once
 
 
 @lru_cache(maxsize=8)
@@ -341,5 +345,6 @@ def _base_of(name: str, base: Mapping[str, str], limits: RequestLimits) -> Knowl
         return Retriever(base["url"], limits)
     if isinstance(base, Mapping) and set(base) == {"corpus"}:
         path = Path(base["corpus"]).expanduser().resolve()
-        return _corpus_at(path, path.stat().st_mtime_ns if path.is_file() else 0)
+        with _corpus_lock:
+            return _corpus_at(path, path.stat().st_mtime_ns if path.is_file() else 0)
     raise ConfigError(f"the knowledge base {name} is {{corpus: FILE}} or {{url: URL}}, got {base!r}")

@@ -57,10 +57,10 @@ class EnvironmentPool:
     def __init__(
         self, make: Callable[[], Environment], num_rows: int, *, workers: int, timeout_s: float | None
     ) -> None:
-        """Makes the environments, one after another.
+        """Makes the environments side by side.
 
         Args:
-            make: returns a new environment.
+            make: returns a new environment; called on the thread of each row, in any order.
             num_rows: number of rows.
             workers: maximum number of calls at a time.
             timeout_s: maximum duration of a call in seconds; None: unlimited.
@@ -72,17 +72,16 @@ class EnvironmentPool:
         self._calls: dict[int, _Call] = {}
         self._abandoned: set[int] = set()
         self._workers, self._timeout_s = workers, timeout_s
-        self.environments: list[GuardedEnvironment] = []
-        for row in range(num_rows):
+        self.environments = [GuardedEnvironment() for _ in range(num_rows)]
+        for row, environment in enumerate(self.environments):
             self._queues.append(self._thread(row))
-            environment = GuardedEnvironment()
-            self.environments.append(environment)
             self._submit(row, "__init__", lambda environment=environment: environment.make(make))
-            try:
+        try:
+            for row in range(num_rows):
                 self._result(row)
-            except BaseException:  # an error of the run
-                self.close()
-                raise
+        except BaseException:  # an error of the run
+            self.close()
+            raise
 
     def __enter__(self) -> EnvironmentPool:
         return self

@@ -58,6 +58,8 @@ class GuardedEnvironment:
         self.error: str | None = None
         self._name = "the environment"
         self._environment: Environment | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()  # of the environment and whether it is closed
         self._reported: set[str] = set()
         if make is not None:
             self.make(make)
@@ -71,10 +73,16 @@ class GuardedEnvironment:
         self._guarded("__init__", lambda: self._construct(make))
 
     def close(self) -> None:
-        """Closes the environment, whether it failed or not; an error of ``close`` is logged, and counts for nothing."""
-        environment = self._environment
-        if environment is None:
-            return
+        """Closes the environment, whether it failed or not, now or as soon as it is made.
+
+        An error of ``close`` is logged, and counts for nothing.
+        """
+        with self._lock:
+            self._is_closed, environment = True, self._environment
+        if environment is not None:
+            self._close(environment)
+
+    def _close(self, environment: Environment) -> None:
         try:
             with restored_settings(f"environment '{self._name}'", self._reported):
                 environment.close()
@@ -156,8 +164,12 @@ class GuardedEnvironment:
         environment: object = make()
         if not isinstance(environment, Environment):
             raise TypeError(f"{type(environment).__name__} is no mmgrpo.environment.Environment")
-        self._environment = environment
         self._name = type(environment).__name__
+        with self._lock:
+            self._environment = environment
+            is_late = self._is_closed
+        if is_late:  # its constructor took longer than the rollout
+            self._close(environment)
         return Turn()
 
     def _opening(self, prompt: Prompt) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -135,18 +136,90 @@ def test_an_answer_in_place_of_a_late_one_that_hangs_too_ends_the_conversation()
         release.set()
 
 
-def test_an_error_of_the_run_while_environments_are_made_closes_those_before() -> None:
+def test_an_error_of_the_run_while_environments_are_made_closes_the_others() -> None:
     made: list[Slow] = []
+    numbers, together = itertools.count(), threading.Barrier(3)
 
     def make() -> Environment:
-        if len(made) == 2:
+        together.wait(60)
+        if next(numbers) == 1:
             raise ConfigError("no such key")
         made.append(Slow())
         return made[-1]
 
     with pytest.raises(ConfigError, match="no such key"):
-        EnvironmentPool(make, 3, workers=2, timeout_s=None)
+        EnvironmentPool(make, 3, workers=3, timeout_s=None)
+    assert len(made) == 2
     assert {id(environment) for environment in Slow.closed} == {id(environment) for environment in made}
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_constructor_that_raises_or_hangs_costs_its_row_alone(workers: int) -> None:
+    """Each thread has the number of its row in its name; the one that hangs ends when the pool is closed."""
+    closed: list[Environment] = []
+    is_closed, late = threading.Event(), threading.Event()
+
+    @final
+    class Faulty(Environment):
+        def reset(self, prompt: Prompt) -> Turn:
+            return Turn()
+
+        def step(self, text: str) -> Turn:
+            return Turn(text=f"{len(text)} letters")
+
+        def close(self) -> None:
+            closed.append(self)
+            if len(closed) == 3:
+                late.set()
+
+    def make() -> Environment:
+        row = threading.current_thread().name
+        if row == "environment 1":
+            raise OSError("no port is free")
+        if row == "environment 2":
+            is_closed.wait(60)
+        return Faulty()
+
+    with EnvironmentPool(make, 4, workers=workers, timeout_s=0.5) as pool:
+        pool.reset([Prompt("a")] * 4)
+        for row in range(4):
+            pool.submit(row, "four")
+        assert [pool.reply(row) for row in range(4)] == [
+            Turn(text="4 letters"),
+            Turn(done=True),
+            Turn(done=True),
+            Turn(text="4 letters"),
+        ]
+        errors = [environment.error for environment in pool.environments]
+    assert errors == [
+        None,
+        "the environment.__init__ raised OSError: no port is free",
+        "the environment.__init__ raised TimeoutError: it took longer than rollout.environment_timeout_s=0.5",
+        None,
+    ]
+    is_closed.set()
+    assert late.wait(60)  # the environment that is made after the rollout is closed too
+
+
+def test_environments_are_made_and_reset_side_by_side() -> None:
+    """Passes only if as many constructors run at a time, and as many resets."""
+    together = threading.Barrier(4)
+
+    @final
+    class Together(Environment):
+        def __init__(self) -> None:
+            together.wait(60)
+
+        def reset(self, prompt: Prompt) -> Turn:
+            together.wait(60)
+            return Turn(text=prompt.text)
+
+        def step(self, text: str) -> Turn:
+            return Turn(done=True)
+
+    with EnvironmentPool(Together, 8, workers=4, timeout_s=None) as pool:
+        openings = pool.reset([Prompt(str(row)) for row in range(8)])
+    assert [opening.text for opening in openings] == [str(row) for row in range(8)]
 
 
 def test_errors_of_the_run_are_raised_where_the_answer_is_awaited() -> None:

@@ -32,22 +32,23 @@ NO_SLOTS = {"qwen3.5", "qwen3.5-vl"}  # states of linear attention
 
 @final
 class Slow(Environment):
-    """Answers three turns; some rows after a moment, in another order each time that ``rank`` changes."""
+    """Answers three turns; some rows after a moment, in another order each time that ``rank`` changes.
+
+    The number of a row is the length of its first turn.
+    """
 
     rank: int = 1
     images: tuple[Any, ...] = ()
-    num_made: int = 0
 
     def __init__(self) -> None:
-        self._number = type(self).num_made
-        type(self).num_made += 1
-        self._num_steps = 0
+        self._number, self._num_steps = 0, 0
 
     def reset(self, prompt: Prompt) -> Turn:
         return Turn()
 
     def step(self, text: str) -> Turn:
         self._num_steps += 1
+        self._number = self._number or len(text)
         time.sleep(0.03 * (self._number * self.rank % 7))
         images = self.images if self._number % 3 == 0 and self._num_steps == 1 else ()
         return Turn(text="two red", images=images, done=self._num_steps == 3)
@@ -164,10 +165,11 @@ def test_samples_of_conversations_do_not_depend_on_the_order_of_answers(
     policy, rollouts = terse(name, rollout_batch=rollout_batch, max_new_tokens=60), []
     for workers, rank in ((1, 0), (32, 3), (32, 5), (2, 4)):
         monkeypatch.setattr(Slow, "rank", rank)
-        monkeypatch.setattr(Slow, "num_made", 0)
         plan = Plan(environment=Slow, environment_workers=workers, max_turns=3)
         rollouts.append(policy.rollout(prompts_of(name), group_size=4, seed=SEED, plan=plan))
     assert max(len(sample.turn_ends) for sample in rollouts[0].samples) == 3
+    have_images = {bool(turn and turn.num_media) for sample in rollouts[0].samples for turn in sample.turn_replies}
+    assert have_images == ({True, False} if TINY[name].images else {False})
     for rollout in rollouts[1:]:
         assert_identical(rollout, rollouts[0])
 
