@@ -6,14 +6,17 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-REASONING_END = "</think>"
+REASONING, REASONING_END = "<think>", "</think>"
 FENCE = "```"
+UNCLOSED_REASONING = f"the thinking block is not closed by {REASONING_END}: calls in it are not executed"
 MAX_DEPTH = 32
 """Nesting of an argument up to which its types are checked."""
 
+_TAG = re.compile("|".join(map(re.escape, (OPENING, CLOSING, REASONING, REASONING_END))))
 _XML_FUNCTION = re.compile(r"<function=([^>\n]+)>")
 JSON_TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
@@ -71,32 +74,85 @@ class AssistantMessage:
         text: its text, as ``Environment.step`` receives it.
         calls: the calls that the response template of the tokenizer reads in its tokens.
         content: its text without these calls, as that template reads it; None: there are none.
+        begins_in_reasoning: whether it begins inside of a thinking block, which the prompt has opened.
     """
 
     text: str
     calls: Sequence[FunctionCall] = ()
     content: str | None = None
+    begins_in_reasoning: bool = False
 
 
-def calls_in(text: str, schemas: Mapping[str, Mapping[str, Any]] | None = None) -> list[FunctionCall]:
+@dataclass(slots=True)
+class _Answer:
+    """The part of a turn after its thinking blocks.
+
+    Attributes:
+        start: its position in the turn.
+        calls: the positions of its calls, from the opening tag to the end of the closing one; None in place of an end
+            that is missing.
+        unread: whether a thinking block that is not closed has a call.
+    """
+
+    start: int = 0
+    calls: list[tuple[int, int | None]] = field(default_factory=list)
+    unread: bool = False
+
+    @classmethod
+    def of(cls, text: str, begins_in_reasoning: bool) -> _Answer:
+        """Reads the tags of a turn, in order; those inside of a call are part of it.
+
+        A ``</think>`` without a beginning ends a thinking block that the prompt has opened, unless it is inside of a
+        call that is closed after it. Without a ``</think>`` after it, ``<think>`` opens a block at the beginning alone.
+        """
+        answer = cls()
+        first, last_end = len(text) - len(text.lstrip()), text.rfind(REASONING_END)
+        reasons, ends_inside = begins_in_reasoning, None
+        for tag in _TAG.finditer(text):
+            position, name = tag.start(), tag[0]
+            is_open = bool(answer.calls) and answer.calls[-1][1] is None
+            if reasons and name == REASONING_END:
+                reasons, answer.start, answer.unread = False, tag.end(), False
+            elif reasons:
+                answer.unread |= name == OPENING
+            elif is_open and name == CLOSING:
+                answer.calls[-1], ends_inside = (answer.calls[-1][0], tag.end()), None
+            elif is_open and name == REASONING_END:
+                ends_inside = tag.end()
+            elif name == OPENING:
+                if ends_inside is not None:
+                    answer.start, answer.calls, ends_inside = ends_inside, [], None
+                answer.calls.append((position, None))
+            elif not is_open and name == REASONING_END:
+                answer.start, answer.calls = tag.end(), []
+            elif not is_open and name == REASONING:
+                reasons = position == first or position < last_end
+        answer.start = len(text) if reasons else answer.start
+        return answer
+
+
+def calls_in(
+    text: str, schemas: Mapping[str, Mapping[str, Any]] | None = None, *, begins_in_reasoning: bool = False
+) -> list[FunctionCall]:
     """The calls in a text, in order, in linear time.
 
     Formats: JSON of Hermes and Qwen, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``, and XML of Qwen3.5,
     ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``. Calls inside of
-    ``<think>..</think>`` are not read.
+    ``<think>..</think>`` are not read; in a block that is not closed they are one call with an error.
 
     Args:
         text: a turn of the policy.
         schemas: the JSON schema of each function by name, which type the values of XML; None: they are texts.
+        begins_in_reasoning: as in ``AssistantMessage``.
 
     Returns:
         The calls; one that cannot be read has an ``error``.
     """
-    answer = text.rpartition(REASONING_END)[2]
-    calls = []
-    for part in answer.split(OPENING)[1:]:
-        body, closing, _ = part.partition(CLOSING)
-        if not closing:
+    answer = _Answer.of(text, begins_in_reasoning)
+    calls = [FunctionCall(error=UNCLOSED_REASONING)] if answer.unread else []
+    for start, end in answer.calls:
+        body = text[start + len(OPENING) : end].removesuffix(CLOSING)
+        if end is None:
             calls.append(FunctionCall(error=f"the call is not closed by {CLOSING}"))
         elif function := _XML_FUNCTION.search(body):
             calls.append(_xml_call(function[1].strip(), body[function.end() :], schemas or {}))
@@ -122,7 +178,7 @@ def calls_of(
     """
     if message.calls and all(call.error is None for call in message.calls):
         return message.calls
-    calls = calls_in(message.text, schemas)
+    calls = calls_in(message.text, schemas, begins_in_reasoning=message.begins_in_reasoning)
     return calls if not message.calls or any(call.error is None for call in calls) else message.calls
 
 
@@ -135,16 +191,20 @@ def without_calls(text: str) -> str:
     Returns:
         The text, without white space around the calls; unchanged if it has none, or one that is not closed.
     """
-    reasoning, end, answer = text.rpartition(REASONING_END)
-    first, *parts = answer.split(OPENING)
-    if not parts or any(CLOSING not in part for part in parts):
+    answer = _Answer.of(text, False)
+    if not answer.calls or any(end is None for _, end in answer.calls):
         return text
-    rests = [part.partition(CLOSING)[2].strip() for part in parts]
-    return f"{reasoning}{end}{first.rstrip()}" + "".join(f"\n{rest}" for rest in rests if rest)
+    starts, ends = zip(*answer.calls, strict=True)
+    rests = [text[end:start].strip() for end, start in zip(ends, [*starts[1:], len(text)], strict=True)]
+    return text[: starts[0]].rstrip() + "".join(f"\n{rest}" for rest in rests if rest)
 
 
 def fenced_calls(
-    text: str, functions: Mapping[str, str], schemas: Mapping[str, Mapping[str, Any]]
+    text: str,
+    functions: Mapping[str, str],
+    schemas: Mapping[str, Mapping[str, Any]],
+    *,
+    begins_in_reasoning: bool = False,
 ) -> list[FunctionCall]:
     """The code blocks in a text as calls of the function of their language.
 
@@ -152,11 +212,12 @@ def fenced_calls(
         text: a turn of the policy.
         functions: the function of each language, such as ``{python: run}``; its only required argument is the code.
         schemas: the JSON schema of each function by name.
+        begins_in_reasoning: as in ``AssistantMessage``.
 
     Returns:
         The calls, in order; a block that is not closed has an ``error``, and one of another language is no call.
     """
-    parts = text.rpartition(REASONING_END)[2].split(FENCE)
+    parts = text[_Answer.of(text, begins_in_reasoning).start :].split(FENCE)
     calls = []
     for number in range(1, len(parts), 2):
         language, newline, code = parts[number].partition("\n")
@@ -206,16 +267,18 @@ def checked_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -
 
     Raises:
         TypeError: an argument is missing or unknown, or the first one that is wrongly typed. Keywords of JSON schema
-            other than ``type``, ``enum``, ``items``, ``anyOf``, ``oneOf``, ``nullable``, ``properties`` and
-            ``required`` are not checked.
+            other than ``type``, ``enum``, ``items``, ``prefixItems``, ``anyOf``, ``oneOf``, ``nullable``,
+            ``properties``, ``additionalProperties``, ``required`` and ``$ref`` are not checked.
     """
     parameters = schema.get("parameters") or {}
     properties: Mapping[str, Any] = parameters.get("properties") or {}
     if missing := [name for name in parameters.get("required") or () if name not in arguments]:
         raise TypeError(f"missing arguments: {', '.join(missing)}")
-    if not parameters.get("additionalProperties") and (extra := [name for name in arguments if name not in properties]):
+    others = parameters.get("additionalProperties")
+    if not others and (extra := [name for name in arguments if name not in properties]):
         raise TypeError(f"unknown arguments: {', '.join(extra)}; expected are {', '.join(properties) or 'none'}")
-    return {name: _checked(name, properties.get(name), value, MAX_DEPTH) for name, value in arguments.items()}
+    check = _Check(parameters)
+    return {name: check.value(name, properties.get(name, others), each, MAX_DEPTH) for name, each in arguments.items()}
 
 
 def description(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -301,38 +364,64 @@ def _types_of(schema: Any) -> Iterator[str]:
                 yield from _types_of(choice)
 
 
-def _checked(name: str, schema: Any, value: Any, depth: int) -> Any:
-    """A value of a schema. Raises TypeError if it is none."""
-    if not isinstance(schema, Mapping) or not depth or (value is None and schema.get("nullable")):
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Checks values by the schemas of a function.
+
+    Attributes:
+        root: the schema to whose parts ``$ref`` refers.
+    """
+
+    root: Mapping[str, Any]
+
+    def value(self, name: str, schema: Any, value: Any, depth: int) -> Any:
+        """A value of a schema. Raises TypeError if it is none."""
+        schema = self._referenced(schema)
+        if not isinstance(schema, Mapping) or not depth or (value is None and schema.get("nullable")):
+            return value
+        if choices := schema.get("anyOf") or schema.get("oneOf"):
+            return self._chosen(name, choices, value, depth)
+        if "enum" in schema and value not in schema["enum"]:
+            raise TypeError(f"{name} must be one of {', '.join(map(str, schema['enum']))}, got {value!r:.60}")
+        types = list(_types_of(schema))
+        if types and not any(_is_of(value, kind) for kind in types):
+            raise TypeError(f"{name} must be {' or '.join(types)}, got {value!r:.60}")
+        if isinstance(value, float) and "integer" in types and "number" not in types:
+            return int(value)
+        if isinstance(value, list):
+            schemas = chain(schema.get("prefixItems") or (), repeat(schema.get("items")))
+            parts = enumerate(zip(schemas, value, strict=False))
+            return [self.value(f"{name}[{n}]", of_item, item, depth - 1) for n, (of_item, item) in parts]
+        if isinstance(value, dict):
+            properties, others = schema.get("properties") or {}, schema.get("additionalProperties")
+            if missing := [key for key in schema.get("required") or () if key not in value]:
+                raise TypeError(f"{name} lacks {', '.join(missing)}")
+            parts = value.items()
+            return {
+                key: self.value(f"{name}.{key}", properties.get(key, others), part, depth - 1) for key, part in parts
+            }
         return value
-    if choices := schema.get("anyOf") or schema.get("oneOf"):
-        return _chosen(name, choices, value, depth)
-    if "enum" in schema and value not in schema["enum"]:
-        raise TypeError(f"{name} must be one of {', '.join(map(str, schema['enum']))}, got {value!r:.60}")
-    types = list(_types_of(schema))
-    if types and not any(_is_of(value, kind) for kind in types):
-        raise TypeError(f"{name} must be {' or '.join(types)}, got {value!r:.60}")
-    if isinstance(value, float) and "integer" in types and "number" not in types:
-        return int(value)
-    if isinstance(value, list):
-        return [_checked(f"{name}[{n}]", schema.get("items"), item, depth - 1) for n, item in enumerate(value)]
-    if isinstance(value, dict):
-        properties = schema.get("properties") or {}
-        if missing := [key for key in schema.get("required") or () if key not in value]:
-            raise TypeError(f"{name} lacks {', '.join(missing)}")
-        return {key: _checked(f"{name}.{key}", properties.get(key), part, depth - 1) for key, part in value.items()}
-    return value
 
+    def _chosen(self, name: str, choices: Sequence[Any], value: Any, depth: int) -> Any:
+        """A value of the first of several schemas that it fits. Raises the TypeError of the first if it fits none."""
+        errors = []
+        for choice in choices:
+            try:
+                return self.value(name, choice, value, depth - 1)
+            except TypeError as error:
+                errors.append(error)
+        raise errors[0]
 
-def _chosen(name: str, choices: Sequence[Any], value: Any, depth: int) -> Any:
-    """A value of the first of several schemas that it fits. Raises the TypeError of the first if it fits none."""
-    errors = []
-    for choice in choices:
-        try:
-            return _checked(name, choice, value, depth - 1)
-        except TypeError as error:
-            errors.append(error)
-    raise errors[0]
+    def _referenced(self, schema: Any) -> Any:
+        """The schema to which ``{"$ref": "#/$defs/NAME"}`` refers; None if there is none."""
+        for _ in range(MAX_DEPTH):
+            path = schema.get("$ref") if isinstance(schema, Mapping) else None
+            if not isinstance(path, str):
+                return schema
+            schema = self.root if path.startswith("#") else None
+            for key in path.removeprefix("#").split("/")[1:]:
+                schema = schema.get(key) if isinstance(schema, Mapping) else None
+        return None
 
 
 def _is_of(value: Any, kind: str) -> bool:

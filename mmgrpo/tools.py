@@ -203,7 +203,9 @@ class ToolEnvironment(Environment, SupportsCalls):
     def respond(self, message: AssistantMessage) -> Turn:
         """The results of the called functions, in order, and their images."""
         self._execution = _Execution([])
-        calls = calls_of(message, self._callable) or fenced_calls(message.text, self._fences, self._callable)
+        calls = calls_of(message, self._callable) or fenced_calls(
+            message.text, self._fences, self._callable, begins_in_reasoning=message.begins_in_reasoning
+        )
         if not calls:
             return Turn(done=True)
         excess = f"a turn may have {MAX_CALLS} calls, this one has {len(calls)}: the others are not executed"

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.tool_calls import FunctionCall, calls_in, checked_arguments, without_calls
+from mmgrpo.tool_calls import (
+    UNCLOSED_REASONING,
+    FunctionCall,
+    calls_in,
+    checked_arguments,
+    fenced_calls,
+    without_calls,
+)
 
 SCHEMA: dict[str, Any] = {
     "name": "crop",
@@ -24,6 +31,19 @@ SCHEMA: dict[str, Any] = {
                 "properties": {"fast": {"type": "boolean"}, "size": {"type": "integer"}},
                 "required": ["fast"],
             },
+            "counts": {"type": "object", "additionalProperties": {"type": "integer"}},
+            "entry": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]},
+            "tree": {"$ref": "#/$defs/Node"},
+        },
+        "$defs": {
+            "Node": {
+                "type": "object",
+                "properties": {
+                    "size": {"type": "integer"},
+                    "parts": {"type": "array", "items": {"$ref": "#/$defs/Node"}},
+                },
+                "required": ["size"],
+            }
         },
         "required": ["box"],
     },
@@ -57,7 +77,10 @@ def test_xml_calls_are_typed_by_the_schema() -> None:
     ("arguments", "error"),
     [
         ({}, "missing arguments: box"),
-        ({"box": [1], "y": 2}, "unknown arguments: y; expected are box, mode, scale, label, steps, either, options"),
+        (
+            {"box": [1], "y": 2},
+            "unknown arguments: y; expected are box, mode, scale, label, steps, either, options, counts, entry, tree",
+        ),
         ({"box": "1"}, "box must be array, got '1'"),
         ({"box": [1, "2"]}, "box[1] must be integer, got '2'"),
         ({"box": [1.5]}, "box[0] must be integer, got 1.5"),
@@ -67,6 +90,9 @@ def test_xml_calls_are_typed_by_the_schema() -> None:
         ({"box": [1], "scale": "x"}, "scale must be number, got 'x'"),
         ({"box": [1], "options": {}}, "options lacks fast"),
         ({"box": [1], "options": {"fast": 1}}, "options.fast must be boolean, got 1"),
+        ({"box": [1], "counts": {"a": 1, "b": 1.5}}, "counts.b must be integer, got 1.5"),
+        ({"box": [1], "entry": ["a", "b"]}, "entry[1] must be integer, got 'b'"),
+        ({"box": [1], "tree": {"size": 1, "parts": [{}]}}, "tree.parts[0] lacks size"),
     ],
 )
 def test_arguments_that_do_not_fit_are_errors(arguments: dict[str, Any], error: str) -> None:
@@ -86,6 +112,14 @@ def test_arguments_that_do_not_fit_are_errors(arguments: dict[str, Any], error: 
             {"box": [], "steps": 5, "options": {"fast": True, "size": 1000}},
         ),
         ({"box": [], "steps": None, "either": 5.0}, None),
+        (
+            {"box": [], "counts": {"a": 2.0}, "entry": ["a", 3.0, 4.0]},
+            {"box": [], "counts": {"a": 2}, "entry": ["a", 3, 4.0]},
+        ),
+        (
+            {"box": [], "tree": {"size": 1.0, "parts": [{"size": 2.0}]}},
+            {"box": [], "tree": {"size": 1, "parts": [{"size": 2}]}},
+        ),
     ],
 )
 def test_numbers_of_integer_arguments_are_integers(arguments: dict[str, Any], expected: dict[str, Any] | None) -> None:
@@ -99,17 +133,61 @@ def test_numbers_of_integer_arguments_are_integers(arguments: dict[str, Any], ex
         "<tool_call>" * 200_000,
         '<tool_call>{"name": "f", "arguments": ' + '{"a": ' * 100_000 + "</tool_call>",
         "<tool_call><function=f>" + "<parameter=a>" * 200_000 + "</tool_call>",
+        "<tool_call></think>" * 200_000,
+        "x" + "<think>" * 200_000,
     ],
-    ids=["openings", "nesting", "parameters"],
+    ids=["openings", "nesting", "parameters", "ends of thinking", "beginnings of thinking"],
 )
 def test_hostile_texts_take_linear_time(text: str) -> None:
     assert all(call.error for call in calls_in(text))
+
+
+F, G = '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "g"}</tool_call>'
+WITH_TAG = '<tool_call>{"name": "run", "arguments": {"code": "print(\'</think>\')"}}</tool_call>'
+RUN = FunctionCall("run", {"code": "print('</think>')"})
+
+
+@pytest.mark.parametrize(
+    ("text", "begins_in_reasoning", "expected"),
+    [
+        pytest.param(WITH_TAG, False, [RUN], id="tag in an argument"),
+        pytest.param(f"<think>x</think>{F}{WITH_TAG}", False, [FunctionCall("f"), RUN], id="tag in a later argument"),
+        pytest.param(f"x</think>{WITH_TAG}", True, [RUN], id="block of the prompt, tag in an argument"),
+        pytest.param(f"<think>{F}</think>{G}", False, [FunctionCall("g")], id="call in a block"),
+        pytest.param(f"{F}</think>{G}", False, [FunctionCall("g")], id="call in a block that the prompt opened"),
+        pytest.param(f"a <tool_call>\n</think>\n{G}", False, [FunctionCall("g")], id="opening in such a block"),
+        pytest.param(f"a <tool_call>\n</think>\n{G}", True, [FunctionCall("g")], id="opening in a block"),
+        pytest.param(f"{F}<think>x {F}</think>{G}", False, [FunctionCall("f"), FunctionCall("g")], id="two blocks"),
+        pytest.param(f"\n<think>x {F}", False, [FunctionCall(error=UNCLOSED_REASONING)], id="block without an end"),
+        pytest.param(
+            f"x {F}{G}", True, [FunctionCall(error=UNCLOSED_REASONING)], id="block of the prompt without an end"
+        ),
+        pytest.param("<think>x", False, [], id="block without an end or a call"),
+        pytest.param(f"The tag <think> is {F}", False, [FunctionCall("f")], id="tag in the answer"),
+    ],
+)
+def test_calls_are_those_of_the_answer(text: str, begins_in_reasoning: bool, expected: list[FunctionCall]) -> None:
+    assert calls_in(text, begins_in_reasoning=begins_in_reasoning) == expected
+
+
+def test_code_blocks_in_a_thinking_block_without_an_end_are_no_calls() -> None:
+    run = {"name": "run", "parameters": {"properties": {"code": {"type": "string"}}}}
+    block = "```python\nx\n```"
+    for text, begins_in_reasoning, codes in (
+        (f"<think>a {block}", False, []),
+        (f"a {block}", True, []),
+        (f"a {block}</think>{block}", True, ["x\n"]),
+        (block, False, ["x\n"]),
+    ):
+        calls = fenced_calls(text, {"python": "run"}, {"run": run}, begins_in_reasoning=begins_in_reasoning)
+        assert [call.arguments["code"] for call in calls] == codes
 
 
 @pytest.mark.parametrize(
     ("text", "content"),
     [
         ("4", "4"),
+        (f"a {WITH_TAG}", "a"),
         ('<tool_call>\n{"name": "f"}\n</tool_call>', ""),
         ("I look.\n<tool_call>a</tool_call>\n<tool_call>b</tool_call>\nThen", "I look.\nThen"),
         (

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.tool_calls import AssistantMessage, ToolResult
+from mmgrpo.tool_calls import REASONING, AssistantMessage, ToolResult
 from mmgrpo.types import Prompt
 
 from ..chat_template import render, require_no_arguments
@@ -54,6 +54,8 @@ ONE_TURN_FIX = (
 )
 MAX_ANCHOR = 512
 """Tokens before a turn in which the response template looks for the beginning of the turn."""
+MAX_OPENING = 16
+"""Tokens before a turn with which the prompt may open a thinking block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -358,7 +360,9 @@ class PromptEncoder:
         tools = encoded.prompt.chat_template_kwargs.get("tools")
         message = template_message(self.tokenizer, text, tokens, before_L.tolist(), tools)
         end = next((end for end in self._ends if (message.content or "").endswith(end)), "")
-        return replace(message, content=message.content.removesuffix(end)) if message.content and end else message
+        content = message.content.removesuffix(end) if message.content else message.content
+        begins_in_reasoning = self.tokenizer.decode(before_L[-MAX_OPENING:]).rstrip().endswith(REASONING)
+        return replace(message, content=content, begins_in_reasoning=begins_in_reasoning)
 
     def with_media_turn(
         self, encoded: EncodedPrompt, turn: Turn, token_T: Tensor, reply: EncodedReply

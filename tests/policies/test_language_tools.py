@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from functools import cache, partial
@@ -18,7 +19,7 @@ from transformers.utils import get_json_schema
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import DataError, PolicyError
-from mmgrpo.tool_calls import FunctionCall, ToolResult
+from mmgrpo.tool_calls import UNCLOSED_REASONING, FunctionCall, ToolResult, calls_of
 from mmgrpo.tools import ToolEnvironment
 from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout
 from tests.policies import tiny_language
@@ -310,13 +311,61 @@ def test_calls_are_read_by_the_response_template(name: str, text: str) -> None:
         assert "json parser could not parse" in (unreadable.error or "")
 
 
+GLM = "<tool_call>multiply\n<arg_key>a</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+GEMMA_CALL = "<|tool_call>call:multiply{a:3}<tool_call|>"
+
+
+@pytest.mark.parametrize(
+    ("name", "call"), [("qwen3", hermes("multiply", '{"a": 3}')), ("glm4moe", GLM), ("qwen3_5_think", None)]
+)
+def test_calls_in_a_thinking_block_without_an_end_are_an_error(name: str, call: str | None) -> None:
+    """The template of Qwen3.5 opens the block; GLM writes calls in a format of its own."""
+    call = call or "<tool_call>\n<function=multiply>\n<parameter=a>\n3\n</parameter>\n</function>\n</tool_call>"
+    specials, ends = FAMILIES[name]
+    encoder, end = policy_of(tokenizer_of(name, specials, **ends))._encoder, ends.get("eos_token", "<|im_end|>")
+    encoded = encoder(Prompt("", messages=ASK, chat_template_kwargs={"tools": TOOLS}))
+    opening = "" if name == "qwen3_5_think" else "<think>"
+    for text, expected in (
+        (f"{opening}I write {call}", [FunctionCall(error=UNCLOSED_REASONING)]),
+        (f"{opening}I write {call}</think>\n{call}", [FunctionCall("multiply", {"a": 3})]),
+    ):
+        assert list(calls_of(encoder.message(encoded, encoder.encode_text(text + end), 0))) == expected
+
+
+def test_the_end_of_a_thinking_block_in_an_argument_is_part_of_the_argument() -> None:
+    encoder = policy_of(tokenizer_of("qwen3"))._encoder
+    encoded = encoder(Prompt("", messages=ASK, chat_template_kwargs={"tools": TOOLS}))
+    call = hermes("run", json.dumps({"code": "print('</think>')"}))
+    for text in (call, f"<think>x</think>\n{call}"):
+        message = encoder.message(encoded, encoder.encode_text(f"{text}<|im_end|>"), 0)
+        assert list(calls_of(message)) == [FunctionCall("run", {"code": "print('</think>')"})]
+
+
+@pytest.mark.parametrize(("name", "call"), [("glm4moe", GLM), ("gemma4", GEMMA_CALL)])
+def test_the_token_that_opens_the_turn_of_a_tool_ends_the_turn_of_the_policy(name: str, call: str) -> None:
+    """As in the chat template, the results follow it; the turn is read without it."""
+    specials, ends = FAMILIES[name]
+    policy = policy_of(tokenizer_of(name, specials, **ends))
+    encoder, end = policy._encoder, ends["eos_token"]
+    encoded = encoder(Prompt("", messages=ASK, chat_template_kwargs={"tools": TOOLS}))
+    message = encoder.message(encoded, encoder.encode_text(call + end), 0)
+    assert (message.text, message.content) == (call, "")
+    assert message.calls == [FunctionCall("multiply", {"a": 3})]
+    results = [ToolResult("multiply", "12")]
+    reply = encoder.encode_reply(Turn(role="tool", results=results), prompt=QUESTION, end_ids=policy._end_ids.tolist())
+    calls = [{"type": "function", "function": {"name": "multiply", "arguments": {"a": 3}}}]
+    messages = [*ASK, {**ANSWER, "tool_calls": calls}, {"role": "tool", "name": "multiply", "content": "12"}]
+    rendered = policy.processor.apply_chat_template(messages, tools=TOOLS, tokenize=False, add_generation_prompt=True)
+    assert rendered.endswith(end + encoder.tokenizer.decode(reply.token_T))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "content"),
     [
         ("qwen3", f"So.\n{hermes('multiply', '{}')}", "So."),
         ("llama3_1", '{"name": "multiply", "parameters": {"a": 3}}', ""),
         ("llama3_1", 'So: {"name": "multiply", "parameters": {"a": 3}}', "So:"),
-        ("glm4moe", "<tool_call>multiply\n<arg_key>a</arg_key>\n<arg_value>3</arg_value>\n</tool_call>", ""),
+        ("glm4moe", GLM, ""),
         ("llama3_1", "So.", None),
     ],
 )
