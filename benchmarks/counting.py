@@ -66,10 +66,10 @@ def method_config(include: str, changes: Mapping[str, Any]) -> RunConfig:
 
     Args:
         include: its shipped name.
-        changes: what to lay over its ``rollout`` section.
+        changes: overrides of its ``rollout`` section.
 
     Returns:
-        A whole configuration whose policy still lacks a model.
+        A complete configuration whose policy has no model yet.
     """
     values = read_layers(find_config(include))
     values = merge(values, values["about"]["method"].get("paper_hparams", {}))

@@ -61,7 +61,7 @@ def count_method(name: str, changes: Mapping[str, Any]) -> list[Row]:
 
     Args:
         name: of its file.
-        changes: what to lay over its ``rollout`` section.
+        changes: overrides of its ``rollout`` section.
 
     Returns:
         One row with independent noise, one with the noise of the group.

@@ -65,7 +65,7 @@ class Case:
 
     Attributes:
         words: of the prompt's text.
-        completion: tokens of every completion; the model ends none by itself.
+        completion: tokens of every completion; the model samples no end of sequence.
         shows: whether a prompt has a picture.
         published: whether the model has the published shape, in bfloat16 with LoRA; else it is small, and every weight
             is trained in float32.

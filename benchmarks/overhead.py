@@ -62,7 +62,7 @@ def _print_table(setting: Setting, repeat: int) -> None:
 
 def _print_profile(setting: Setting) -> None:
     for profile in profiles(setting):
-        print(f"\n{profile.part}: {profile.ms:.1f} ms a pipeline call beside the denoiser and the autoencoder")
+        print(f"\n{profile.part}: {profile.ms:.1f} ms a pipeline call outside the denoiser and the autoencoder")
         for group, share in profile.shares.items():
             print(f"  {group:24}{100 * share:6.1f} %{profile.ms * share:8.2f} ms")
 

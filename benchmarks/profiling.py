@@ -128,7 +128,7 @@ def shares(work: Callable[[], Any]) -> dict[str, float]:
 
 
 def group_of(code: Code) -> str | None:
-    """The group that owns a function; None for one whose callers pay."""
+    """The group that owns a function; None for one whose time counts to its callers."""
     file, _, name = code
     for rule in RULES:
         if rule.path in file and (not rule.functions or name.startswith(rule.functions)):
@@ -137,7 +137,7 @@ def group_of(code: Code) -> str | None:
 
 
 def _owners(code: Code, result: Statistics, owners: dict[Code, Mapping[str, float]]) -> Mapping[str, float]:
-    """Who pays for a function: its group, or the groups of its callers by the time they spent in it."""
+    """The groups that a function's time counts to: its group, or those of its callers by the time they spent in it."""
     if code in owners:
         return owners[code]
     owner = group_of(code)

@@ -29,7 +29,7 @@ class Way:
 
     Attributes:
         processes: how many.
-        sharded: whether the model lies in parts on them.
+        sharded: whether the model is sharded over them.
         trains: all weights, or adapters.
     """
 
@@ -91,7 +91,7 @@ def apart(outcome: Outcome, other: Outcome) -> tuple[float, float]:
 
 
 def table(result: Mapping[str, Mapping[str, Outcome]]) -> Iterator[str]:
-    """A row per scenario, a column per way but for those that the others are compared with."""
+    """A row per scenario, a column per way, except the ways that the others are compared with."""
     others = [way for way in WAYS if way.processes > 1]
     yield "| scenario | " + " | ".join(way.name for way in others) + " |"
     yield "| --- |" + " --- |" * len(others)

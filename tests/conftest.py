@@ -14,7 +14,7 @@ import pytest
 
 gc.disable()  # until all is imported
 
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process compiles torch and the rest anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process compiles torch and the rest again
 sys.dont_write_bytecode = False  # what the workers of pytest-xdist take over
 os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio's searches all objects for references to its random generator
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process a core is there; on more threads sums are rounded otherwise
@@ -23,7 +23,7 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mmgrpo-state-")  # runs 
 
 @pytest.hookimpl(tryfirst=True)  # before items are selected by their marks
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Marks tests of ``each_value`` nightly, but for as few as have each daily value of each of their parameters."""
+    """Marks tests of ``each_value`` nightly, except as few as have each daily value of each of their parameters."""
     parameters = defaultdict(list)
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}

@@ -74,7 +74,7 @@ def wrongs(
         case: the run.
         kind: the fault.
         place: where.
-        whole: the same, undisturbed.
+        undisturbed: the same run without a fault.
         draw: says when and how.
 
     Yields:
@@ -92,7 +92,7 @@ def wrongs(
         shutil.rmtree(place.run)
         last = goes_on(case, place)
     if last.code != DONE:
-        yield result.what, f"went on to {last.code}: {last.output}"
+        yield result.what, f"resumed and ended with {last.code}: {last.output}"
         return
     for text in islice(differing(run_state(place.run), undisturbed.left), 3):
         yield result.what, text

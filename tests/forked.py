@@ -55,7 +55,7 @@ _servers: list[Server] = []
 def fork() -> int:
     """os.fork() of a process that has used torch, for one that is to use it.
 
-    A fork drops torch's pool of threads, and whoever first sets the number of threads makes a new one; of the threads
+    A fork drops torch's pool of threads, and the first to set the number of threads makes a new one; of the threads
     that autograd starts all at once two may meet there, and end the process ("Invalid thread pool!").
     """
     pid = os.fork()
@@ -98,7 +98,7 @@ def _serve(requests: TextIO, results: TextIO) -> None:
 
 
 def _leave_with(request: Request) -> None:
-    """Does a job in a process group of its own and ends the process; what it prints goes to the log."""
+    """Does a job in a new process group and ends the process; what it prints goes to the log."""
     code = 1
     try:
         os.setpgid(0, 0)

@@ -336,7 +336,7 @@ class Undisturbed:
 
 
 def undisturbed(case: Case, place: Place) -> Undisturbed:
-    """Runs a case in a process of its own."""
+    """Runs a case in a new process."""
     loaded = place.root / "loaded"
 
     def within(trainer: Any) -> None:

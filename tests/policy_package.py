@@ -23,7 +23,7 @@ def page_blocks(language: str) -> list[str]:
 
 
 def put_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The project on ``sys.path``, beside the metadata that its pyproject.toml makes."""
+    """The project on ``sys.path``, with the metadata that its pyproject.toml makes."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     info = folder / f"{PACKAGE}-{project['version']}.dist-info"
     info.mkdir()

@@ -13,7 +13,7 @@ SCORES: list[float | None] = []
 
 
 def held_out(samples: Sequence[Sample]) -> list[float | None]:
-    """As scripted; at its end the process is told to end."""
+    """As scripted; at its end the process gets a signal to end."""
     if not SCORES:
         os.kill(os.getpid(), signal.SIGTERM)
         return [0.0] * len(samples)

@@ -117,7 +117,7 @@ def test_prompts_in_any_of_their_forms(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_file", [True, False])
 def test_the_section_applies_to_live_rows(in_file: bool, tmp_path: Path) -> None:
-    rows = [{"question": "what is shown", "image": "http://127.0.0.1:9/a.png"}]  # where nobody answers
+    rows = [{"question": "what is shown", "image": "http://127.0.0.1:9/a.png"}]  # where no server listens
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(rows[0]))
     reading = {"source": "elsewhere.jsonl", "text_column": "question"}

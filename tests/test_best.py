@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {
 
 
 def run_scored(output: Path, values: Sequence[float | None], *, resume: Path | None = None, **changes: Any) -> Trainer:
-    """A run whose evaluations find what is given, from that at step 0 on; or that one goes on with."""
+    """A run whose evaluations have these scores, from that at step 0 on; or one that resumes."""
     SCORES[:] = values
     checkpoint = {"every": 1, "keep": 1, "best": "held_out", **changes.pop("checkpoint", {})}
     changes = {**SMALL, "steps": len(values) - 1, "evaluation": EVALUATION, **changes}
@@ -88,7 +88,7 @@ def test_a_resumed_run_keeps_the_earlier_best(tmp_path: Path) -> None:
     uninterrupted = run_scored(tmp_path / "whole", [0, 1, 3, 0, 1])
     interrupted = run_scored(
         tmp_path / "half", [0, 1, 3], steps=4
-    )  # is told to end by the third step's evaluation, which says 0
+    )  # ended by a signal in the third step's evaluation, whose score is 0
     assert interrupted.status == "terminated"
     assert names(interrupted) == ["step-000002", "step-000003"]
     resumed = run_scored(tmp_path / "half", [1], steps=4, resume=interrupted.folder.path)
@@ -180,7 +180,7 @@ TASK: dict[str, Any] = {**SMALL, "evaluation": EVALUATION}
 @pytest.mark.nightly
 def test_in_a_mixed_run_each_task_keeps_its_best_and_a_complete_step(tmp_path: Path) -> None:
     """A best one of one task alone drives out none of the step that all have."""
-    SCORES[:] = [0, 1, 2, 3]  # and the process is told to end in the fifth evaluation, of a at step 4
+    SCORES[:] = [0, 1, 2, 3]  # and the process gets a signal to end in the fifth evaluation, of a at step 4
     trainer = MixedTrainer(
         {
             "tasks": {"a": TASK, "b": {**TASK, "evaluation": None}},

@@ -31,7 +31,7 @@ JSON = b"Content-Type: application/json\r\n\r\n"
 
 
 class Server:
-    """Sends one thing to whoever connects, and counts the bytes of which it got rid."""
+    """Sends one message to each client, and counts the bytes that it sent."""
 
     def __init__(self, body: Callable[[], Iterator[bytes]], pause_s: float = 0.0) -> None:
         self._body, self._pause_s = body, pause_s

@@ -36,7 +36,7 @@ QUICK = (
 """One of each way: by the pipeline, by two components, by one, by peft."""
 
 GRAY_LEVEL = 1 / 255
-"""Of a pixel, which float32 may round otherwise where weights lie at other addresses."""
+"""Of a pixel, which float32 may round otherwise where weights have other addresses."""
 
 
 def run_card(folder: Path, base: BaseModelSource) -> tuple[dict[str, Any], str]:
@@ -116,7 +116,7 @@ def test_card_of_a_transformers_model_loads_it(kind: str, form: str, tmp_path: P
 
 
 def test_class_of_the_part_that_writes_is_its_own() -> None:
-    """The index of a model that speaks, too, names another class for the whole."""
+    """The index of a model that speaks, too, names another class for the complete model."""
     assert auto_class("Qwen2_5OmniThinkerForConditionalGeneration") == "Qwen2_5OmniThinkerForConditionalGeneration"
     assert auto_class("ClassWithItsOwnCode") == "AutoModel"
 

@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs")
     result = call("train", DIGITS, *SMALL, f"output={output}")
     assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()  # no terminal: a line of its own for each step, none of bars
+    lines = result.stdout.splitlines()  # no terminal: a separate line for each step, and no bars
     assert [line.split("  ")[0] for line in lines if "left " in line] == [
         "warm-up 1 of 2", "warm-up 2 of 2", "train 1 of 1"
     ]  # fmt: skip
@@ -232,7 +232,7 @@ def exiting(samples):
 def test_a_terminated_process_prints_how_to_resume(
     signal: str, code: int, status: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = f"leaving_by_{signal.lower()}"  # one of its own, for it stays imported
+    module = f"leaving_by_{signal.lower()}"  # a new module, for it stays imported
     (tmp_path / f"{module}.py").write_text(LEAVING.format(signal=signal))
     command = [sys.executable, "-m", "mmgrpo.cli", "train", DIGITS, "update.warmup=null", "evaluation=null",
                "steps=3", "rollout.group_size=2", "rollout.prompts_per_step=2"]  # fmt: skip
@@ -244,7 +244,7 @@ def test_a_terminated_process_prints_how_to_resume(
     assert f"{status}; to resume from step {step}: mmgrpo train --resume {folder}\n" in first.stdout
     assert json.loads((folder / "run.json").read_text())["status"] == status
     assert steps(folder) == list(range(1, step + 1))
-    monkeypatch.chdir(tmp_path)  # the reward lies where the command was given
+    monkeypatch.chdir(tmp_path)  # the reward is in the working directory of the command
     second = call("train", "--resume", str(folder))
     assert second.exit_code == (code if step == 1 else 0), second.output
     assert steps(folder) == ([1, 2] if step == 1 else [1, 2, 3])

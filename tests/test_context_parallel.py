@@ -79,7 +79,7 @@ def runs(folder: Path, names: Sequence[str]) -> dict[str, tuple[Tensor, list[dic
 
 
 def ended(folder: Path, names: Sequence[str]) -> str:
-    """How a run ends of whose processes one that asks no rewards is told to."""
+    """How a run ends in which one process without rewards gets a signal to end."""
     job = Job(Accelerator(), context_parallel=2)
     pids = job.gather_processes(os.getpid())
 
@@ -107,7 +107,7 @@ def _same(name: str, result: tuple[Tensor, list[dict[str, Any]], int], output: P
 
 
 EVERYDAY = ("wan",)
-"""A video, with adapters; that all weights are trained so too is tried by night, on more pipelines."""
+"""A video, with adapters; training of all weights is tried nightly, on more pipelines."""
 
 
 @pytest.mark.parametrize("names", [EVERYDAY, pytest.param(("flux all",), marks=pytest.mark.nightly)], ids=" ".join)
@@ -151,7 +151,7 @@ def test_two_that_share_a_sequence_have_half_of_its_activations(tmp_path: Path) 
 
 
 def refused(folder: Path, names: Sequence[str]) -> list[str]:
-    """What three processes are told that cannot share a sequence."""
+    """The error for three processes that cannot share a sequence."""
     job, messages = Job(Accelerator(), context_parallel=3), []
     for policy in (tiny_policies.policy_of("sd3"), tiny_policies.policy_of("wan"), policy_of("llama")):
         with pytest.raises(ConfigError) as error:
@@ -175,7 +175,7 @@ def test_unsupported_sequence_sharing_raises(tmp_path: Path) -> None:
 
 
 def indivisible(folder: Path, names: Sequence[str]) -> str:
-    """What two processes are told of a sequence of an odd length."""
+    """The error for two processes and a sequence of odd length."""
     job = Job(Accelerator(), context_parallel=2)
     policy = tiny_policies.policy_of("flux", call={"max_sequence_length": 7})
     job.distribute(policy)

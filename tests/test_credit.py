@@ -59,7 +59,7 @@ def test_divergence_is_taken_off_the_reward_before_the_baseline() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        # rewards 1, 3 | 1, 3 standardised, twice: -2, 2 | -2, 2; divergences 1, 5 | 0, 0 at 0.25 take off 0.25, 1.25
+        # rewards 1, 3 | 1, 3 standardized, twice: -2, 2 | -2, 2; divergences 1, 5 | 0, 0 at 0.25 take off 0.25, 1.25
         # -2.25, 0.75 | -2, 2, each group less its mean
         ({"scale": "none", "combine": {"name": "normalized_sum", "eps": 0.0}}, [-1.5, 1.5, -2.0, 2.0]),
         # and over the spread of all, sqrt((2.25 + 2.25 + 4 + 4) / 4) = 1.7677670

@@ -42,7 +42,7 @@ def test_average_by_hand() -> None:
 
 @pytest.mark.parametrize(("times", "early", "late"), [(1, 54.7057, 73.0), (2, 32.0685, 35.1053), (4, 16.0309, 16.2626)])
 def test_lag_is_that_of_the_published_runs(times: int, early: float, late: float) -> None:
-    # once the decay is d = 0.9 ** times, an average taken at update 2047 lags 8 d / (1 - d) behind it: 72, 34.1, 15.3
+    # once the decay is d = 0.9 ** times, an average taken at update 2047 lags by 8 d / (1 - d): 72, 34.1, 15.3
     config = EmaConfig(decay=0.9, every=8, times=times)
     assert 128 - averaged(config, 128) == pytest.approx(early, rel=1e-4)
     assert 2048 - averaged(config, 2048) == pytest.approx(late, rel=1e-4)

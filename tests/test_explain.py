@@ -66,7 +66,7 @@ def test_lines_are_as_wide_as_they_may_be() -> None:
 
 
 def test_a_window_costs_one_forward_per_step_and_policy() -> None:
-    # 10 steps drawn; 4 of them trained on, once by the policy and once by the reference
+    # 10 steps sampled; 4 of them trained on, once by the policy and once by the reference
     assert numbers(forwards_per_sample(Algorithm.of(changed()), 10), 10) == [10.0, 0.0, 4.0, 4.0]
     assert "rollout 10.0, reference 4.0, update 4.0; in all 18.0" in rows(changed())["forwards"]
 
@@ -94,7 +94,7 @@ def test_shared_noise_averages_over_the_windows_of_the_run() -> None:
 def test_a_tree_counts_its_states() -> None:
     rollout = {"group_size": 4, "window": None, "tree": {"name": "evenly"}}
     config = changed(rollout=rollout, objective={"kl": {"beta": 0}})
-    # splits at 0 and 10 // 2 = 5: 1 state at step 0, 2 at steps 1 to 5, 4 at 6 to 9, the last of which is not drawn
+    # splits at 0 and 10 // 2 = 5: 1 state at step 0, 2 at steps 1 to 5, 4 at 6 to 9, the last of which is not sampled
     assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [
         (1 + 5 * 2 + 4 * 4) / 4,
         0.0,
@@ -103,7 +103,7 @@ def test_a_tree_counts_its_states() -> None:
     ]
     assert "rollout 6.8, update 5.8; in all 12.5" in rows(config)["forwards"]
     assert rows(config)["tree"].startswith("evenly: Every branch becomes factor at n decisions")
-    # of a window of 2, 3 the splits are drawn too: 0, 2, 3, 5
+    # of a window of 2, 3 the splits are sampled too: 0, 2, 3, 5
     window = changed(
         rollout=rollout | {"window": {"name": "fixed", "start": 2, "size": 2}}, objective={"kl": {"beta": 0}}
     )
@@ -134,7 +134,7 @@ def test_a_coupled_ratio_takes_values_before_every_update_but_the_first() -> Non
 
 def test_a_coupled_ratio_with_a_reference_takes_values_before_every_update() -> None:
     config = changed(objective={"ratio_level": "sequence"}, update={"minibatches": 1})
-    # one pass for the values and one for the gradient, the reference beside each
+    # one pass for the values and one for the gradient, with a pass of the reference each
     assert numbers(forwards_per_sample(Algorithm.of(config), 10), 10) == [10.0, 4.0, 8.0, 4.0]
     assert rows(config)["coupled values"].startswith("a pass before every update: ")
 
@@ -160,7 +160,7 @@ def test_a_live_policy_is_explained_without_its_settings() -> None:
     assert lines["forwards"].startswith("per sample and step: rollout N, update N - 1.0, for a denoising policy of N")
     assert "sampler" not in lines
     window = {"same_initial_noise": True, "window": {"name": "random", "size": 2}}
-    # where the window lies depends on N; of its 2 steps the first is shared by 8
+    # the position of the window depends on N; of its 2 steps the first is shared by 8
     assert "rollout fewer than N, update 1.1" in rows(validated({"rollout": window}))["forwards"]
 
 

@@ -145,7 +145,7 @@ def test_all_samples_of_a_strategy_are_counted() -> None:
     assert "at least 0 and at most 160 trained on" in explained["strategy"]
     assert explained["in all"] == "60 steps, at least 9,600 and at most 38,400 samples, 120 updates"
     assert explained["updates"] == "1 epoch x 2 minibatches = 2 updates a rollout"
-    # a sample takes 10 forwards, and 4 steps of 160 with a reference beside each, whether found first or last
+    # a sample takes 10 forwards, and 4 steps of 160 with a reference each, whether solved first or last
     assert "at least 2,880 and at most 7,680 a step" in explained["forwards"]
     cheap = {
         "name": "two_stage_scouts",

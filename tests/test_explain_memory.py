@@ -54,7 +54,7 @@ def test_bytes_by_hand() -> None:
     assert parts.trained == 64
     assert gathered_bytes([module]) == 2 * 9 * 4
     module.requires_grad_(False)
-    module.blocks[0].bias.requires_grad_(True)  # an adapter, as it were: whole beside frozen weights in parts
+    module.blocks[0].bias.requires_grad_(True)  # as an adapter: complete, with sharded frozen weights
     parts = resident_memory([module], sharded=[module], num_processes=2)
     assert (parts.trained, parts.frozen) == (12, 4 * (4 + 6 + 4))
 
@@ -182,7 +182,7 @@ def test_engines_hold_and_gather_the_predicted_bytes(lora: dict[str, Any] | None
     fsdp2, zero2, zero3 = ShardingEngine.FSDP2, ShardingEngine.ZERO2, ShardingEngine.ZERO3
     assert memory[zero3] == memory[fsdp2]
     assert seconds[zero3] == seconds[fsdp2]
-    if lora:  # ZeRO-2 leaves whole what carries an adapter
+    if lora:  # ZeRO-2 does not shard a module with an adapter
         assert memory[zero2] == memory[ShardingEngine.GPUS]
         assert seconds[zero2] == seconds[ShardingEngine.GPUS]
         return

@@ -40,7 +40,7 @@ def call(*arguments: str) -> Any:
 
 
 def written(output: Path, *, lora: dict[str, Any] | None, **changes: Any) -> Path:
-    """A run of a few updates of a small language model that lies in a folder, with a card of its own."""
+    """A run of a few updates of a small language model in a folder, with a model card."""
     model = output / "model"
     model.mkdir(parents=True)
     language_models.save("llama", model)
@@ -162,7 +162,7 @@ def test_diffusers_loads_the_adapters_of_a_pipeline(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_complete_pipeline_loads_by_the_code_of_its_card(tmp_path: Path) -> None:
-    """Stable Diffusion 3 without its T5, which diffusers has to be told."""
+    """Stable Diffusion 3 without its T5, which diffusers must be configured for."""
     model = {"name": "denoising", "model": "python:mmgrpo.examples.pipelines:digits_pipeline", "call": CALL}
     values = {**BASE, "steps": 1, "output": str(tmp_path), "policy": {**model, "lora": None}}
     run = Trainer(build_policy(validated(values), "cpu"), {"b": brightness}, digit_prompts(), values).train()

@@ -94,7 +94,7 @@ def test_example_trains(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["optimizer/grad_norm"] > 0 for row in rows)
     assert bool(policy.logits.any())
-    # the same from a file of one's own, to the bit
+    # bitwise the same from a custom file
     monkeypatch.undo()
     name, weights = f"my_method_{re.sub('[^a-z]', '_', title.lower())}", policy.logits.detach().clone()
     (tmp_path / f"{name}.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))

@@ -25,7 +25,7 @@ from mmgrpo.system.extras import EXTRA_OF, install_command, is_installed, missin
 from tests.words import words_of
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = ROOT / "examples" / "own_policy"  # a project with a pyproject.toml of its own
+OUTSIDE = ROOT / "examples" / "own_policy"  # a separate project with its pyproject.toml
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 WITHOUT_EXTRAS = """

@@ -25,7 +25,7 @@ def call(*arguments: str, **environment: str) -> Result:
 
 
 def output_of(*command: str, folder: Path, **environment: str) -> str:
-    """What ``python -m mmgrpo`` says in a process of its own."""
+    """The output of ``python -m mmgrpo`` in a new process."""
     surroundings = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run([sys.executable, "-m", "mmgrpo", *command], cwd=folder, env=surroundings,
                           capture_output=True, text=True, timeout=300)  # fmt: skip

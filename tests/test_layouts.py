@@ -33,7 +33,7 @@ def values(policy: Policy) -> Tensor:
 
 
 def laid_nowhere(policy: SupportsSharding) -> None:
-    """Parts it as an engine does, but that nothing lies elsewhere afterwards."""
+    """Shards it as an engine does, without moving anything elsewhere."""
 
     def shard(name: str, module: nn.Module, *, empty: object = None, within: object = None) -> None:
         for block in reversed(blocks_of(module)):

@@ -81,7 +81,7 @@ def gradient(policy: DenoisingPolicy) -> Tensor:
 def full_graph(
     policy: DenoisingPolicy, rollout: Rollout, objective: Objective, advantage_B: Tensor = ADVANTAGE_B
 ) -> tuple[float, Tensor]:
-    """The objective on the whole matrix at once, every decision's graph alive together."""
+    """The objective on the full matrix at once, every decision's graph alive together."""
     totals = count(rollout.mask_BT)
     result: dict[Value | None, dict[tuple[int, int], Tensor]] = {}
     for evaluation in policy.evaluate(rollout, values=objective.values):
@@ -137,7 +137,7 @@ def relative(result: Tensor, expected: Tensor) -> float:
 
 
 NIGHTLY = ("dual", "two-sided", "cispo", "sapo", "k3", "tempflow", "gspo")
-"""Those that differ from another in nothing but a function of one decision, which has tests of its own."""
+"""Those that differ from another only by a function of one decision, which has separate tests."""
 
 
 @pytest.mark.parametrize(

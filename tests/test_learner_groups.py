@@ -43,7 +43,7 @@ def streamed(policy: DenoisingPolicy, rollout: Rollout, objective: Objective, pa
 
 
 def full_graph(policy: DenoisingPolicy, rollout: Rollout, objective: Objective) -> tuple[float, Tensor]:
-    """The loss on the whole matrix at once, every decision's graph alive together."""
+    """The loss on the full matrix at once, every decision's graph alive together."""
     B, T = rollout.shape
     cells: dict[tuple[int, int], Tensor] = {}
     for evaluation in policy.evaluate(rollout):
@@ -78,7 +78,7 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
     value, result, _ = streamed(policy, rollout.aged(), objective, [[0, 1, 2, 3]])
     assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert relative(result, full) < 1e-5
-    # a minibatch holds whole groups, and the groups add up
+    # a minibatch holds complete groups, and the groups add up
     value, result, _ = streamed(policy, rollout.aged(), objective, [[0, 1], [2, 3]])
     assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert relative(result, full) < 1e-5

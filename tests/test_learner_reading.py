@@ -38,7 +38,7 @@ OBJECTIVES = {
 
 
 def read(policy: DenoisingPolicy, objective: Objective) -> Rollout:
-    """The final latents of two groups, drawn without noise, read at three levels of the group's own."""
+    """The final latents of two groups, sampled without noise, read at three levels for each group."""
     rollout = policy.rollout(PROMPTS, group_size=2, seed=11, plan=Plan(stochastic=(), keep_latents=True))
     off_policy_samples = [OffPolicySample(sample=sample, source=Source.ON_POLICY) for sample in rollout.samples]
     return policy.read(off_policy_samples, seed=11, plan=Plan(same_initial_noise=True, values=tuple(objective.values)))

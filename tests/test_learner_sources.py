@@ -59,7 +59,7 @@ def test_the_streamed_gradient_is_the_full_graphs(name: str) -> None:
 
 
 def test_each_row_takes_the_surrogate_of_its_source() -> None:
-    """The gradient is the sum of the plain one over drawn rows and the shaped one over the others."""
+    """The gradient is the sum of the plain one over sampled rows and the shaped one over the others."""
     policy = make_policy()
     rollout = mixed(draw(policy))
     disturb(policy)

@@ -105,7 +105,7 @@ def test_a_loss_of_groups_streams_the_full_graphs_gradient_at_weights_that_moved
     value, result = streamed(policy, rollout.aged(), objective, parts=[ALL])
     assert value == pytest.approx(expected, rel=1e-4)
     assert relative(result, full) < 1e-5
-    value, result = streamed(policy, rollout.aged(), objective, parts=[[0, 1], [2, 3]])  # each group whole
+    value, result = streamed(policy, rollout.aged(), objective, parts=[[0, 1], [2, 3]])  # each group complete
     assert value == pytest.approx(expected, rel=1e-4)
     assert relative(result, full) < 1e-5
 
@@ -117,7 +117,7 @@ def test_a_loss_of_groups_is_not_that_of_its_rows() -> None:
     _, complete = streamed(policy, rollout, PAIRS, parts=[ALL])
     _, halves = streamed(policy, rollout, PAIRS, parts=[[0, 2], [1, 3]])
     assert complete.norm() > 0
-    assert halves.norm() == 0  # no group is whole
+    assert halves.norm() == 0  # no group is complete
 
 
 def test_the_ratio_is_known_without_a_forward_as_long_as_the_weights_are_those_that_sampled() -> None:
@@ -139,7 +139,7 @@ def test_the_ratio_is_known_without_a_forward_as_long_as_the_weights_are_those_t
 
 
 def test_values_of_the_rollout_are_not_recomputed_on_policy() -> None:
-    # 4 rows x 3 stochastic steps; each forward of the policy has one of the reference beside it
+    # 4 rows x 3 stochastic steps; each forward of the policy has one of the reference
     policy, objective = make_policy(), OBJECTIVES["gspo with kl"]
     rollout = draw(policy)
     measured = with_values(policy, rollout, [from_reference("velocity_mse")])
@@ -162,7 +162,7 @@ def test_advantages_are_those_of_the_decisions() -> None:
         accumulate_gradient(
             policy, rollout, ADVANTAGE_B, OBJECTIVES["clipped"], rows=ALL, totals=count(rollout.mask_BT)
         )
-    # the last trained step alone teaches: 4 forwards, and the gradient of a mask that keeps only it
+    # the last trained step alone has a gradient: 4 forwards, and the gradient of a mask that keeps only it
     only_BT = (torch.arange(4) == 2).expand(rollout.shape)
     result = accumulate_gradient(
         policy, rollout, ADVANTAGE_B[:, None] * only_BT, OBJECTIVES["clipped"], rows=ALL, totals=count(rollout.mask_BT)

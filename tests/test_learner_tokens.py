@@ -119,7 +119,7 @@ def matrix(parts: Sequence[tuple[Tensor, Tensor]], shape: tuple[int, int]) -> Te
 def full_graph(
     policy: LanguagePolicy, rollout: Rollout, objective: Objective, advantage_B: Tensor = ADVANTAGE_B
 ) -> tuple[float, Tensor]:
-    """The objective on the whole matrix at once, selections by torch's own quantile and means."""
+    """The objective on the full matrix at once, selections by torch's own quantile and means."""
     requested = objective.values | objective.first_values | {ENTROPY}
     measured: dict[Value | None, list[tuple[Tensor, Tensor]]] = {name: [] for name in (None, *requested)}
     for evaluation in policy.evaluate(rollout, values=requested):
@@ -200,7 +200,7 @@ def relative(measured: Tensor, expected: Tensor) -> float:
 
 
 NIGHTLY = ("vespo", "gmpo", "unbiased k1")
-"""Those that differ from another in nothing but a function, which has tests of its own."""
+"""Those that differ from another only by a function, which has separate tests."""
 
 every = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in OBJECTIVES]
@@ -223,7 +223,7 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
 @pytest.mark.parametrize("parts", [([0, 1, 2], [3, 4, 5]), ([5, 2, 0], [4], [], [3, 1])], ids=["two", "four"])
 def test_processes_and_row_order_do_not_change_updates(name: str, parts: Sequence[Sequence[int]]) -> None:
     policy, rollout = moved_rollout()
-    if name in OF_GROUPS:  # which stay whole
+    if name in OF_GROUPS:  # which stay complete
         parts = [[2, 0, 1], [], [5, 3, 4]]
     value, expected, _ = streamed(policy, rollout, OBJECTIVES[name])
     other_value, other, _ = streamed(policy, rollout, OBJECTIVES[name], parts=parts)
@@ -249,7 +249,7 @@ def test_micro_batches_do_not_change_updates(name: str) -> None:
         ("gmpo", 4),
         # all 6 entropies count in the quantile
         ("high entropy", 8),
-        # with a divergence or an entropy term every row counts, and the reference is beside each
+        # with a divergence or an entropy term every row counts, with a forward of the reference each
         ("unbiased kl", 12),
         ("entropy bonus", 6),
     ],

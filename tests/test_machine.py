@@ -27,7 +27,7 @@ def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
     git(tmp_path, "commit", "-q", "-m", "one")
     head = git(tmp_path, "rev-parse", "HEAD")
     assert commit(package) == head
-    assert commit(within) is None  # in somebody's repository, but not at the top of a checkout of ours
+    assert commit(within) is None  # in another repository, not at the top of a checkout of mmgrpo
     (package / "a.py").write_text("2")
     assert commit(package) == f"{head}, with changes"
 

@@ -20,7 +20,7 @@ OFFLINE = ("--offline", "--no-build-isolation", "--no-deps")
 """What an installation needs is here already."""
 
 TIMEOUT_S = 3600.0
-"""Per command. The whole test takes 90 s of processor time; other nightly tests share the machine."""
+"""Per command. The test takes 90 s of processor time; other nightly tests share the machine."""
 
 
 class Place:

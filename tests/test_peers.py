@@ -59,7 +59,7 @@ def lose_process(folder: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 EVERYDAY = "killed 0"
-"""The first process is lost, which writes the run down; by night each of the two, in each way."""
+"""The first process is lost, which writes the run's files; nightly each of the two, in each way."""
 
 
 def by(*ways: str) -> pytest.MarkDecorator:

@@ -47,7 +47,7 @@ class Clock:
 
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A terminal of 80 columns as stdout; what is read from it is what stands there."""
+    """A terminal of 80 columns as stdout; reading from it gives the text on its screen."""
     reader, writer = pty.openpty()
     os.set_blocking(reader, False)
     monkeypatch.setenv("COLUMNS", "80")
@@ -67,7 +67,7 @@ def all_of(reader: int) -> str:
 
 
 def viewed(progress: RunProgress) -> list[str]:
-    """The bars as they are drawn now."""
+    """The bars on the screen."""
     bars: Any = progress._display
     assert isinstance(bars, BarDisplay)
     console = PlainConsole()

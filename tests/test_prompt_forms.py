@@ -50,7 +50,7 @@ def colours(prompt: Prompt) -> list[int]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Pictures 1.png to 4.png of those colours, and a video that nobody opens."""
+    """Images 1.png to 4.png of those colors, and a video that is never opened."""
     for colour in range(1, 5):
         picture(colour).save(tmp_path / f"{colour}.png")
     (tmp_path / "clip.mp4").touch()
@@ -295,7 +295,7 @@ class TestErrors:
 
 
 def test_a_question_is_the_same_to_a_model_in_every_form(folder: Path):
-    """Image and text reach a real processor and model alike, whoever's data they are; another image does not."""
+    """Image and text of every dataset reach a real processor and model alike; another image does not."""
     rows = [
         {"prompt": "what is it?", "image": "4.png"},
         {"prompt": [user("what is it?")], "images": ["4.png"]},

@@ -30,7 +30,7 @@ from tests.policies.tiny_language import policy_of
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder beside that of the data, with a picture, a sound and an archive; and the data's own, with a picture."""
+    """A folder next to that of the data, with an image, a sound and an archive; and the data's, with an image."""
     folder = tmp_path / "outside"
     folder.mkdir()
     Image.new("RGB", (2, 2), (200, 0, 0)).save(folder / "a.png")
@@ -122,7 +122,7 @@ def test_stored_images_that_are_paths_raise_in_any_column(outside: Path) -> None
     for column in ("image", "target"):
         features = Features({"prompt": Value("string"), column: ImageFeature()})
         dataset = Dataset.from_dict({"prompt": ["p"], column: [stored]}, features=features)
-        assert len(load_prompts(dataset)) == 1  # whoever holds it in Python has said where its images lie
+        assert len(load_prompts(dataset)) == 1  # a dataset in Python has the paths that its owner gave it
         table = dataset.data.table.replace_schema_metadata(features.arrow_schema.metadata)
         pyarrow.parquet.write_table(table, outside.parent / "data/rows.parquet")
         with pytest.raises(DataError, match=r"row 0.*a.png' is outside of .*/data"):

@@ -46,7 +46,7 @@ def about(trainer: Trainer) -> dict[str, Any]:
 def failing(
     at_call: int, error: BaseException | None = None, *, judge: Any = brightness, number: int = signal.SIGTERM
 ) -> Any:
-    """A reward that raises, or has the process told to end, at a call."""
+    """A reward that raises, or sends the process a signal to end, at a call."""
     calls = []
 
     def reward(samples: Sequence[Sample]) -> list[float]:
@@ -116,7 +116,7 @@ def test_sigterm_and_slurms_warning_give_the_step_up_and_lose_none_before_it(
         1,
         2,
         2,
-    ]  # the third was drawn and judged, and not learnt from
+    ]  # the third was sampled and scored, without an update
     resumed = run(tmp_path / "half", resume=interrupted.folder.path)
     assert torch.equal(weights(resumed), weights(uninterrupted))
     assert timeless(lines(resumed)) == timeless(lines(uninterrupted))

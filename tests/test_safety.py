@@ -24,7 +24,7 @@ from tests.test_docs import page_names
 UNPICKLING = ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 
 RUNS_TEXT = {"mmgrpo.environments.python_worker", "mmgrpo.rewards.code.program_protocol"}
-"""What runs within the sandbox, as a program of its own."""
+"""The programs that run in the sandbox."""
 
 LOADS_FOREIGN_CODE = {
     "mmgrpo.policies.masked.settings",
@@ -35,7 +35,7 @@ LOADS_FOREIGN_CODE = {
     "mmgrpo.trl.loaded_policy",
     "mmgrpo.trl.run_values",
 }
-"""Where ``trust_remote_code`` may be written: as off, as a setting that somebody has to set, and by who seeks it."""
+"""Where ``trust_remote_code`` may be written: as off, and as a user's setting."""
 
 
 @cache

@@ -58,7 +58,7 @@ def test_texts_are_saved_with_their_prompts(tmp_path: Path) -> None:
     ]
     assert (first["reference"], third["reference"], third["num_videos"]) == ("7", None, 1)
     assert second["images"] == [small, large]
-    assert third["images"] == [small, None]  # the same picture from a file; one that nobody can open
+    assert third["images"] == [small, None]  # the same image from a file; one that cannot be opened
     assert len(list((tmp_path / "samples/images").iterdir())) == 2
     assert np.array_equal(np.asarray(Image.open(folder / small)), np.asarray(SMALL))
     with Image.open(folder / large) as reduced:

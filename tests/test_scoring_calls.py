@@ -56,7 +56,7 @@ class TestExplanations:
 
 class TestThreads:
     def test_concurrent_rewards_run_in_parallel(self):
-        together = threading.Barrier(3, timeout=10)  # nobody passes before all three have come
+        together = threading.Barrier(3, timeout=10)  # no call passes before all three have come
 
         def meet(samples: Sequence[Sample]) -> list[float]:
             together.wait()

@@ -53,7 +53,7 @@ def test_gates_in_a_row_and_before_the_clip() -> None:
     b = giving("b", [1.0, 0.0, 1.0, 1.0], gate=Gate("a", 2.0, "zero"))  # sees a's 3, not its 1
     c = giving("c", [1.0] * 4, gate=Gate("b", 1.0, "zero"))
     scores, metrics = counting([c, b, a])
-    assert column(scores, 0) == [1.0, 0.0, 1.0, 0.0]  # b is 1 at the last, but behind a closed gate
+    assert column(scores, 0) == [1.0, 0.0, 1.0, 0.0]  # b is 1 at the last, but its gate is closed
     assert column(scores, 1) == [1.0, 0.0, 1.0, 0.0]
     assert column(scores, 2) == [1.0, 1.0, 1.0, 0.0]
     assert metrics["reward/a/clipped_frac"] == 0.75

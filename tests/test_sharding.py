@@ -54,7 +54,7 @@ class Outcome:
 
 
 def resumed(output: Path) -> Trainer:
-    """The second step taken by a trainer that goes on from the first one's checkpoint."""
+    """The second step taken by a trainer that resumes from the first one's checkpoint."""
     rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 3}}
     values = scenarios.base(output, rollout=rollout, checkpoint={"every": 1})
     arguments = {"brightness": scenarios.brightness}, scenarios.digit_prompts()
@@ -111,7 +111,7 @@ def with_adapters() -> None:
 
 
 def ask(*, in_parts: bool) -> None:
-    """What accelerate is asked for: the engine that ``on_two`` was given, or whole weights."""
+    """The argument for accelerate: the engine that ``on_two`` has, or no sharding."""
     engine = os.environ.get("TEST_ENGINE", "fsdp2")
     os.environ["ACCELERATE_USE_FSDP"] = str(in_parts and engine == "fsdp2").lower()
     os.environ["ACCELERATE_USE_DEEPSPEED"] = str(in_parts and engine != "fsdp2").lower()
@@ -135,7 +135,7 @@ def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outc
 
 
 def run_both(folder: Path, names: Sequence[str]) -> list[dict[str, Outcome]]:
-    """The scenarios of a model that is whole, and in parts; adapters are trained."""
+    """The scenarios of a model, unsharded and sharded; adapters are trained."""
     with_adapters()
     return run_full(folder, names)
 
@@ -146,7 +146,7 @@ def run_full(folder: Path, names: Sequence[str]) -> list[dict[str, Outcome]]:
 
 
 def gradients_apart(folder: Path, names: Sequence[str], **lora: Any) -> dict[str, float]:
-    """How far a pipeline in parts has its gradients from a whole one's, of their norm; their decisions are the same."""
+    """Distance of a sharded pipeline's gradients from an unsharded one's, of their norm; their decisions are equal."""
     lora = lora or {"lora": {"rank": 2}}
     ask(in_parts=True)
     job, result = Job(Accelerator()), {}
@@ -222,9 +222,9 @@ def test_adapters_sharded_by_deepspeed_have_the_unsharded_updates(tmp_path: Path
 
 
 def rollout_of_rank(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Tensor]]:
-    """What the first of two processes holds of a model before, while and after it alone draws from it.
+    """Weights of a model on the first of two processes, before, while and after it alone samples from it.
 
-    And what a whole model and that one say of what was drawn, by a reference that is first asked for meanwhile.
+    And log-probabilities of the samples under the unsharded and this model, by a reference of a later first use.
     """
     ask(in_parts=True)
     job = Job(Accelerator())
@@ -252,7 +252,7 @@ def rollout_of_rank(folder: Path, names: Sequence[str]) -> tuple[list[int], list
 
 
 def tried_alone(folder: Path, names: Sequence[str]) -> list[Tensor]:
-    """What a whole model with adapters draws, and one in parts that the first of two processes alone draws from."""
+    """Samples of an unsharded model with adapters, and of a sharded one of which the first of two processes samples."""
     ask(in_parts=True)
     job = Job(Accelerator())
     assert job.sharding is not None

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.nightly  # `.ci/run` has ten minutes
 RELATIVE = 1e-7
 EVERYDAY = ("images", f"a rank without rows{BLOCKWISE}")
 FILES = ("kept", "texts", "failed", "loaded", "full")
-"""Runs whose files are looked at; and one that is told to end, by night."""
+"""Runs whose files are read; and, nightly, one that gets a signal to end."""
 BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
 SAME = ("loss", "reward/mean", "optimizer/grad_norm", "rollout/rounds", "advantage/abs_mean")
 
@@ -75,7 +75,7 @@ def texts(output: Path) -> Trainer:
 
 
 def ended_early(output: Path, *, raises: bool) -> Trainer:
-    """The second step is given up because one process is told to, or its reward fails; no checkpoint is due."""
+    """The second step is given up because one process gets a signal, or its reward fails; no checkpoint is due."""
     rollout = {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
     values = scenarios.base(output, rollout=rollout, checkpoint={"every": None})
 
@@ -168,7 +168,7 @@ ZERO = [pytest.param(engine, marks=(needs_deepspeed, pytest.mark.nightly)) for e
 
 
 def by_deepspeed(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Outcome]]:
-    """The scenarios of weights that are whole, and in parts; ZeRO-3 puts its linear layer in torch's place, so last."""
+    """The scenarios of weights, unsharded and sharded; ZeRO-3 replaces torch's linear function, so it is last."""
     result = {}
     for engine in ("zero2", "whole", "zero3"):
         os.environ["TEST_ENGINE"] = engine

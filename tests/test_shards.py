@@ -21,7 +21,7 @@ SHAPES = ((7, 3), (1, 4), (2,), (5, 2, 2))
 
 
 def rows_of(shape: tuple[int, ...], process: int, num_processes: int) -> OnMesh:
-    """As FSDP2 lays it."""
+    """Sharded as by FSDP2."""
     mesh = SimpleNamespace(size=lambda: num_processes, get_local_rank=lambda: process)
     return OnMesh(mesh, (Shard(0),), torch.Size(shape), ())
 
@@ -32,7 +32,7 @@ def tensors() -> dict[str, Tensor]:
 
 
 def written(folder: Path, num_processes: int) -> dict[str, Tensor]:
-    """What is written as FSDP2 lays it on so many processes."""
+    """Files as FSDP2 writes them on so many processes."""
     folder.mkdir(exist_ok=True)
     result = tensors()
     for process in range(num_processes):
@@ -144,7 +144,7 @@ class Tied(nn.Module):
 
 
 def saved(module: Tied, folder: Path) -> None:
-    """Written as one process would that holds it whole."""
+    """Written as by one process without sharding."""
     names = {"first.weight": module.first.weight, "first.bias": module.first.bias, "persistent": module.persistent}
     pieces = {name: Piece(tensor, 0, tensor.shape) for name, tensor in names.items()}
     write_shard(folder, pieces, process=0, num_processes=1)

@@ -45,7 +45,7 @@ def test_tensorboard_has_a_sheet_of_images_and_a_table_of_texts(tmp_path: Path) 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log_evaluations("tensorboard", tmp_path)
-    file = min(tmp_path.rglob("*tfevents*"), key=lambda path: len(path.parts))  # settings have one of their own
+    file = min(tmp_path.rglob("*tfevents*"), key=lambda path: len(path.parts))  # settings have a separate one
     events = EventAccumulator(str(file.parent), size_guidance={"images": 0, "tensors": 0}).Reload()
     (picture,) = events.Images("evaluation/images")
     assert picture.step == 0

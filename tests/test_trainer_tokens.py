@@ -117,7 +117,7 @@ def test_a_reward_on_a_thread_scores_the_first_groups_during_the_rollout(
     monkeypatch.setattr(LanguagePolicy, "rollout", waiting)
     trainer, lines = run(tmp_path / "beside", thinking, rollout_batch=4)
     for step in (thinking.groups[:2], thinking.groups[2:]):
-        assert sorted(step) == [[0] * 4, [1] * 4]  # each group alone, and whole
+        assert sorted(step) == [[0] * 4, [1] * 4]  # each group alone, and complete
     assert torch.equal(weights(trainer), weights(plain))
     for line, other in zip(lines, expected, strict=True):
         assert {k: v for k, v in line.items() if "time/" not in k} == {

@@ -42,7 +42,7 @@ def call(*arguments: str) -> Any:
 
 @pytest.fixture
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that came from elsewhere, entered by whoever looks at it: a run, and a module that its rewards name."""
+    """The folder of an unknown author as the working directory: a run, and a module that its rewards name."""
     folder = tmp_path / "run"
     policy: Any = page_names("design/design.md")["LetterPolicy"]()
     save_checkpoint(folder, RunPosition(1, 0), policy, {}, keep=None)
@@ -168,7 +168,7 @@ def test_own_runs_are_trusted_in_their_folder(tmp_path: Path, monkeypatch: pytes
     evaluated = call("evaluate", str(run), "--json")
     assert evaluated.exit_code == 0, evaluated.output
     assert json.loads(evaluated.stdout.strip().splitlines()[-1])["eval/one/mean"] == 0.5
-    shutil.copytree(run, tmp_path / "copy")  # as it comes from somebody who has it from me
+    shutil.copytree(run, tmp_path / "copy")  # as a third person receives it
     assert "would run code" in " ".join(call("evaluate", str(tmp_path / "copy")).stderr.split())
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("my_scores", "planted"))

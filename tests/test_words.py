@@ -14,6 +14,7 @@ from tests.words import (
     names_of_tests,
     parts_of,
     phrase_places,
+    phrase_places_of_configs,
     prose_per_thousand,
     python_files,
     repeated_classes,
@@ -80,6 +81,10 @@ def test_few_file_names_are_repeated() -> None:
 def test_docstrings_comments_and_messages_are_in_plain_words() -> None:
     places = [place for places in phrase_places().values() for place in places]
     assert [place for place in places if not any(text in place for text in ALLOWED)] == []
+
+
+def test_comments_and_metadata_of_configurations_are_in_plain_words() -> None:
+    assert phrase_places_of_configs() == {}
 
 
 def test_docstrings_comments_and_messages_name_their_subject() -> None:

@@ -118,7 +118,7 @@ def joined_by_replay(output: Path) -> Trainer:
 
 
 def attempted_again(output: Path) -> Trainer:
-    """Groups of two rounds, judged by a reward that compares their members, once they are whole."""
+    """Groups of two rounds, scored by a reward that compares their members once a group is complete."""
     strategy = {"name": "on_failure", "members": 2, "settings": {"temperature": 1.5}}
     rollout = {"prompts_per_step": 2, "group_size": 3, "strategy": strategy}
     policy = policy_of("llama", batch=1)
@@ -207,7 +207,7 @@ def turns_with_pictures(output: Path) -> Trainer:
 
 
 def in_trees(output: Path) -> Trainer:
-    """Rows that go on from others before their most uncertain tokens, credited by branch; each decision trains once."""
+    """Rows that continue others before their most uncertain tokens, credited by branch; each decision trains once."""
     rollout = {
         "prompts_per_step": 2,
         "group_size": 2,
@@ -220,7 +220,7 @@ def in_trees(output: Path) -> Trainer:
 
 
 def in_chains(output: Path) -> Trainer:
-    """Groups behind what was written in the round before, others behind theirs, and rewards of what came later."""
+    """Groups after the text of the round before, others after theirs, and rewards of later rows."""
     then = [
         {"prompt_template": "problem", "rows": "right", "right": 0.3, "most": 1},
         {"prompt_template": "solution", "members": 2},
@@ -263,7 +263,7 @@ def warmed_on_images(output: Path) -> Trainer:
 
 
 def joined_by_answers(output: Path) -> Trainer:
-    """Given members with a surrogate and a term of their own; beside it answers of groups that fail, and examples."""
+    """Demonstrations with a separate surrogate and term; also answers of groups that fail, and examples."""
     rollout = {"prompts_per_step": 2, "group_size": 3, "strategy": {"name": "with_answer"}}
     off_policy = {"surrogate": {"name": "shaped", "gamma": 0.1}, "ratio_level": "sequence", "weight": 0.5}
     terms = [{"name": "negative_logprob", "sources": ["demonstration"], "weight": 0.1}]
@@ -289,7 +289,7 @@ def joined_by_answers(output: Path) -> Trainer:
 
 
 def with_views(output: Path) -> Trainer:
-    """Views of other prompts, with a gradient and without, a moving reference behind a peer's answer, a teacher."""
+    """Views of other prompts, with a gradient and without, a moving reference after a peer's answer, a teacher."""
     views = {
         "rude": {"prompt_template": {"name": "template", "text": "say it now: {prompt}"}},
         "peer": {"weights": "reference", "prompt_template": {"name": "peer_answer", "at_least": 0.5}},
@@ -307,7 +307,7 @@ def with_views(output: Path) -> Trainer:
 
 
 def with_a_critic(output: Path) -> Trainer:
-    """What a second model expects is taken off the reward, and learnt in the same updates."""
+    """The value of a second model is subtracted from the reward, and trained in the same updates."""
     body = {"name": "language", "model": "python:tests.training.test_critic:writer", **FLOAT32}
     critic = {"policy": body, "optimizer": {"lr": 1e-3}}
     advantage = {"scale": "raw", "estimators": [{"name": "gae", "gamma": 1.0, "decay": 1.0}], "critic": critic}

@@ -50,17 +50,19 @@ WORDS = (
 """Identifiers that say that something happened to a thing, or are this project's alone, instead of naming the thing."""
 DOCS_WORD = "what"
 TESTS = ("tests", "benchmarks")
-PROSE = PRODUCT
-"""Folders with prose in plain words: docstrings, comments, errors, descriptions of keys and help of commands."""
+CONFIGS = ROOT / "configs"
 PHRASES = (
     *("drawn", "judged", "told", "tells", "lies?", "lays?", "laid", "lying", "learnt", "taught", "teach(?:es)?"),
     *("somebody", "nobody", "everybody", "whoever", "nowhere", "anew", "beside", "behind", "stands?", "stood", "whole"),
     *("go(?:es|ing)? on", "went on", "by night", "by day", "by itself", "(?:of|on) (?:its|their|his|one's) own"),
     *("of now", "in parts", "to the bit", "but for", "cures?", "knobs?"),
+    *("(?:are|is) paid", "paid (?:by|for)", "unpaid"),
     r"\w*(?:(?:[mnr]al|tim|ogn|iti|gan|mar|ndard|nim|xim|hron|tom|riorit|ener|erial)is(?:e|ed|es|er|ers|ing|ation))",
     r"\w*(?:colour|behaviour|favour|neighbour|centred|centring|artefact|judgement|honour|labell|modelled|cancell|catalogue)\w*",
 )
 """Words and phrases of this project alone, and British spellings, as regular expressions."""
+PATTERNS = {phrase: re.compile(rf"(?<![-\w]){phrase}(?![-\w])") for phrase in PHRASES}
+ANY_PHRASE = re.compile(rf"(?<![-\w])(?:{'|'.join(PHRASES)})(?![-\w])")
 
 TEST_WORDS = (
     *(
@@ -131,7 +133,8 @@ class SourceWords:
         imported: names imported from other packages.
         classes: names of its public classes.
         tests: names of its test functions.
-        prose: line numbers and lines of docstrings, comments and strings with a space, without code.
+        documentation: line numbers and lines of docstrings and comments, without code.
+        messages: the same of other strings with a space.
     """
 
     identifiers: Counter[str]
@@ -139,7 +142,13 @@ class SourceWords:
     imported: frozenset[str]
     classes: tuple[str, ...]
     tests: tuple[str, ...]
-    prose: tuple[tuple[int, str], ...]
+    documentation: tuple[tuple[int, str], ...]
+    messages: tuple[tuple[int, str], ...]
+
+    @property
+    def prose(self) -> tuple[tuple[int, str], ...]:
+        """Documentation and messages."""
+        return self.documentation + self.messages
 
 
 @cache
@@ -150,13 +159,15 @@ def words_of(path: Path) -> SourceWords:
     nodes = list(ast.walk(ast.parse(source)))
     classes = [node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
     functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
+    docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
     return SourceWords(
         identifiers=Counter(token["name"] for token in tokens if token["name"]),
         packages=frozenset(name.partition(".")[0] for name in _modules(nodes)),
         imported=frozenset(_imported(nodes)),
         classes=tuple(classes),
         tests=tuple(name for name in functions if name.startswith("test_")),
-        prose=(*_texts(nodes), *_comments(source, tokens)),
+        documentation=(*_texts(docstrings), *_comments(source, tokens)),
+        messages=tuple(_texts(node for node in nodes if node not in docstrings)),
     )
 
 
@@ -197,7 +208,7 @@ def _without_code(text: str) -> str:
 
 @cache
 def names(path: Path) -> Counter[str]:
-    """Every use of every name in a file, but for names of tests and of what is imported from other packages."""
+    """Every use of every name in a file, except names of tests and names imported from other packages."""
     words = words_of(path)
     imported, counted = words.imported, words.identifiers
     return Counter({name: counted[name] for name in counted if name not in imported and not name.startswith("test_")})
@@ -238,7 +249,7 @@ def repeated_classes(folders: Iterable[str] = PRODUCT) -> dict[str, list[str]]:
 
 
 def repeated_files(folders: Iterable[str] = PRODUCT) -> dict[str, list[str]]:
-    """File names that stand in several folders, packages' own files aside."""
+    """File names that occur in several folders, packages' own files aside."""
     named = defaultdict(list)
     for path in python_files(folders):
         if not path.name.startswith("__"):
@@ -253,26 +264,47 @@ def names_of_tests(words: Iterable[str] = TEST_WORDS) -> list[str]:
 
 
 def per_thousand(path: Path, word: str = DOCS_WORD) -> float:
-    """How often a word stands in 1,000 words of a page."""
+    """How often a word occurs in 1,000 words of a page."""
     text = re.sub(r"```.*?```", " ", path.read_text(), flags=re.S)
     words = re.findall(r"[A-Za-z][A-Za-z'-]*", text.lower())
     return 1000 * words.count(word) / max(len(words), 1)
 
 
-def phrase_places(folders: Iterable[str] = PROSE) -> dict[str, list[str]]:
-    """Each of ``PHRASES`` that occurs in prose -> ``file:line: text`` of its places."""
+def phrase_places(folders: Iterable[str] = (*PRODUCT, *TESTS)) -> dict[str, list[str]]:
+    """Each of ``PHRASES`` in prose (of tests: documentation) -> ``file:line: text`` of its places."""
     places: dict[str, list[str]] = defaultdict(list)
-    patterns = {phrase: re.compile(rf"(?<![-\w]){phrase}(?![-\w])") for phrase in PHRASES}
-    any_phrase = re.compile(rf"(?<![-\w])(?:{'|'.join(PHRASES)})(?![-\w])")
     for path in python_files(folders):
-        for line, text in words_of(path).prose:
-            for phrase, pattern in patterns.items() if any_phrase.search(text) else ():
-                if pattern.search(text):
-                    places[phrase].append(f"{path.relative_to(ROOT)}:{line}: {text.strip()}")
+        words = words_of(path)
+        in_tests = path.relative_to(ROOT).parts[0] in TESTS
+        _add_places(places, path, words.documentation if in_tests else words.prose)
     return dict(places)
 
 
-def prose_per_thousand(word: str = DOCS_WORD, folders: Iterable[str] = PROSE) -> float:
+def phrase_places_of_configs() -> dict[str, list[str]]:
+    """The same of comments and metadata of the shipped YAML; names and titles are not prose."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(CONFIGS.rglob("*.yaml")):
+        _add_places(places, path, _metadata(path.read_text()))
+    return dict(places)
+
+
+def _metadata(text: str) -> Iterator[tuple[int, str]]:
+    in_metadata = False
+    for number, line in enumerate(text.splitlines(), 1):
+        in_metadata = line.startswith("about:") or (in_metadata and (not line or line[0] in " #"))
+        prose = line if in_metadata else "".join(re.findall(r"(?:^|\s)#.*", line))
+        if not re.match(r"\s*(?:paper_title|title|name):", line):
+            yield number, _without_code(prose)
+
+
+def _add_places(places: dict[str, list[str]], path: Path, prose: Iterable[tuple[int, str]]) -> None:
+    for number, text in prose:
+        for phrase, pattern in PATTERNS.items() if ANY_PHRASE.search(text) else ():
+            if pattern.search(text):
+                places[phrase].append(f"{path.relative_to(ROOT)}:{number}: {text.strip()}")
+
+
+def prose_per_thousand(word: str = DOCS_WORD, folders: Iterable[str] = PRODUCT) -> float:
     """How often a word occurs in 1,000 words of docstrings, comments and messages."""
     words = [
         w
@@ -286,7 +318,8 @@ def prose_per_thousand(word: str = DOCS_WORD, folders: Iterable[str] = PROSE) ->
 def main(folders: tuple[str, ...]) -> None:
     """Prints the counts of some folders."""
     if "--prose" in folders:
-        for phrase, places in phrase_places([folder for folder in folders if folder != "--prose"] or PROSE).items():
+        folders = tuple(folder for folder in folders if folder != "--prose") or (*PRODUCT, *TESTS)
+        for phrase, places in phrase_places(folders).items():
             print(f"{phrase}: {len(places)}", *places, sep="\n    ")
         return
     parts = components(folders)

@@ -69,7 +69,7 @@ class Source:
     Attributes:
         repo: ``OWNER/NAME``.
         path: the file in it.
-        names: of functions, classes and constants of the file; ``Class.function`` is a function by itself.
+        names: of functions, classes and constants of the file; ``Class.function`` names a method.
         needs: values of further names that these use, by name.
     """
 

@@ -36,7 +36,7 @@ class Rows:
         group_B: integer group of each row, group by group.
         mask_BT: bool.
         old_logprob_BT: float64, below 0.
-        logprob_BT: of now, below 0.
+        logprob_BT: of the current policy, below 0.
         token_BT: tokens of two kinds; no two rows have the same padding.
     """
 

@@ -132,7 +132,7 @@ def _guarded(theirs: SimpleNamespace, inputs: LossInputs) -> Tensor:
 
 
 def _predictions(rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Velocities of now, with grad, and before, clean and noised samples, and their levels; (B, D) but for (B,)."""
+    """Velocities, current (with grad) and old, clean and noised samples: (B, D); their noise levels: (B,)."""
     B = len(rows.group_B)
     now_BD, old_BD, clean_BD, noised_BD = _random(rows, 4, B, 6)
     return now_BD.requires_grad_(), old_BD, clean_BD, noised_BD, torch.linspace(0.1, 0.9, B, dtype=torch.float64)

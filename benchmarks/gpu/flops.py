@@ -1,7 +1,7 @@
 """Floating-point operations of a forward, by formula, and the utilization of the GPU's peak from a time.
 
 A multiplication with its addition counts two. Per token a linear layer costs twice its weights, and attention of N
-queries over M keys of width d in all heads 4 N M d. Norms, modulations of a whole sample and activations do not count.
+queries over M keys of width d in all heads 4 N M d. Norms, modulations of a sample and activations do not count.
 
 Of a denoiser with d channels, N image tokens and M text tokens:
     SD3: per block 24 d^2 (N + M) + 4 (N + M)^2 d, a second attention over the image 8 d^2 N + 4 N^2 d where there is

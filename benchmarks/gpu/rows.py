@@ -64,7 +64,7 @@ class Bench:
 
     @contextmanager
     def case(self, name: str) -> Iterator[None]:
-        """A part of a section whose failure is printed, while the other parts go on."""
+        """A part of a section whose failure is printed, while the other parts continue."""
         try:
             yield
         except (TimeoutError, AssertionError):

@@ -158,7 +158,7 @@ def _environment_reward(inputs: Inputs) -> str | None:
         return None
     return (
         f"a reward of each turn, and the environment {environment.name} gives none: use an environment that does, or "
-        "state which reward of the run is paid at the last turn: advantage.estimators: [{name: anchor_states, reward: "
+        "state which reward of the run is that of the last turn: advantage.estimators: [{name: anchor_states, reward: "
         "LABEL}]"
     )
 

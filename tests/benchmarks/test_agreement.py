@@ -38,7 +38,7 @@ UPDATE = Source(repo="somebody/method", path=FILE, names=("Actor.update",))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone of somebody's."""
+    """A clone of a repository."""
     folder = tmp_path_factory.mktemp("clones")
     clone = folder / "somebody+method" / "repo"
     (clone / "trainer").mkdir(parents=True)

@@ -27,7 +27,7 @@ def test_passes_without_sharing() -> None:
 
 
 def test_passes_with_shared_noise() -> None:
-    # the first step is one row for all; it is a pipeline call of its own
+    # the first step is one row for all; it is a separate pipeline call
     setting = Setting(steps=4, group=6, batch=4, same_initial_noise=True)
     assert passes_of(setting) == Passes((1, 4, 2, 4, 2, 4, 2), (1, 4, 2, 4, 2), (4, 2), rollout_calls=3)
 
@@ -42,7 +42,7 @@ def test_overhead_spends_the_floors_rows() -> None:
         ]
         for same_initial_noise, turns in measure(setting, repeat=1).items()
     }
-    # 2 samples x 2 steps drawn, 2 x 1 trained; shared, the first step is one row in both
+    # 2 samples x 2 steps sampled, 2 x 1 trained; shared, the first step is one row in both
     assert result == {
         False: [("rollout", 1, 4, 4), ("update", 1, 2, 2), ("iteration", 2, 6, 6)],
         True: [("rollout", 2, 3, 3), ("update", 1, 1, 1), ("iteration", 3, 4, 4)],
@@ -53,7 +53,7 @@ def test_overhead_profile_prints_both_parts(capsys: pytest.CaptureFixture[str]) 
     overhead.main(["--steps", "2", "--group", "2", "--profile"])
     printed = capsys.readouterr().out
     assert "2 steps, one group of 2, batches of 8, guidance 1, all weights, float32 on cpu" in printed
-    assert [line.split(":")[0] for line in printed.splitlines() if "a pipeline call beside" in line] == [
+    assert [line.split(":")[0] for line in printed.splitlines() if "a pipeline call outside" in line] == [
         "rollout",
         "update",
     ]
@@ -86,7 +86,7 @@ def test_rules_name_code_of_this_checkout() -> None:
 
 def test_forwards_of_an_unguided_window() -> None:
     separate, shared = count_method("flow-grpo-fast", FIXED)
-    # 10 steps drawn, 1 trained; shared, steps 0 to 2 are drawn once for 2 samples, and step 2 is trained once
+    # 10 steps sampled, 1 trained; shared, steps 0 to 2 are sampled once for 2 samples, and step 2 is trained once
     assert (separate.spent.sample, separate.spent.trained, separate.spent.reference, separate.spent.reported) == (
         10,
         1,
@@ -108,7 +108,7 @@ def test_forwards_of_an_unguided_window() -> None:
 @pytest.mark.nightly
 def test_forwards_of_guidance_and_a_reference(capsys: pytest.CaptureFixture[str]) -> None:
     separate, shared = count_method("flow-grpo", {"group_size": 2})
-    # every pass twice: 10 steps drawn, 9 trained, 9 of the reference; shared, half a pass less of each
+    # every pass twice: 10 steps sampled, 9 trained, 9 of the reference; shared, half a pass less of each
     assert (separate.spent.sample, separate.spent.trained, separate.spent.reference, separate.spent.reported) == (
         20,
         18,
@@ -129,7 +129,7 @@ def test_forwards_of_guidance_and_a_reference(capsys: pytest.CaptureFixture[str]
 
 
 COUNTED = {include.removeprefix("methods/") for include in shipped("methods")} - {"f-grpo", "pass-k-training"}
-"""All but those whose groups of two pictures need a right and a wrong one to teach anything."""
+"""All but those whose groups of two images need a right and a wrong one for any gradient."""
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def test_a_gate_makes_the_easy_reward_wait_for_the_other(tmp_path: Path) -> None
     assert ends(raw, "easy/mean")[1] > 2.7
     assert ends(raw, "right/mean")[1] < 0.1
     assert ends(gated, "right/mean")[1] > 0.9
-    assert ends(gated, "easy/mean")[1] > 1.2  # 1.5 is what is left of it beside the other
+    assert ends(gated, "easy/mean")[1] > 1.2  # 1.5 is the rest after the other
     shut, opened = ends(gated, "easy/gated_frac")
     assert shut > 0.9
     assert opened < 0.2

@@ -54,7 +54,7 @@ def pipeline_classes() -> dict[str, type | None]:
 
 
 def build(name: str) -> Any:
-    """The pipeline with weights drawn from a fixed seed, in float32 and eval mode; the same each time."""
+    """The pipeline with random weights of a fixed seed, in float32 and eval mode; the same each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         kind: Any = getattr(diffusers, name)
@@ -70,7 +70,7 @@ def build(name: str) -> Any:
 
 
 def arguments(name: str) -> dict[str, Any]:
-    """What a small call of the pipeline takes beside prompts and generators; made anew each time."""
+    """The arguments of a small call of the pipeline besides prompts and generators, made for each call."""
     kind: Any = getattr(diffusers, name)
     return {key: _argument(value, kind) for key, value in (recipes()[name].get("call") or {}).items()}
 
@@ -114,7 +114,7 @@ def _class(name: str, pipeline: type) -> Any:
 
 
 def _with_vocabulary(config: dict[str, Any], config_class: Any) -> dict[str, Any]:
-    """The configuration with every vocabulary wide enough for the tokenizers, however deep it lies."""
+    """The configuration with every vocabulary wide enough for the tokenizers, at any depth."""
     config = {key: _deepened(key, value) for key, value in config.items()}
     if "vocab_size" in inspect.signature(config_class.__init__).parameters or hasattr(config_class, "vocab_size"):
         config["vocab_size"] = VOCABULARY

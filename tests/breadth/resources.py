@@ -43,7 +43,7 @@ class Passes(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """The device of its parameter."""
         return self._at.device
 
     @property

@@ -38,7 +38,7 @@ class Outcome:
 
     Attributes:
         verdict: one of ``denoising.VERDICTS``.
-        options: settings beside the default ones that it took, as a person would write them.
+        options: settings that it needed besides the defaults, as a person would write them.
         reason: of a verdict other than exact.
         gap: largest change of a log-probability at replay, in the batch of the rollout and alone.
     """
@@ -110,7 +110,7 @@ def try_class(name: str) -> Outcome:
 
 
 def _why_stock_fails(name: str, error: str) -> str:
-    """The error, behind what is known to be wrong upstream."""
+    """The error, after the known fault of the library."""
     upstream_fault = assembly.recipes()[name].get("upstream")
     return f"upstream, diffusers {diffusers.__version__}: {upstream_fault}; {error}" if upstream_fault else error
 
@@ -208,7 +208,7 @@ def _gap(name: str, attempt: Attempt) -> tuple[float, bool]:
 def _measured(policy: DenoisingPolicy, rollout: Rollout) -> float:
     """Largest change of a log-probability, all rows together and each alone; with gradients seen to flow."""
     if not rollout.mask_BT.any():
-        raise AssertionError("no step was drawn at random")
+        raise AssertionError("no step was sampled")
     gaps = [contract.largest_difference(contract.values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT)]
     for row in range(len(rollout.samples)):
         mask_BT = torch.zeros_like(rollout.mask_BT)

@@ -29,7 +29,7 @@ from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scope, Score
 
 SECTIONS = ("prompts", "policy", "rollout", "advantage", "objective", "update")
-"""Sections whose keys are mechanisms, beside ``schedules``."""
+"""Sections whose keys are mechanisms, besides ``schedules``."""
 
 LISTS = (
     "advantage.estimators",

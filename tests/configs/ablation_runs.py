@@ -190,7 +190,7 @@ REWARDS: dict[str, list[NamedReward]] = {
     "p-grpo": [NamedReward("reasoning", by_length, from_method="p-grpo")],
     "reward-model-ensembles": [NamedReward("length", by_length)],
 }
-"""Rewards beside ``right``."""
+"""Rewards besides ``right``."""
 
 
 def first_solved(samples: Sequence[Sample]) -> list[float]:

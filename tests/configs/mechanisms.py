@@ -14,10 +14,10 @@ import pytest
 from mmgrpo.config.loading import CONFIGS, find_config, read_layers, shipped
 
 PLACES = ("prompts", "rollout", "advantage", "objective")
-"""Sections in which a method says what it is."""
+"""Sections in which a method sets its mechanisms."""
 
 CHAINS = ["svs", "delethink", "motif", "clpo", "canoe", "multi-module-grpo", "grpo-care", "critique-rl", "comas"]
-"""Trained on a language policy whose rows are drawn after others, in ``tests/configs/test_chain_methods.py``."""
+"""Trained on a language policy with rows that are sampled after others, in ``tests/configs/test_chain_methods.py``."""
 
 ANY_KIND = [
     "aapo", "bnpo", "cispo", "clip-cov", "coba-rl", "competence-curriculum", "cppo", "cures", "dars", "disco",
@@ -50,10 +50,10 @@ READING = [
     "guide-grpo", "hbpo", "igrpo", "luffy", "mm-helix", "ps-grpo", "r1-sharevl", "raif", "repo", "rgr-grpo",
     "eepo", "rl-plus", "sage", "scaf-grpo", "seele", "spec-rl", "tree-opo", "trimpi", "visurf",
 ]  # fmt: skip
-"""Trained on a language policy, with rows that bring along what they read or are shown, or drawn by other weights."""
+"""Trained on a language policy, with rows that have further contexts, or that other weights sampled."""
 
 PARTING = ["spo--segment-policy", "treerpo"]
-"""Trained on a language policy whose rows go on from others, in two rounds."""
+"""Trained on a language policy with rows that continue others, in two rounds."""
 
 PARTING_ONCE: dict[str, dict[str, Any]] = {
     "anytimereasoner": {
@@ -107,7 +107,7 @@ EVERYDAY = {
 }  # fmt: skip
 """Those that are trained daily: on denoising policies ("any kind") and on language policies, every key on one of them.
 
-Each function has a test of its own in ``tests/maths`` or ``tests/methods``."""
+Each function has a separate test in ``tests/maths`` or ``tests/methods``."""
 
 
 def nightly(of: str, names: Iterable[str]) -> list[Any]:

@@ -67,7 +67,7 @@ def assert_refilled(name: str) -> None:
 def assert_prompt_templates(
     name: str, prompt_templates: Sequence[str | None], *, train_without_template: bool = False
 ) -> None:
-    """A group of 24 in equal parts, each with its context; one that differs may train behind the prompt."""
+    """A group of 24 in equal parts, each with its context; a row of another context may train after the bare prompt."""
     size = 24 // len(prompt_templates)
     assert strategy_of(name).ask((), Setting(step=0, num_prompts=1, group_size=24)) == tuple(
         Request(

@@ -46,7 +46,7 @@ class Step:
         parts: what the reward ``steps`` says of each row's decisions, one by one.
         parts_of: what further rewards say of them, by name; NaN where nothing.
         sources: source of each row, numbers of ``Source``; None: all were sampled.
-        turns: what the environment gives for them, each a turn of its own.
+        turns: rewards of the environment, one turn each.
         keys: of the states that these were written in.
         columns: numbers of each row's data row, by name.
         named_rewards: values of single rewards of each row, by name; NaN where they do not apply.
@@ -160,7 +160,7 @@ def config_of(name: str, over: Mapping[str, Any] | None = None) -> RunConfig:
 
 
 def advantages_of(config: RunConfig, step: Step) -> StepAdvantages:
-    """The advantages and the rows that train, by the whole of the section ``advantage``."""
+    """The advantages and the rows that train, by the section ``advantage``."""
     B, T = step.shape
     mask_BT = torch.ones(B, T, dtype=torch.bool)
     if step.lengths is not None:

@@ -75,7 +75,7 @@ PLAYS: dict[str, Play] = {
             [(6 + n, 0, 1, "third", ((2 + n // 4, n % 4),)) for n in range(16)],
         ),
     ),
-    # of a right and a wrong answer something is learnt, and the prompt tried again with it; else nothing is
+    # of a right and a wrong answer an experience is written, and the prompt tried again with it; else none is
     "mel": Play(
         rewards=([0, 1, 1, 1], [0], [1]),
         requests=([(2, 0, 1, "experience", ((0, 1), (0, 0)))], [(3, 0, 1, "tried_again", ((2, 0),))]),
@@ -159,7 +159,7 @@ SCORED_ROWS: dict[str, tuple[list[Sample], list[float | None]]] = {
         ],
         [2, 0, *[None] * 8],
     ),
-    # what was learnt earns what is written with it in the prompt
+    # an experience has the reward of the answers that are written with it in the prompt
     "mel": (
         [
             *[wrote(RIGHT, 0, 0), wrote(WRONG, 0, 1), wrote(RIGHT, 1, 0), wrote(WRONG, 1, 1)],

@@ -217,7 +217,7 @@ def by_member(samples: Sequence[Sample]) -> list[float]:
 
 def test_view_of_images_without_images_is_an_error(tmp_path: Path) -> None:
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
-    bare = {**small, "about.method.needs": []}  # as in a file of one's own, whose method states no needs
+    bare = {**small, "about.method.needs": []}  # as in a custom file, whose method states no needs
     with pytest.raises(ConfigError) as raised:
         Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/papo", bare))
     assert str(raised.value) == (
@@ -234,8 +234,8 @@ def test_rewards_of_turns_that_the_tools_never_give_are_an_error(tmp_path: Path)
     path.write_text(yaml.safe_dump({"include": ["quickstart/calculator-tool", "methods/gigpo"]}))
     with pytest.raises(ConfigError, match="anchor_states reads the rewards of turns, and the environment tools gives"):
         explanation(load_config(path))
-    paid = [{"name": "anchor_states", "reward": "right"}]
-    assert "GiGPO" in explanation(load_config(path, {"advantage.estimators": paid}))
+    estimators = [{"name": "anchor_states", "reward": "right"}]
+    assert "GiGPO" in explanation(load_config(path, {"advantage.estimators": estimators}))
 
 
 @pytest.mark.parametrize("method", ["methods/gigpo", "methods/ui-s1"])

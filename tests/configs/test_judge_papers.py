@@ -27,7 +27,7 @@ ASKING = {**SCRIPTED_JUDGES, **SOLVED}
 
 
 def asking(settings: Any, url: str) -> Any:
-    """The settings of a reward as they are, those within it too, but for where judges are."""
+    """The settings of a reward, and of rewards within it, with the endpoints of judges replaced."""
     if not isinstance(settings, dict):
         return settings
     connection = {"url": url, "backoff": 0.0}

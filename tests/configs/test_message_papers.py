@@ -22,7 +22,7 @@ MESSAGE_SCORES = ([0, 1, 1, 1], [1, 1], [0, 0])
 def test_messages_are_scored_and_compared_by_position() -> None:
     """Of the first attempts one of three is right, (2/3, -1/3) over 0.5773503; of their checks one is wrong.
 
-    One text goes on, and is compared with none.
+    One text has a further message, which is compared with none.
     """
     config = load_config("papers/spoc")
     (reward,), (estimator,) = build_rewards(config.rewards), Algorithm.of(config).advantages.estimators

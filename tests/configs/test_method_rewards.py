@@ -91,7 +91,7 @@ def test_rewards_of_a_run_do_not_replace_those_of_its_method(name: str, tmp_path
 
 
 def test_a_reward_of_a_method_is_computed_of_each_verifier(tmp_path: Path) -> None:
-    """Times its weight, behind its gate; rewards of form are none."""
+    """With its weight and gate; rewards of form have none."""
     gate = {"reward": "format", "at_least": 1.0, "otherwise": "zero"}
     rewards = [
         {"name": "exact_match", "weight": 2.0, "gate": gate},
@@ -138,7 +138,7 @@ def test_a_verifier_that_a_gate_reads_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_reward_of_the_run_replaces_the_methods_of_its_label(tmp_path: Path) -> None:
-    """And counts as that does: behind the gate of the outcome."""
+    """And has the method's gate, on the outcome."""
     judge: dict[str, Any] = {"name": "text_judge", "model": "some/judge", "label": "reasoning"}
     with pytest.raises(ConfigError, match=r"'reasoning' is the label of a reward remote that methods/p-grpo adds"):
         run_of(tmp_path, "methods/p-grpo", rewards=[RUN_REWARD, judge | {"verifier": False}])

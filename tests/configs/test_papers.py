@@ -44,7 +44,7 @@ def test_answers_score_as_in_the_authors_code(name: str) -> None:
 
 
 def test_the_shares_of_modomodo_are_those_of_its_table() -> None:
-    """Algorithm 3: 0.2 less 0.1 of how far the Out-Score without a set lies from the lowest to the highest."""
+    """Algorithm 3: 0.2 less 0.1 of the position of the Out-Score without a set between the lowest and the highest."""
     without = {"coco": 0.5146, "lisa": 0.4783, "geoqav": 0.4889, "sat": 0.4721, "scienceqa": 0.4930}
     raw = {name: 0.2 - 0.1 * (score - 0.4721) / (0.5146 - 0.4721) for name, score in without.items()}
     prompts = load_config("papers/modomodo").prompts

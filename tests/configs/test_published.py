@@ -80,7 +80,7 @@ KEYS = (
 
 
 def resolved(name: str) -> str:
-    """What a shipped run does of what methods set, but for the model's name: the values of ``KEYS``."""
+    """The values of ``KEYS`` of a shipped run, without the model's name."""
     values = load_config(name).model_dump(mode="json")
     values["policy"].pop("model")
     numbers = values["advantage"]["scale"]  # of which two were next to the name when the hashes were taken

@@ -112,7 +112,7 @@ def windows(name: str, folder: Path, steps: range) -> list[tuple[int, ...] | Non
 
 
 def test_windows_of_all_steps(tmp_path: Path) -> None:
-    for name in ("methods/flow-grpo", "methods/grpo-guard"):  # ten steps, the last of which is never drawn
+    for name in ("methods/flow-grpo", "methods/grpo-guard"):  # ten steps, the last of which is never sampled
         assert set(windows(name, tmp_path, range(3))) == {tuple(range(9))}
 
 

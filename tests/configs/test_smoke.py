@@ -78,7 +78,7 @@ def write(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
 
 
 NIGHTLY = ("flow-grpo", "mix-grpo", "dance-grpo", "flow-grpo-fast")
-"""The first is that of a recipe below; each other one's samplers, windows and plans have tests of their own."""
+"""The first is that of a recipe below; each other one's samplers, windows and plans are tested elsewhere."""
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ RIGHT_AND_WRONG = (
     "real",
     "stable-grpo",
 )
-"""Those whose groups teach where some members are right and some are wrong, as those of pictures alone need not be."""
+"""Those whose groups have a gradient if some members are right and some are wrong; groups of images need not."""
 
 SMALL: dict[str, dict[str, Any]] = {
     "aapo": {"advantage.estimators": [{"name": "column_margin", "column": "difficulty"}]},
@@ -205,7 +205,7 @@ def test_renoised_samples_train(name: str, write: Callable[[dict[str, Any]], Pat
         assert line["policy/on_policy_gap"] < 1e-5
         assert line["optimizer/grad_norm"] > 0
         assert line["groups/zero_std_frac"] == 0
-    # four steps without noise, a forward a level to read them, two a level in an update: of now and of the reference,
+    # four steps without noise, a forward a level to read them, two a level in an update (policy and reference),
     # and two before it where a group has to be known first
     assert metrics[1]["count/forwards_per_sample"] == pytest.approx(4 + passes * levels)
     assert metrics[0]["policy/kl_mean"] == pytest.approx(0.0, abs=1e-12)
@@ -299,6 +299,6 @@ def test_recipe_runs_with_its_own_rewards(
     assert [line["step"] for line in evaluations] == [0, 1]
     expected = {f"eval/{reward.logged_name}/mean" for reward in config.evaluation.rewards} - {"eval/motion/mean"}
     assert {key for line in evaluations for key in line} >= expected - {"eval/grid_artifacts/mean"}
-    if name.startswith("wan"):  # 20 steps, of which 19 are drawn; guidance takes two forwards; update and reference
+    if name.startswith("wan"):  # 20 steps, of which 19 are sampled; guidance takes two forwards; update and reference
         assert metrics[-1]["count/forwards_per_sample"] == pytest.approx(2 * (20 + 2 * 19))
         assert metrics[0]["policy/kl_mean"] == pytest.approx(0.0, abs=1e-9)

@@ -106,9 +106,9 @@ def prompts() -> list[Prompt]:
 
 
 def rewarded(name: str) -> Any:
-    """Of drawn samples none is right where more waits for a failure, else the first of a group; of what follows half.
+    """Of sampled rows none is right where more waits for a failure, else the first of a group; of later rows half.
 
-    What is read again is worth what it was: there the reward is of the tokens.
+    A replayed row has the reward that it had: there the reward is of the tokens.
     """
     if name == "repo":
         return lambda samples: [float(sum(sample.tokens or ())) for sample in samples]
@@ -136,27 +136,27 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
         assert line["optimizer/grad_norm"] > 0
     if name in ("ampo", "luffy", "rl-plus"):
         assert all(abs(line["policy/loss/off_policy"]) > 0 for line in lines)
-    if name == "mm-helix":  # every group fails, so that nothing but the expert teaches
+    if name == "mm-helix":  # every group fails, so that only the expert's rows have a gradient
         assert all(line["policy/loss"] == line["policy/expert_mean"] > 0 for line in lines)
-    if name == "dph-rl":  # the answers of the rows are learnt beside
+    if name == "dph-rl":  # the answers of the rows are supervised too
         assert all(line["policy/rehearsal_mean"] > 0 for line in lines)
-    if name == "seele":  # four rounds, and the hints are learnt beside
+    if name == "seele":  # four rounds, and the hints are supervised too
         assert all(line["rollout/rounds"] == 4 and line["policy/hints_mean"] > 0 for line in lines)
-    if name == "scaf-grpo":  # of 4 drawn and 16 hinted, 2 and 2 are kept
+    if name == "scaf-grpo":  # of 4 sampled and 16 hinted rows, 2 and 2 are kept
         assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([4 / 20] * 2)
     num_sampled, num_trained = NUM_TRAINED.get(name, (1, 1))
     if name in NUM_TRAINED:
         assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([num_trained / num_sampled] * 2)
-    if name == "eepo":  # half of each group is drawn by weights that have moved
+    if name == "eepo":  # half of each group is sampled under weights that have moved
         assert all(line["policy/on_policy_gap"] < 1e-5 < line["policy/ratio_std"] for line in lines)
-    if name == "aepo":  # one of two drawn otherwise takes the place of another, and is worth 1
+    if name == "aepo":  # one of two hot rows replaces another, and has advantage 1
         assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)
         assert all(line["rollout/logprob_mean"] < -1 for line in lines)
         assert lines[1]["config/rollout.strategy.temperature"] == 0.8
     if name in (
         "trimpi",
         "spec-rl",
-    ):  # what saw the policy text, or was kept, trains as if drawn of the bare prompt now
+    ):  # rows with the policy text, or kept, train as if sampled after the bare prompt
         assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)
     if name == "repo":  # at the first step nothing is remembered
         assert lines[0]["policy/on_policy_gap"] < 1e-5

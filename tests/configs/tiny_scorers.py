@@ -55,7 +55,7 @@ class TinyScorers:
         }
 
     def in_place_of_the_hubs(self, config: RunConfig) -> RunConfig:
-        """The configuration with every reward as it is, but for the names of its checkpoints."""
+        """The configuration with other checkpoints in its rewards."""
         assert config.evaluation is not None
         evaluation = config.evaluation.model_copy(update={"rewards": self._all(config.evaluation.rewards)})
         return config.model_copy(update={"rewards": self._all(config.rewards), "evaluation": evaluation})

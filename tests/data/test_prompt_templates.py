@@ -27,7 +27,7 @@ def test_masked_patches_are_black_complete_and_keyed() -> None:
     first, second = prompt_images(masked_image(share=0.5, patch=10))
     blocks = first.reshape(3, 10, 4, 10, 3)
     assert set(np.unique(blocks.min((1, 3, 4)))) == {0, 255}
-    assert (blocks.min((1, 3, 4)) == blocks.max((1, 3, 4))).all()  # a patch is black as a whole or not at all
+    assert (blocks.min((1, 3, 4)) == blocks.max((1, 3, 4))).all()  # a patch is all black or unchanged
     assert not (first == second).all()
     assert (first == prompt_images(masked_image(share=0.5, patch=10))[0]).all()
     for other in (
@@ -69,7 +69,7 @@ def test_without_images_the_view_does_not_apply() -> None:
 
 
 def test_noise_applies_at_random_to_a_member_or_a_group() -> None:
-    """Each of 400 members, or groups, by itself."""
+    """Each of 400 members, or groups, separately."""
     prompt = Prompt("what is it", images=[Image.new("RGB", (2, 2))])
     alone, together = noised_image(share=0.5, chance=0.25), noised_image(share=0.5, chance=0.25, per_member=False)
     assert 70 < sum(alone(prompt, member, History(seed=1)) is not prompt for member in range(400)) < 130

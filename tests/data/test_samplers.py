@@ -98,7 +98,7 @@ class TestSamplers:
         assert [column.name for column in weighted.columns] == ["value"]
         memory = memory.write("value", ["0", "1", "2"], torch.tensor([1.0, 0.8, 0.0], dtype=torch.float64))
         counts = Counter(weighted.draw(memory, step, pool(4), 1, 7)[0] for step in range(3000))
-        # 0.05, 0.45, 0.05 and, of the prompt never drawn, sqrt(0.25) + 0.05 = 0.55
+        # 0.05, 0.45, 0.05 and, of the prompt that was never sampled, sqrt(0.25) + 0.05 = 0.55
         shares = [counts[i] / 3000 for i in range(4)]
         assert shares == pytest.approx([0.05 / 1.1, 0.45 / 1.1, 0.05 / 1.1, 0.5], abs=0.03)
 
@@ -120,7 +120,7 @@ class TestSamplers:
         for step in range(3):
             memory = after(memory, step, {"0": 1.0, "1": 0.5, "2": 0.5, "3": 0.5})
         num_sampled = Counter(i for epoch in range(2000) for i in settled.draw(memory, 2 * epoch, pool(4), 2, 3))
-        # "0" is kept with 0.5 ** 3; where it is, it is one of 4 that waited equally long, and two are drawn
+        # "0" is kept with 0.5 ** 3; where it is, it is one of 4 that waited equally long, and two are sampled
         assert num_sampled[0] / 2000 == pytest.approx(0.125 / 2, abs=0.02)
         assert num_sampled[1] / 2000 == pytest.approx((2 - 0.125 / 2) / 3, abs=0.03)
 
@@ -130,7 +130,7 @@ class TestSamplers:
         for step in range(2):
             memory = after(memory, step, {"0": 1.0, "1": 0.5, "2": 1.0 if step else 0.5})
         assert sorted(drop.draw(memory, 2, pool(4), 3, 0)) == [1, 2, 3]
-        assert drop.draw(memory, 2, pool(4), 3, 0)[0] == 3  # it was never drawn
+        assert drop.draw(memory, 2, pool(4), 3, 0)[0] == 3  # it was never sampled
         for step in range(2):
             memory = after(memory, step, {str(i): 1.0 for i in range(4)})
         assert sorted(drop.draw(memory, 4, pool(4), 4, 0)) == [0, 1, 2, 3]
@@ -141,7 +141,7 @@ class TestSamplers:
         levels = pool(8, level=[7, 6, 5, 4, 3, 2, 1, 0])
         assert sorted(rising.draw(memory, 0, levels, 2, 0)) == [6, 7]
         memory = after(memory, 0, {"6": 1.0, "7": 1.0})
-        # at step 4 the share is 0.625: 5 of 8 are open, and the three that were never drawn come first
+        # at step 4 the share is 0.625: 5 of 8 are open, and the three that were never sampled come first
         assert sorted(rising.draw(memory, 4, levels, 3, 0)) == [3, 4, 5]
         assert set(rising.draw(memory, 99, levels, 8, 0)) == set(range(8))
         falling = sampler("curriculum", by="level", steps=8, start=0.25, descending=True)

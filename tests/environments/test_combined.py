@@ -204,7 +204,7 @@ PAYING = {"name": "tool_object", "factory": Paying}
 
 
 def test_the_reward_of_an_object_is_that_of_the_last_turn() -> None:
-    """One order is cancelled; a turn without calls ends the conversation, as a cut-off one does."""
+    """One order is canceled; a turn without calls ends the conversation, as a cut-off one does."""
     environment = CombinedEnvironment([PAYING, CALLER])
     environment.reset(Prompt("?"))
     result = environment.step('<tool_call>{"name": "cancel", "arguments": {"order": "7"}}</tool_call>')

@@ -40,10 +40,10 @@ from tests.faults.sittings import (
 
 @dataclass(frozen=True, slots=True)
 class UndisturbedRun:
-    """A run that nobody disturbed.
+    """A run without a fault.
 
     Attributes:
-        left: what it left behind.
+        left: what it wrote.
         duration_s: of work, from its start to its end.
         events: in its folder, in order.
         num_bytes: of its folder.
@@ -76,7 +76,7 @@ Fault = Callable[[Case, Place, UndisturbedRun, random.Random], Disturbed]
 
 
 def killed_at_a_moment(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
-    """SIGKILL; every third time again, while it goes on."""
+    """SIGKILL; every third time again, after it resumes."""
     moments = [draw.uniform(0, undisturbed.duration_s) for _ in range(2 if draw.random() < 1 / 3 else 1)]
     done = [_signalled(case, place, [(signal.SIGKILL, after_s)]) for after_s in moments]
     return Disturbed(what=f"SIGKILL after {moments}", sitting=done[-1])
@@ -92,7 +92,7 @@ def killed_at_an_event(case: Case, place: Place, undisturbed: UndisturbedRun, dr
 
 
 def terminated(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
-    """A signal of whoever takes the machine back."""
+    """A signal such as a cluster sends before it takes the machine back."""
     after_s, number = draw.uniform(0, undisturbed.duration_s), draw.choice(TERMINATING)
     return Disturbed(what=f"{number.name} after {after_s}", sitting=_signalled(case, place, [(number, after_s)]))
 
@@ -279,6 +279,6 @@ def _slowed(seconds: float) -> Callable[[Trainer], None]:
 
 
 def _mounted(folder: Path, num_bytes: int) -> bool:
-    """Makes a folder a disk of its own, of that size, if the machine lets us."""
+    """Mounts a disk of that size on a folder, if the machine allows it."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "none", str(folder)]
     return subprocess.run(command, capture_output=True).returncode == 0

@@ -47,8 +47,8 @@ class Case:
 
     Attributes:
         name: of the policy.
-        make: the trainer, given where its folder goes, what to go on from, and what judges.
-        reward: what judges it as a rule.
+        make: the trainer, from its folder, its checkpoint and its reward.
+        reward: its usual reward.
         module: of the policy, one that every forward calls.
     """
 
@@ -115,7 +115,7 @@ CASES = {
 
 
 def run_state(folder: Path) -> dict[str, Any]:
-    """Everything that a run leaves, but for the times it took and checkpoints that were put aside."""
+    """All files of a run, without times and checkpoints that were put aside."""
     rows = {name: read_lines(folder / f"{name}.jsonl") for name in LINES}
     return {
         "lines": {

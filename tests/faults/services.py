@@ -17,7 +17,7 @@ MODES: tuple[Mode, ...] = ("hangs", "status 500", "hangs up", "stops midway")
 
 @final
 class Faulty:
-    """``mmgrpo serve-rewards`` itself, behind a door that calls go through, and some do not."""
+    """``mmgrpo serve-rewards`` itself, with a proxy in front that fails some calls."""
 
     def __init__(self, reward: Reward, *, at: int, num: int, mode: Mode) -> None:
         """Begins nothing yet.

@@ -43,7 +43,7 @@ class Sitting:
 
     @property
     def is_clear(self) -> bool:
-        """Whether it ended as it should: by itself, as it was told to, or with an error that is made on purpose."""
+        """Whether it ended as expected: normally, by a signal of the trial, or with a deliberate error."""
         return self.code in (
             DONE,
             CLEAR,
@@ -57,13 +57,13 @@ class Sitting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a trial lies: what the run writes, and beside it what is written about it."""
+    """The folder of a trial: the output of the run, and the logs of the trial."""
 
     root: Path
 
     @property
     def output(self) -> Path:
-        """What the run is told to write to; it may be a disk of its own."""
+        """The output folder of the run; it may be a separate disk."""
         return self.root / "output"
 
     @property
@@ -93,7 +93,7 @@ def begin(
     before: Callable[[], None] = lambda: None,
     log: str = "output.log",
 ) -> int:
-    """Begins or goes on with a run in a process of its own.
+    """Begins or resumes a run in a new process.
 
     Args:
         case: the run.
@@ -138,12 +138,12 @@ def begin(
 def begin_both(
     case: Case, place: Place, *, in_parts: bool = False, within: Callable[[Trainer], None] = lambda trainer: None
 ) -> list[int]:
-    """Begins or goes on with a run on two processes, without a launcher.
+    """Begins or resumes a run on two processes, without a launcher.
 
     Args:
         case: the run.
         place: where.
-        in_parts: whether the model lies in parts on them (FSDP2).
+        in_parts: whether the model is sharded over them (FSDP2).
         within: is called in each with the trainer, before it trains.
 
     Returns:
@@ -168,7 +168,7 @@ def begin_both(
 
 
 def sit_both(case: Case, place: Place, *, in_parts: bool = False) -> Sitting:
-    """A sitting of two processes that nobody disturbs: how the first ended, or the second if that went wrong."""
+    """A sitting of two undisturbed processes: how the first ended, or the second if that failed."""
     pids = begin_both(case, place, in_parts=in_parts)
     result = [ended(pid, place, log=f"output-{rank}.log") for rank, pid in enumerate(pids)]
     return result[0] if result[1].code == DONE else result[1]
@@ -203,7 +203,7 @@ def _processor_s(pid: int) -> float:
 
 
 def sit(case: Case, place: Place, **arguments: Any) -> Sitting:
-    """Both, of a sitting that nobody disturbs from without."""
+    """Both, of an undisturbed sitting."""
     return ended(begin(case, place, **arguments), place)
 
 

@@ -148,7 +148,7 @@ def test_leave_one_out_by_hand():
 
 
 def test_leave_one_out_leaves_missing_rewards_out():
-    # valid are 1, 2 and 6; the third counts for nobody
+    # valid are 1, 2 and 6; no row counts the third
     valid_PG = torch.tensor([[True, True, False, True]])
     close(leave_one_out_advantage(torch.tensor([[1.0, 2.0, 99.0, 6.0]]), valid_PG), [[-3, -1.5, 0, 4.5]])
 
@@ -197,7 +197,7 @@ def test_ngrpo_is_silent_where_all_members_have_the_highest_reward():
     reward_PG = torch.tensor([[0.9, 0.9, 0.9], [0.9, NAN, NAN], [0.0, NAN, NAN]])
     advantage_PG = ngrpo_advantage(reward_PG, ~reward_PG.isnan(), highest=0.9)
     assert (advantage_PG[:2] == 0).all()
-    # a lone 0 beside the imagined 0.9: mean 0.45, std 0.9 / sqrt(2); -0.45 / 0.6363961
+    # a lone 0 and the imagined 0.9: mean 0.45, std 0.9 / sqrt(2); -0.45 / 0.6363961
     close(advantage_PG[2:], [[-0.707106, 0, 0]])
 
 

@@ -18,7 +18,7 @@ from tests.maths.round_rows import round_of
 
 def test_branch_points_are_within_the_sampled_decisions_of_a_row() -> None:
     assert evenly(every=3)(Row(num_decisions=10)) == [3, 6, 9]
-    assert evenly(every=3)(Row(num_decisions=9)) == [3, 6]  # after the last there is nothing to go on to
+    assert evenly(every=3)(Row(num_decisions=9)) == [3, 6]  # no decision follows the last
     assert evenly(every=3)(Row(num_decisions=10, begins=3)) == [6, 9]
     assert at_decisions(at=[2, 5, 8])(Row(num_decisions=6)) == [2, 5]
 
@@ -36,7 +36,7 @@ def test_places_after_texts() -> None:
     # decisions write "a", "b</", "think>c", "d</think>", "e"
     row = Row(num_decisions=5, text="ab</think>cd</think>e", ends_T=[1, 4, 11, 20, 21])
     assert at_text(pattern="</think>")(row) == [3, 4]
-    assert at_text(pattern="e$")(row) == []  # behind the last decision
+    assert at_text(pattern="e$")(row) == []  # after the last decision
     for wrong in ("(", "x*"):
         with pytest.raises(ConfigError, match="pattern"):
             at_text(pattern=wrong)

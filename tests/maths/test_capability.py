@@ -37,7 +37,7 @@ def test_most_goes_where_one_more_gains_most():
     }
     result = explored(rates, 32, least=2, most=30, alpha=6.0, beta=5.0)
     assert (result[0], result[3]) == max(worth, key=lambda way: worth[way])
-    assert (result[1], result[2]) == (7, 2)  # the 5 that are left go to what nobody solves
+    assert (result[1], result[2]) == (7, 2)  # the 5 that are left go to the prompt that is never solved
     # 9 more each are all that 11 allows; 6 are left
     assert explored(rates, 32, least=2, most=11, alpha=6.0, beta=5.0) == {0: 11, 1: 8, 2: 2, 3: 11}
 

@@ -21,7 +21,7 @@ from tests.maths.decision_rows import decisions_at
 def measure(
     ratio_BT: Tensor, advantage_BT: Tensor, values: Mapping[Value, Tensor] | None = None, **parts: Any
 ) -> Diagnostics:
-    """Of an objective with the given parts beside its surrogate."""
+    """Diagnostics of an objective with these parts besides its surrogate."""
     mask_BT = torch.ones_like(ratio_BT, dtype=torch.bool)
     decisions = decisions_at(
         ratio_BT.log(),

@@ -57,7 +57,7 @@ def test_mixture_of_two_authors():
     ("weight", "right", "wrong"),
     [
         ("none", -1.0, 1 / 3),
-        # the policy gradient of the centred reward: -A
+        # the policy gradient of the centered reward: -A
         ("wrong_rate", -0.75, 0.25),
         # GRPO with the population's spread: sqrt(3), 1 / sqrt(3)
         ("odds_root", -1.732051, 0.577350),

@@ -126,7 +126,7 @@ def test_segments_of_one_parent_are_compared():
 
 
 def test_separately_sampled_equal_decisions_are_separate_nodes():
-    # the same states for both rows, as of equal tokens: found, they part nowhere; drawn, at the prompt
+    # the same states for both rows, as of equal tokens: read from states, they never part; sampled, at the prompt
     states, rewards = [[0, 1], [0, 1]], [1.0, 0.0]
     result = feedback_of(rewards, [0, 0], states=states)
     other = feedback_of(rewards, [0, 0], states=states, sampled_by=[[0, 0], [1, 1]])

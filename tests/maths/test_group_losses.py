@@ -220,7 +220,7 @@ MASK = [[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 1]]
 def test_groups_add_up_for_any_size_and_order(name: str):
     term = BUILT[name]()
     value, grad_BT = loss_and_gradient(term, decisions_of(CHANGES, REWARDS, GROUPS, mask=MASK))
-    # each group by itself, at half the weight
+    # each group separately, at half the weight
     parts = 0.0
     for group in (0, 1):
         rows = [row for row, other in enumerate(GROUPS) if other == group]

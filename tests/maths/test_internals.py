@@ -43,7 +43,7 @@ def test_effective_rank(turned: bool) -> None:
 
 
 def test_rank_of_beginnings() -> None:
-    """Two states lie on a line, of rank 1; three of them have r_2, four 2: d_2 = r_2 - 1, d_3 = 2 - (1 + r_2) / 2.
+    """Two states are on a line, of rank 1; three of them have r_2, four 2: d_2 = r_2 - 1, d_3 = 2 - (1 + r_2) / 2.
 
     Less their mean the three have Gram matrix diag(2, 2/3), singular values of shares sqrt 3 : 1.
     """
@@ -71,7 +71,7 @@ def test_the_last_layer_by_automatic_differentiation() -> None:
 
 
 def test_the_last_layer_by_hand() -> None:
-    """p = 3/4, 1/4, the second drawn, |h|^2 = 4: u = -3/4, 3/4, |u|^2 = 9/8; u'Fu = 9/16 - (3/8)^2 = 27/64."""
+    """p = 3/4, 1/4, the second sampled, |h|^2 = 4: u = -3/4, 3/4, |u|^2 = 9/8; u'Fu = 9/16 - (3/8)^2 = 27/64."""
     of = (torch.tensor([[2.0, 0.0]]), torch.tensor([[log(3.0), 0.0]]), torch.tensor([1]))
     assert gradient_square(*of).item() == pytest.approx(4.5)
     assert gradient_curvature(*of).item() == pytest.approx(16 * (81 / 64 - 27 / 64))
@@ -114,7 +114,7 @@ def test_a_bonus_for_more_directions() -> None:
 
 
 WEIGHTS = torch.tensor([[[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.5, 0.0], [0.1, 0.2, 0.3, 0.4]]])
-"""One head, three decisions behind a prompt of one place."""
+"""One head, three decisions after a prompt of one token."""
 
 
 def test_how_far_decisions_look() -> None:

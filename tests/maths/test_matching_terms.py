@@ -128,7 +128,7 @@ def test_groups_at_the_reference_weigh_one_half():
 
 
 def test_groups_below_their_preference_weigh_more():
-    # sum A beta (e - e_ref) / G = 0.5: sigmoid 0.622459; each level and group by itself
+    # sum A beta (e - e_ref) / G = 0.5: sigmoid 0.622459; each level and group separately
     errors, reference = [[0.7, 0.2], [0.2, 0.2], [0.1, 0.1]], [[0.2, 0.2], [0.7, 0.2], [0.1, 0.1]]
     loss, grad_BT = dgpo_of(errors, reference, [1.0, -1.0, 1.0], [4, 4, 2])
     expected = torch.tensor([[-0.622459, -0.5], [0.622459, 0.5], [-0.5, -0.5]], dtype=torch.float64) / 6

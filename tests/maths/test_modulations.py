@@ -245,7 +245,7 @@ def test_far_decisions_that_would_move_further_have_no_loss():
 
 
 def test_rare_successes_have_a_smaller_divergence_weight():
-    # one of four judged members is right: 1 - e^(-e / 4); of the other group all are, and of the third none is
+    # one of four scored members is right: 1 - e^(-e / 4); of the other group all are, and of the third none is
     reward_B = torch.tensor([1.0, 0.0, 0.0, 0.9, 1.0, 0.0, torch.nan])
     decisions = replace(
         decisions_of(advantage=[[1.0]] * 4 + [[1.0]] * 3),

@@ -93,7 +93,7 @@ def differentiate(objective: Objective, decisions: Decisions) -> tuple[Loss, Ten
 
 
 def full_objective(name: str = "clipped", **parts) -> Objective:
-    """Every term on: surrogate, step weight, normalised ratio, divergence, entropy."""
+    """Every term on: surrogate, step weight, normalized ratio, divergence, entropy."""
     chosen = {
         "normalize_ratio": True,
         "step_weight": inverse_step,

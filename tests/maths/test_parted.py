@@ -53,10 +53,10 @@ def test_a_part_is_compared_with_its_baseline() -> None:
 
 
 def test_success_from_further_on_is_expected() -> None:
-    # of four prefixes the first fails, the others succeed: V 3/4, 1, 1, 1 of the whole and of what begins later
+    # of four prefixes the first fails, the others succeed: V 3/4, 1, 1, 1 from the beginning and from later parts
     # r - V / 2: -3/8, 1/2, 1/2, 1/2, of mean 9/32
     close(staged_advantage(rewards([0, 1, 1, 1]), parts=4), [[-21 / 32, 7 / 32, 7 / 32, 7 / 32]])
-    # a failure behind a long prefix is worse than one behind the bare prompt: V 1/2, 0
+    # a failure after a long prefix is worse than one after the bare prompt: V 1/2, 0
     close(staged_advantage(rewards([1, 0]), parts=2), [[0.75 - 0.375, -0.375]])
 
 

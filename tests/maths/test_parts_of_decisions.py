@@ -17,13 +17,13 @@ def test_a_decision_belongs_to_the_part_with_most_of_its_text() -> None:
     assert part_of([3, 7, 9], [(0, 4), (4, 9)]) == [0, 1, 1]
     # two of each: the first
     assert part_of([2, 6], [(0, 4), (4, 6)]) == [0, 0]
-    # what stands between parts is in none
+    # text between parts is in none
     assert part_of([2, 4, 6], [(0, 2), (4, 6)]) == [0, -1, 1]
 
 
 def test_empty_decisions_belong_to_the_character_before_them() -> None:
     assert part_of([0, 3, 3, 6, 6], [(0, 3), (3, 6)]) == [0, 0, 0, 1, 1]
-    assert part_of([3, 5, 5], [(0, 3)]) == [0, -1, -1]  # an end behind what is in no part
+    assert part_of([3, 5, 5], [(0, 3)]) == [0, -1, -1]  # an end after text that is in no part
 
 
 def test_steps_are_their_own_parts() -> None:

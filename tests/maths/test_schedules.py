@@ -55,7 +55,7 @@ def test_adaptive_kl() -> None:
     # twice the target: the error 1 is clipped to 0.2, and 0.1 of it counts; half the target: -0.2
     assert adaptive_kl(0.05, 0.02, target=0.01) == pytest.approx(0.05 * 1.02)
     assert adaptive_kl(0.05, 0.005, target=0.01) == pytest.approx(0.05 * 0.98)
-    assert adaptive_kl(0.05, 0.011, target=0.01) == pytest.approx(0.05 * 1.01)  # 0.1 lies within the clip
+    assert adaptive_kl(0.05, 0.011, target=0.01) == pytest.approx(0.05 * 1.01)  # 0.1 is within the clip
 
 
 def test_against_trend() -> None:

@@ -43,7 +43,7 @@ def decisions(values: Mapping[Value, Tensor] | None = None, **changes: Any) -> D
 
 
 def test_the_share_of_the_highest_entropies_is_kept() -> None:
-    # sorted 0.1 0.2 0.3 0.4 0.5: the quantile 0.6 lies at 2.4 between 0.3 and 0.4
+    # sorted 0.1 0.2 0.3 0.4 0.5: the quantile 0.6 is at 2.4, between 0.3 and 0.4
     keep = top_entropy(share=0.4).keep(decisions(), torch.tensor([0.5, 0.1, 0.3, 0.4, 0.2]))
     assert keep.tolist() == [[False, True, False], [True, False, False]]
 
@@ -76,7 +76,7 @@ def test_a_process_without_decisions_keeps_none() -> None:
 
 
 def test_bad_rows_far_from_the_policy_are_left_out() -> None:
-    # falls of (0.3 + 0.5) / 2 = 0.4 nats; the value beside the mask is no decision
+    # falls of (0.3 + 0.5) / 2 = 0.4 nats; the value outside the mask is no decision
     old_BT = torch.tensor([[9.0, 9.0, 9.0], [0.3, 0.5, NAN]])
     for limit, keep in ((0.41, True), (0.39, False)):
         keep_BT = near_policy(limit=limit).keep(decisions(old_logprob_BT=old_BT), NO_ENTROPY_N)

@@ -170,7 +170,7 @@ def test_an_answer_joins_every_group_or_those_that_failed() -> None:
     first = round_of(strategy.ask((), SETTING), [1, 0, 0, 0])
     assert [request.prompt for request in strategy.ask([first], SETTING)] == [1]
     unscored = round_of(strategy.ask((), SETTING), [1, 0, None, None])
-    assert strategy.ask([unscored], SETTING) == ()  # nobody says that group 1 failed
+    assert strategy.ask([unscored], SETTING) == ()  # no score says that group 1 failed
 
 
 def test_answers_of_several_take_the_place_of_failures() -> None:

@@ -85,12 +85,12 @@ def test_a_shared_beginning_counts_once():
 
 
 def test_conflicts_double_the_better_and_spare_the_worse():
-    # [a b c], [a x c]: factors 2, 1, 2 and 0, 1, 0; two tokens in conflict each halve the whole (GTPO)
+    # [a b c], [a x c]: factors 2, 1, 2 and 0, 1, 0; two tokens in conflict each halve the total (GTPO)
     feedback = feedback_of([1, 0], [0, 0], tokens=[[A, B, C], [A, X, C]], values={ENTROPY: torch.full((2, 3), 0.5)})
     advantage_BT = torch.tensor([[1.0], [-1.0]]).expand(2, 3)
     result_BT = conflict_tokens(entropy_weight=0.0).assign(feedback, advantage_BT)
     torch.testing.assert_close(result_BT, torch.tensor([[1.0, 0.5, 1.0], [0.0, -0.5, 0.0]]))
-    # entropies of 0.5 lower A by 0.05; above the limit nothing is taught
+    # entropies of 0.5 lower A by 0.05; above the limit the advantage is 0
     result_BT = conflict_tokens().assign(feedback, advantage_BT)
     torch.testing.assert_close(result_BT, torch.tensor([[0.95, 0.475, 0.95], [0.0, -0.525, 0.0]]))
     sure = replace(feedback, values={ENTROPY: torch.tensor([[0.7] * 3, [0.1] * 3])})

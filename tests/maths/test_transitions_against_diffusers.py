@@ -46,7 +46,7 @@ def assert_same_samples(
     noises: Tensor = SILENT,
     arguments: Callable[[int], dict[str, Any]] = lambda index: {},
 ) -> None:
-    """Both walk the schedule on their own from one latent; the ends agree to 1e-6 of the largest element."""
+    """Both follow the schedule from one latent; the ends agree to 1e-6 of the largest element."""
     generator = torch.Generator().manual_seed(23)
     ours = stock = levels[0].sigma * torch.randn(SHAPE, generator=generator)
     for i, (level, next_level) in enumerate(pairwise(levels)):

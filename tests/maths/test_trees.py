@@ -13,7 +13,7 @@ from tests.maths.feedback_rows import feedback_of
 
 
 def test_branches_part_at_the_decisions_that_are_named() -> None:
-    # BranchGRPO's run: 20 steps, of which 19 are drawn, 16 leaves
+    # BranchGRPO's run: 20 steps, of which 19 are sampled, 16 leaves
     tree = at_decisions(19, 16, at=[0, 3, 6, 9], spread=4.0)
     assert tree == tuple(Split(decision=d, factor=2, spread=4.0) for d in (0, 3, 6, 9))
 

@@ -19,7 +19,7 @@ Exchange = Sequence[tuple[str | None, float | None]]
 
 
 def turns_of(rows: Sequence[Exchange]) -> Turns:
-    """Turns of two decisions each, the second of which was told."""
+    """Turns of two decisions each, the second of which the environment wrote."""
     S = max(map(len, rows))
     scope_BT = torch.full((len(rows), 2 * S), -1)
     for row, exchange in enumerate(rows):
@@ -94,7 +94,7 @@ def test_a_turn_is_compared_with_those_of_its_state() -> None:
 
 
 def test_turns_without_a_return_are_not_compared() -> None:
-    # at a 1, 0 and an unanswered turn; the row without a reward of its own takes no part, whatever it was given
+    # at a 1, 0 and an unanswered turn; a row without a reward is left out, whatever its turns have
     rows = [[("a", 1.0)], [("a", 0.0)], [("a", None)], [("a", 50.0)], [(None, 1.0)]]
     advantage_BT = credit(feedback_for(rows, valid=[True, True, True, False, True]), normalize=False)
     assert advantage_BT == [[0.5], [-0.5], [0.0], [0.0], [0.0]]
@@ -149,7 +149,7 @@ AUTHORS: dict[tuple[bool, float], list[list[float]]] = {
         [0.612587, 0.729714, 1.094632, -0.698299],
     ],
 }
-"""Step advantages of ``gigpo/core_gigpo.py`` for the rows, gamma 0.95, float32, by normalisation and threshold."""
+"""Step advantages of ``gigpo/core_gigpo.py`` for the rows, gamma 0.95, float32, by normalization and threshold."""
 
 
 @pytest.mark.parametrize(("normalize", "similar"), AUTHORS)

@@ -63,7 +63,7 @@ def test_a_margin_over_a_column_is_bounded():
 
 
 def test_the_baseline_is_a_column():
-    # of one group 1 - 0.25 and 0 - 0.25, of the other 1 - 1; what no reward judged has nothing
+    # of one group 1 - 0.25 and 0 - 0.25, of the other 1 - 1; a row without a reward has 0
     feedback = feedback_of([1.0, 0.0, 1.0, 5.0], [0, 0, 1, 1], valid=[True, True, True, False])
     feedback = replace(feedback, columns={"static_value": torch.tensor([0.25, 0.25, 1.0, 1.0])})
     result_BT = column_baseline(column="static_value").assign(feedback, torch.ones(4, 3))
@@ -80,7 +80,7 @@ def test_a_column_weighs_its_rows():
 
 
 def test_read_rows_do_not_move_the_baseline():
-    # drawn 1, 0: mean 0.5; a refined row of 1 earns 0.5, where the mean of all three would leave it 1/3
+    # sampled 1, 0: mean 0.5; a refined row of 1 earns 0.5, where the mean of all three would leave it 1/3
     feedback = feedback_of([1.0, 0.0, 1.0, 0.7], [0, 0, 0, 1])
     read = replace(feedback, source_B=torch.tensor([0, 0, 2, 2]))
     result_BT = on_policy_baseline().assign(read, torch.zeros(4, 3))
@@ -101,6 +101,6 @@ def test_a_demonstration_is_worth_the_mean_once_a_sample_reaches_it():
     result_BT = label_smoothing(eps=0.0).assign(feedback, torch.zeros(7, 1))
     outer = 0.5 / (0.5 / 3) ** 0.5
     torch.testing.assert_close(result_BT, torch.tensor([[-outer], [0.0], [0.0], [outer], [-1.0], [1.0], [0.0]]))
-    # a group that nobody gave an answer to is standardised
+    # a group without an answer is standardized
     on_policy_BT = label_smoothing(eps=0.0).assign(replace(feedback, source_B=None), torch.zeros(7, 1))
     torch.testing.assert_close(on_policy_BT[4:, 0], torch.tensor([-2.0, 1.0, 1.0]) / 3**0.5)

@@ -66,7 +66,7 @@ def test_the_implicit_perception_loss_seeks_a_divergence():
 
 
 def test_gradients_go_through_a_view_if_a_term_declares_it():
-    # k3 of d = -0.7: by the view's log-probability e^d - 1, by that of now the opposite
+    # k3 of d = -0.7: by the view's log-probability e^d - 1, by the current policy's the opposite
     masked_BT = torch.tensor([[-1.7]], dtype=torch.float64, requires_grad=True)
     decisions = decisions_of([[-1.0]], view={MASKED: masked_BT})
     term = divergence(form="k3", view="masked", grad=True)

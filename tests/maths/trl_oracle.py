@@ -185,7 +185,7 @@ def totals_as_trl(batch: Batch, options: Mapping[str, Any]) -> Totals:
     """What one of an update's micro-batches averages over, in TRL's counting."""
     settings = {**ARGS, **ATTRIBUTES, **options}
     accumulation = settings["gradient_accumulation_steps"]
-    if settings["loss_type"] == "bnpo":  # each micro-batch by itself
+    if settings["loss_type"] == "bnpo":  # each micro-batch separately
         num_decisions = int(batch.mask_BT.sum()) * accumulation
     else:
         num_decisions = batch.num_decisions * accumulation / settings["steps_per_generation"]

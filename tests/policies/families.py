@@ -27,7 +27,7 @@ EVERYDAY = {
     "language": ("llama", "qwen3-vl"),
     "masked": ("eurobert", "amused"),
     "image_tokens": ("janus",),
-    "reading": ("qwen-image",),  # the four of every day have tests of their own beside it
+    "reading": ("qwen-image",),  # the four daily ones have separate tests too
 }
 
 

@@ -92,7 +92,7 @@ class MomentumPipeline(FieldPipeline):
 
 
 class RandomPipeline(FieldPipeline):
-    """Draws from a generator that nobody seeds."""
+    """Samples from a generator without a seed."""
 
     def velocity(self, state: Tensor, time: Tensor, code: Tensor, memory: dict[str, Any]) -> Tensor:
         """Never the same twice."""
@@ -163,7 +163,7 @@ class HookedPipeline(GuidedPipeline):
 
 
 class FramesPipeline(FieldPipeline):
-    """Steps each half of its state as an entry of its own, as video pipelines do with frames."""
+    """Steps each half of its state as a separate entry, as video pipelines do with frames."""
 
     @torch.no_grad()
     def __call__(self, prompt: Sequence[str], generator: Any, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
@@ -179,14 +179,14 @@ class FramesPipeline(FieldPipeline):
 
 
 class CustomSchedulerPipeline(FieldPipeline):
-    """Brings a scheduler of its own, so that diffusers does not count it among the components."""
+    """Brings a custom scheduler, so that diffusers does not count it among the components."""
 
     def __init__(self, net: nn.Module, scheduler: Any = None) -> None:
         super().__init__(net, scheduler)
 
 
 class TokensPipeline(FieldPipeline):
-    """Keeps whole numbers."""
+    """Keeps integers."""
 
     def carried(self, state: Tensor) -> Tensor:
         """Rounded."""
@@ -255,7 +255,7 @@ class CombinedPipeline(DiffusionPipeline):
 
 
 def build(kind: Callable[..., FieldPipeline] = FieldPipeline, **parts: nn.Module) -> Any:
-    """A pipeline with weights drawn from a fixed seed."""
+    """A pipeline with random weights of a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return kind(net=Net(), scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0), **parts)

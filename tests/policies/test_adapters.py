@@ -149,7 +149,7 @@ def generated(pipe: Any) -> np.ndarray:
 
 
 def copied(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors in memory of their own, so that the file can be written again."""
+    """Copies of the tensors, so that the file can be written again."""
     return {key: value.clone() for key, value in load_file(file).items()}
 
 

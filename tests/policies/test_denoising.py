@@ -51,7 +51,7 @@ def test_greedy_samples_equal_the_stock_pipeline(name: str) -> None:
     media = stock.frames if PIPELINES[name].video else stock.images
     for sample, expected in zip(rollout.samples, media, strict=True):
         actual = sample.video if PIPELINES[name].video else sample.image
-        # A level of 255 where rounding tips it: kernels may round by where in memory their operands lie.
+        # A level of 255 where rounding tips it: kernels may round by the addresses of their operands.
         np.testing.assert_allclose(np.asarray(actual, dtype=float), np.asarray(expected, dtype=float), atol=1)
 
 
@@ -126,7 +126,7 @@ def test_the_pipeline_is_restored_after_an_exception() -> None:
 
 
 def _assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Identity, but for the plain private values that every call of a stock pipeline sets."""
+    """Identity, except for the plain private values that every call of a stock pipeline sets."""
     assert [key for key in after if key not in before and not key.startswith("_")] == []
     assert [key for key, value in before.items() if after[key] is not value and not _is_scratch(key)] == []
 

@@ -43,7 +43,7 @@ def test_audio_targets_match_the_autoencoder() -> None:
     waveform = waveform_of(sound, layout, rate)
     N = waveform.shape[-1]
     expected = torch.zeros(2, N)
-    expected[:, : min(200, N)] = sound.values[:, :N]  # silence behind it, or its end cut off
+    expected[:, : min(200, N)] = sound.values[:, :N]  # silence after it, or its end cut off
     assert torch.equal(waveform[0], expected)
     with torch.no_grad():
         assert torch.equal(state, vae.encode(waveform).latent_dist.mode())
@@ -95,7 +95,7 @@ def test_audio_that_cannot_be_encoded_raises() -> None:
 
 
 def test_the_stable_audio_open_scheduler_is_supported() -> None:
-    """It draws from a Brownian tree of its own, whose package (torchsde) does not come with diffusers."""
+    """It draws from a separate Brownian tree, whose package (torchsde) does not come with diffusers."""
     pytest.importorskip("torchsde")
     from diffusers import CosineDPMSolverMultistepScheduler
 

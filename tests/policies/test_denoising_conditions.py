@@ -86,7 +86,7 @@ def test_videos_can_be_paths(tmp_path: Path) -> None:
     differences = [
         np.abs(np.asarray(a, float) - np.asarray(b, float)).mean() for a, b in zip(actual, frames, strict=True)
     ]
-    assert max(differences) < 16  # a GIF has 256 colours
+    assert max(differences) < 16  # a GIF has 256 colors
 
 
 def test_images_in_the_call_run_rows_alone() -> None:
@@ -106,7 +106,7 @@ def test_guidance_that_depends_on_the_step_is_exact() -> None:
     rollout = skipping.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     assert not rollout.trace.run_ghosts
     assert torch.equal(values(skipping, rollout), rollout.old_logprob_BT)
-    drawings = plain.rollout(prompts_of("sd3"), group_size=2, seed=SEED).trace.row_params  # rows are scored as drawn
+    drawings = plain.rollout(prompts_of("sd3"), group_size=2, seed=SEED).trace.row_params  # rows are scored as sampled
     unskipped = replace(rollout, trace=replace(rollout.trace, row_params=drawings))
     differs = (values(plain, unskipped) - rollout.old_logprob_BT).abs().amax(0) > 1e-6
     assert differs.tolist() == [False, False, True, False]  # the one step between .3 and .7 of four

@@ -20,7 +20,7 @@ def _subject(name: str, *, guided: bool) -> Subject:
         return policy_of(name, guided=guided, batch=batch)
 
     # With these schedules a state of size 6 meets a std of 0.03: 6 * 6e-8 / 0.03 = 1e-5 for the rounding of an element,
-    # times how many standard deviations off the mean it lies.
+    # times its distance from the mean in standard deviations.
     rounding = 1e-4 if name in (*VARIANCE_PRESERVING, *NATIVE) else 1e-6
     # What the last of Qwen-Image's two blocks makes of the prompt's stream reaches nothing: 4 adapters of 32.
     reached = 0.875 if name == "qwen-image" else 0.9

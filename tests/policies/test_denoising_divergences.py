@@ -67,7 +67,7 @@ def test_drift_is_zero_on_policy_and_the_closed_form_after_a_change() -> None:
             assert not evaluation.values[DRIFT].any()
     move(policy.trainable)
     drift_BT = next(policy.evaluate(rollout, values=[DRIFT])).values[DRIFT]
-    # The first decision is taken in the initial noise, whatever the weights: a second rollout has its mean of now.
+    # The first decision is taken in the initial noise: a second rollout has its mean under the current policy.
     again = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=MEANS)
     assert rollout.noise is not None
     for row, (old, new) in enumerate(zip(rollout.trace.transitions, again.trace.transitions, strict=True)):

@@ -27,7 +27,7 @@ def _count_rows(module: nn.Module) -> list[int]:
         rows.append(first.shape[0])
         return forward(*args, **kwargs)
 
-    module.forward = counted  # a hook would say that somebody reads what passes, which is then never left out
+    module.forward = counted  # a module with a hook is never skipped
     return rows
 
 
@@ -50,7 +50,7 @@ def test_each_prompt_is_encoded_once_for_any_batches() -> None:
     policy = policy_of("sd3", pipeline, guided=True, batch=3)
     prompts = [*prompts_of("sd3"), Prompt("a red fox")]
     rollout = policy.rollout(prompts, group_size=2, seed=SEED)
-    assert encoded == ([1] * 4, [1] * 4)  # two prompts, the empty negative one and the long one beside which a row ran
+    assert encoded == ([1] * 4, [1] * 4)  # two prompts, the empty negative one, the long one with a row in its batch
     for rows in (None, [0], [5, 1]):
         for evaluation in policy.evaluate(rollout, rows, values=[from_reference("gaussian")]):
             evaluation.logprob_BT.sum().backward()

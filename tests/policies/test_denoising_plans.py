@@ -113,7 +113,7 @@ def test_rollout_settings_are_used_in_scoring(name: str) -> None:
     assert torch.equal(actual.old_logprob_BT, expected.old_logprob_BT)
     assert relative_difference(gradients(policy, actual), gradients(fresh, expected)) == 0
     again = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=Plan())
-    assert again.shape == (4, 4)  # nothing of it stays behind
+    assert again.shape == (4, 4)  # the plan leaves no trace
 
 
 def test_rollout_settings_apply_to_deterministic_samples() -> None:

@@ -130,7 +130,7 @@ def test_noise_depends_on_keys_and_can_be_shared_by_a_group() -> None:
     assert torch.equal(level_BT[0], level_BT[1])
     assert torch.equal(level_BT[2], level_BT[3])
     assert not torch.equal(level_BT[0], level_BT[2])
-    # The same picture with the same noise, but for what rounding does to it.
+    # The same image with the same noise, up to rounding.
     torch.testing.assert_close(shared.old_logprob_BT[0], shared.old_logprob_BT[1], rtol=1e-5, atol=1e-7)
     as_set = policy_of("sd3", reading={**READING, "shared": True}).read(samples, seed=SEED)
     assert torch.equal(as_set.values[LEVEL], level_BT)

@@ -25,7 +25,7 @@ from tests.tiny import single_files
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A one-file checkpoint, and beside it the pipeline's configuration without its weights."""
+    """A one-file checkpoint, and in its folder the pipeline's configuration without weights."""
     path = tmp_path_factory.mktemp("single")
     pipeline = pipeline_of("sd15")
     single_files.save(pipeline, path / "model.safetensors")

@@ -228,7 +228,7 @@ def test_video_examples_train_the_weights() -> None:
 
 
 def test_a_pipeline_that_blends_its_states_raises() -> None:
-    policy = policy_of("sd15-inpaint")  # it lays the noised picture over what lies outside the mask
+    policy = policy_of("sd15-inpaint")  # it copies the noised image to the pixels outside the mask
     with pytest.raises(PolicyError, match="is not its last state with elements permuted, scaled and shifted"):
         policy.supervised_loss(examples_of("sd15-inpaint"), seeds=SEEDS)
 

@@ -27,7 +27,7 @@ def rollout_of(policy: ImageTokensPolicy, **plan: Any) -> Rollout:
 
 
 def unguided_by_hand(name: str, policy: ImageTokensPolicy, ids_P: Tensor, codes: list[int]) -> Tensor:
-    """Logits of all codes of an image behind some tokens, (T, K), as each family's own code has them."""
+    """Logits of all codes of an image after some tokens, (T, K), as each family's own code has them."""
     model: Any = policy.model
     if name == "janus":
         text_1PD = model.get_input_embeddings()(ids_P[None])

@@ -18,7 +18,7 @@ from tests.tiny.image_tokens import NUM_CODES, make
 
 PROMPTS = [Prompt("a red fox"), Prompt("two blue squares on the table")]
 METHODS = ("cispo", "clip-cov", "dapo", "dr-grpo", "gmpo", "gpg", "gspo", "kl-cov", "rloo", "sapo")
-"""Methods for tokens; some read entropies, some whole sequences."""
+"""Methods for tokens; some read entropies, some complete sequences."""
 
 
 def low(samples: list[Sample]) -> list[float]:

@@ -81,7 +81,7 @@ def exchange(policy: LanguagePolicy, name: str, make: Callable[[], Environment],
 
 @torch.no_grad()
 def logprobs_at_once(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
-    """What the model itself, called on each row's whole text, gives for its tokens."""
+    """Log-probabilities of the model itself, called on each row's complete text."""
     return torch.stack([plain_row(policy, rollout, row) for row in range(len(rollout.samples))])
 
 
@@ -242,7 +242,7 @@ def test_the_first_text_of_the_environment_follows_the_prompt() -> None:
     assert torch.equal(encoded.ids_P, policy._encoder(extended).ids_P)
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 3e-6
     text = exchange(terse("llama"), "llama", lambda: Opening(Turn(text="how many")))
-    assert text.trace.prompt_of_B == [0] * 4 + [1] * 4  # members that are told the same share what they read
+    assert text.trace.prompt_of_B == [0] * 4 + [1] * 4  # members with the same opening share an encoded prompt
     turns = [{"role": "user", "content": "what"}, {"role": "assistant", "content": "one"}]
     prompt = Prompt("what", messages=turns)
     plan = Plan(environment=lambda: Opening(Turn(text="how many")))

@@ -71,7 +71,7 @@ def messages_of(rollout: Rollout, row: int, answers: Sequence[str]) -> tuple[lis
 
 
 def processed(policy: LanguagePolicy, rollout: Rollout, row: int, answers: Sequence[str]) -> dict[str, Tensor]:
-    """What the processor makes of the whole conversation with these answers; LLaVA-OneVision tiles turn by turn."""
+    """The processor's encoding of the complete conversation with these answers; LLaVA-OneVision tiles turn by turn."""
     messages, images = messages_of(rollout, row, answers)
     text = policy.processor.apply_chat_template(messages, tokenize=False)
     by_turn = [images]
@@ -88,7 +88,7 @@ def row_ids(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor:
 
 
 def plain_inputs(policy: LanguagePolicy, rollout: Rollout, row: int) -> dict[str, Tensor]:
-    """The processor's tensors of the whole conversation for the row's tokens; types of tokens go by their ids."""
+    """The processor's tensors of the complete conversation for the row's tokens; types of tokens go by their ids."""
     inputs = processed(policy, rollout, row, ["x"] * len(rollout.samples[row].turn_ends))
     ids, row_L = inputs.pop("input_ids"), row_ids(policy, rollout, row)
     plain = {"input_ids": row_L[None]}

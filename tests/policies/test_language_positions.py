@@ -53,7 +53,7 @@ def phi(**settings: Any) -> LanguagePolicy:
 
 
 def plain_gap(policy: LanguagePolicy, rollout: Rollout) -> float:
-    """The largest difference from the model's call on each row by itself, in nats."""
+    """The largest difference from the model's call on each row alone, in nats."""
     gap = 0.0
     for row, completion in enumerate(rollout.trace.completions):
         prompt_P = rollout.trace.prompts[rollout.trace.prompt_of_B[row]].ids_P
@@ -89,7 +89,7 @@ def test_the_switch_is_that_of_longrope_alone() -> None:
 
 
 def stretched(policy: LanguagePolicy, length: int) -> None:
-    """Positions of rows longer than ``length`` are halved, as by remote code that says so nowhere."""
+    """Positions of rows longer than ``length`` are halved, as by remote code that does not declare it."""
     rotary: Any = policy.model.model.rotary_emb
     forward = rotary.forward
 

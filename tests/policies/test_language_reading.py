@@ -115,7 +115,7 @@ def test_another_prompt_changes_only_the_log_probabilities(name: str) -> None:
 
 @torch.no_grad()
 def plainly(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
-    """What the model itself, called row by row, gives for the tokens behind the prompts of the samples."""
+    """Log-probabilities of the model itself, called row by row, of the tokens after the samples' prompts."""
     result_BT = torch.zeros(rollout.shape)
     for row, sample in enumerate(rollout.samples):
         encoded, token_T = policy._encoder(sample.prompt), torch.tensor(list(sample.tokens or ()))

@@ -124,7 +124,7 @@ def test_a_forced_prefix_is_neither_sampled_nor_trained(name: str, settings: dic
 
 
 def ends_with_the_beginning(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
-    """What the same tokens have for log-probabilities behind prompts that end with what the rows were given."""
+    """Log-probabilities of the same tokens after prompts that end with the rows' forced tokens."""
     trace, count = rollout.trace, rollout.samples[0].num_forced
     begun = [prompt.with_tokens(trace.completions[0].token_T[:count], policy.path.fill) for prompt in trace.prompts]
     cut = [
@@ -163,7 +163,7 @@ def test_a_branch_is_trained_like_the_row_it_leaves(settings: dict[str, Any]) ->
     branch = Continuation(tokens, trunk.old_logprob_BT[0, :at])
     plan = Plan(prompt_ids=(0, 0), members=((0, 1), (0, 2)), continues=(None, branch))
     tree = policy.rollout([prompt, prompt], group_size=2, seed=SEED, plan=plan)
-    assert tree.samples[2].tokens == tree.samples[0].tokens  # the same member draws the same, wherever it goes on from
+    assert tree.samples[2].tokens == tree.samples[0].tokens  # a member samples the same tokens after every prefix
     assert list(tree.samples[3].tokens or ())[:at] == tokens
     assert tree.mask_BT[2].equal(tree.mask_BT[0])
     assert torch.allclose(tree.old_logprob_BT[2], tree.old_logprob_BT[0], atol=2e-6)

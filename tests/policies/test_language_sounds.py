@@ -39,7 +39,7 @@ def _construct(name: str) -> tuple[Any, Any]:
 
 
 def hearing(name: str = "qwen2-audio", *, batch: int = 8, **settings: Any) -> LanguagePolicy:
-    """A policy of one's own on a family of the breadth table."""
+    """A new policy on a family of the breadth table."""
     model, processor = _construct(name)
     options = {"max_new_tokens": 7, "temperature": TEMPERATURE, "rollout_batch": batch, **settings}
     options |= {"update_tokens": 1} if batch == 1 else {}

@@ -99,7 +99,7 @@ def test_the_gradient_of_the_nucleus_stays_within_it() -> None:
 
 
 def test_requested_values_change_no_log_probability_and_match_in_a_view() -> None:
-    policy = policy_of("llama", temperature=0.05)  # so that first choices are drawn
+    policy = policy_of("llama", temperature=0.05)  # so that the likeliest tokens are sampled
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=3)
     values = (LOGPROB_MEAN, top_logprob(3), nucleus_entropy(0.8), RANK)
     measured = with_values(policy, rollout, values)

@@ -273,7 +273,7 @@ def test_supervised_loss_trains_masked_tokens() -> None:
 
 
 def test_folders_and_functions_are_loaded(tmp_path: Path) -> None:
-    """Of transformers, of diffusers, and with code of their own, to the same tokens as the live model."""
+    """Of transformers, of diffusers, and with remote code, to the same tokens as the live model."""
     plan, settings = Plan(stochastic=()), {"length": 6, "num_steps": 2}
     model, words = parts_of("eurobert")
     expected = MaskedPolicy(model, words, settings=settings).rollout(prompts_of(), group_size=1, seed=SEED, plan=plan)

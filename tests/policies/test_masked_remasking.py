@@ -178,7 +178,7 @@ def test_provided_log_probabilities_are_kept_and_captions_are_not_masked() -> No
 
 @pytest.mark.parametrize("name", READINGS)
 def test_a_run_trains_on_its_remasked_samples(name: str) -> None:
-    """What is drawn is random; at the first update every ratio is 1, and each pass has a masking of its own."""
+    """Samples are random; at the first update every ratio is 1, and each pass has a separate masking."""
     policy = policy_of("eurobert", reading=READINGS[name], num_steps=2)
     before = [parameter.detach().clone() for parameter in policy.trainable]
     config = {

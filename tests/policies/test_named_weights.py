@@ -121,7 +121,7 @@ def test_an_average_moves_by_its_decay(name: str, settings: dict[str, Any]) -> N
     with torch.no_grad():
         for parameter in policy.trainable:
             parameter.zero_()
-        policy.weights.store("average", decay=0.9)  # new: as the weights of now
+        policy.weights.store("average", decay=0.9)  # new: a copy of the current weights
         for parameter in policy.trainable:
             parameter.fill_(1.0)
     for expected in (0.1, 0.19, 0.271):

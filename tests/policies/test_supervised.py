@@ -135,7 +135,7 @@ CORRECTION: dict[str, Any] = {"points": 2, "weight": 0.5, "num_steps": 4, "call"
 
 
 def test_self_correction_trains_the_way_back_on_sd3() -> None:
-    """One guided step of the bare network, noised again, beside the example itself: (e + 0.5 (e_1 + e_2)) / 2."""
+    """One guided step of the bare network, noised again, and the example itself: (e + 0.5 (e_1 + e_2)) / 2."""
     policy, examples = make("sd3", supervision={"shift": 3.0, "correction": CORRECTION})
     pipeline, call = policy.pipeline, policy.settings.call
     clean = latents(pipeline, examples)

@@ -150,8 +150,8 @@ def test_one_run_trains_both_kinds(tmp_path: Path) -> None:
         for n, (name, p) in enumerate((n, p) for n, p in policy.draw.model.named_parameters() if p.requires_grad)
     }
     moved = {name for name, n in names.items() if not torch.equal(before[n], policy.trainable[n])}
-    assert "lm_head.weight" in moved  # by what is written
-    assert "model.generation_head.vision_head.weight" in moved  # by what is drawn
+    assert "lm_head.weight" in moved  # by the text
+    assert "model.generation_head.vision_head.weight" in moved  # by the images
     assert not any("vqmodel" in name for name in names)
 
 

@@ -19,7 +19,7 @@ SETTINGS: dict[str, dict[str, Any]] = {"llamagen": {"grid": GRID, "begin": BEGIN
 
 
 def policy_of(name: str, *, batch: int = 8, **settings: Any) -> ImageTokensPolicy:
-    """A policy of one's own; all those of a name have the same weights."""
+    """A new policy; all those of a name have the same weights."""
     model, processor, autoencoder = make(name)
     options = {**DRAWING, **SETTINGS.get(name, {}), "rollout_batch": batch, **settings}
     if batch == 1:

@@ -26,7 +26,7 @@ def _construct(name: str) -> tuple[Any, Any]:
 
 
 def policy_of(name: str, *, batch: int = 8, **settings: Any) -> LanguagePolicy:
-    """A policy of one's own; all those of a name have the same weights."""
+    """A new policy; all those of a name have the same weights."""
     model, processor = _construct(name)
     options = {"max_new_tokens": 7, "temperature": TEMPERATURE, "rollout_batch": batch, **settings}
     if batch == 1:

@@ -23,12 +23,12 @@ def _construct(name: str) -> tuple[Any, ...]:
 
 
 def parts_of(name: str) -> tuple[Any, ...]:
-    """The parts of a policy of one's own; all those of a name are equal."""
+    """The parts of a new policy; all those of a name are equal."""
     return copy.deepcopy(_construct(name))
 
 
 def policy_of(name: str, *, batch: int = 8, **settings: Any) -> MaskedPolicy:
-    """A policy of one's own; the adapters' first factors are the same each time."""
+    """A new policy; the adapters' first factors are the same each time."""
     options = {**TINY[name].settings, "rollout_batch": batch, "update_batch": batch, **settings}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

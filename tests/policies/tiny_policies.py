@@ -27,7 +27,7 @@ TEXTS = ("a red fox", "two blue squares on a table")
 def settings_of(
     name: str, *, guided: bool = False, batch: int = 8, without: Sequence[str] = (), **others: Any
 ) -> dict[str, Any]:
-    """Settings that train small adapters on a tiny pipeline, whose usual arguments but for some it is called with."""
+    """Settings that train small adapters on a tiny pipeline, with its usual arguments except these."""
     tiny = PIPELINES[name]
     call = {**tiny.call, **(tiny.cfg if guided else tiny.no_cfg)}
     call = {key: value for key, value in call.items() if key not in without}
@@ -53,7 +53,7 @@ def _built(name: str) -> DiffusionPipeline:
 
 
 def pipeline_of(name: str) -> Any:
-    """A pipeline of one's own; all those of a name are equal."""
+    """A new pipeline; all those of a name are equal."""
     return copy.deepcopy(_built(name))
 
 

@@ -16,7 +16,7 @@ TIES = "members that tie go by their order"
 
 EXEMPT: Mapping[str, Mapping[str, str]] = {
     "order_of_rows_does_not_matter": {
-        "estimators.along_chain": "a row stands behind the one that it was sampled after",
+        "estimators.along_chain": "a row follows the one that it was sampled after",
         "estimators.among_most_efficient": TIES,
         "estimators.prune_width": TIES,
         "estimators.trunk_and_exits": "exits that leave the trunk at one decision go by their order",

@@ -79,7 +79,7 @@ def rows(draw: st.DrawFn, *, rewards: str = "any", ties: bool = True, ordered: b
         draw: of hypothesis.
         rewards: ``any`` kind in each group, or ``equal`` in all.
         ties: whether rewards of a group may be equal.
-        ordered: whether the rows of a group stand side by side.
+        ordered: whether the rows of a group are adjacent.
 
     Returns:
         The rows.
@@ -335,7 +335,7 @@ def permuted(feedback: Feedback, order: Tensor) -> Feedback:
 
 
 def process_parts(feedback: Feedback, order: Tensor, num: int) -> list[Feedback]:
-    """What each of two processes sees: the first so many rows of an order, of whole groups, or those that follow."""
+    """The rows of each of two processes: the first so many of an order, of complete groups, or those that follow."""
     slices = [part for part in (slice(0, num), slice(num, len(order))) if part.stop > part.start]
     parts = []
     for local_rows in slices:

@@ -117,7 +117,7 @@ def tree_has_as_many_leaves_as_the_group(case: Case, data: st.DataObject) -> Non
 
 
 def weight_of_answers_is_elementwise(case: Case, data: st.DataObject) -> None:
-    """Weights of at least 0 and at most 1, of the rates' dtype, each of its own rate, which never rise with it."""
+    """Each answer's weight is from 0 to 1, of the rates' dtype, by its rate alone, and never rises with it."""
     rates = sorted(data.draw(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8)))
     for dtype in (torch.float32, torch.float64):
         rate_N = torch.tensor(rates, dtype=dtype)
@@ -257,7 +257,7 @@ def member_numbers_are_unique(case: Case, data: st.DataObject) -> None:
 
 
 def requests_refer_to_earlier_rows(case: Case, data: st.DataObject) -> None:
-    """Rows that others go on from, or are shown, are of earlier rounds."""
+    """Rows that others continue, or have in their prompts, are of earlier rounds."""
     _, _, rounds = played(case, data)
     earlier_rows: set[tuple[int, int]] = set()
     for round_ in rounds:

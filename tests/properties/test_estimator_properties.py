@@ -159,7 +159,7 @@ def on_processes(
 
 
 def processes_do_not_matter(case: Case, data: st.DataObject) -> None:
-    """Each process gets for its whole groups what one that has all of them gets."""
+    """Each process gets for its complete groups the values that one process with all groups gets."""
     function, feedback, advantage_BT = sample_case(case, data)
     order = feedback.group_B.argsort(stable=True)
     num = int((feedback.group_B < data.draw(st.integers(1, 3))).sum())

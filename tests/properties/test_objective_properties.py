@@ -75,7 +75,7 @@ def loss_and_gradients(term: Term, decisions: Decisions) -> tuple[Tensor, list[T
 
 
 def job_values(decisions: Decisions) -> Mapping[Value, Tensor]:
-    """What a modulation or selection may read of the whole update: values of the kept decisions."""
+    """Values of all kept decisions of the update, for modulations and selections."""
     local = {LOGPROB: decisions.logprob_BT, OLD_LOGPROB: decisions.old_logprob_BT, ADVANTAGE: decisions.advantage_BT}
     return {value: tensor[decisions.mask_BT] for value, tensor in {**local, **decisions.values}.items()}
 

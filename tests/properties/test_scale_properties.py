@@ -175,7 +175,7 @@ def order_of_rewards_does_not_matter(case: Case, data: st.DataObject) -> None:
 
 
 def other_groups_do_not_matter(case: Case, data: st.DataObject) -> None:
-    """Each group by itself has the result that it has among others."""
+    """Each group alone has the result that it has among others."""
     rewards = sample_case(case, data)
     alone = [rewards.taken(torch.tensor([prompt]), every(G))() for prompt in range(rewards.reward_RPG.shape[1])]
     assert_near(torch.cat(alone), rewards(), rewards.counts_PG, tolerance=1e-6)

@@ -88,7 +88,7 @@ def browser() -> str | None:
 
 
 def layouts(page: Path, widths: tuple[int, ...], folder: Path) -> list[Layout]:
-    """The page as a browser lays it out in windows of those widths, each in a frame of its own."""
+    """The page as a browser renders it in windows of those widths, each in a separate frame."""
     program, text = browser(), page.read_text(encoding="utf-8")
     assert program is not None
     assert "</body>" in text

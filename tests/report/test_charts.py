@@ -11,7 +11,7 @@ from tests.report.page import render
 
 def test_curves_are_to_scale(run: Path) -> None:
     page = render(run)
-    # both measures lie in 0..1, so the axis is 0..1: y = 100 (1 - value); steps 0, 10, 20 at x = 0, 50, 100
+    # both measures are in 0..1, so the axis is 0..1: y = 100 (1 - value); steps 0, 10, 20 at x = 0, 50, 100
     assert page.plot("Held-out measures") == ["M0.0 44.0L50.0 20.0L100.0 5.0", "M0.0 22.0L50.0 40.0L100.0 59.0"]
     band = next(attrs["d"] for tag, attrs, _ in page.elements if tag == "path" and attrs["class"] == "band")
     # means 0.25, 0.5, 0.75 +- 0.5: from -0.25 to 1.25, ticks every 0.5 from -0.5 to 1.5, so y = 100 (1.5 - v) / 2
@@ -27,8 +27,8 @@ def test_constant_metrics_have_no_chart(run: Path) -> None:
     clipped = "Fraction of ratios clipped below the bound 0.100, above it 0.0500"
     gap = "rollout against recomputed log-prob"
     assert f"Constant throughout: Policy loss 0.500 {clipped} On-policy gap 1.00\u00d710⁻⁷ ({gap})" in constants
-    assert "Constant throughout: samples/kept 1.000" in constants  # a number that no chart of its own holds
-    assert "Gradient norm" in page.texts("h3")  # 1 throughout, but for one that was not finite
+    assert "Constant throughout: samples/kept 1.000" in constants  # a number without a separate chart
+    assert "Gradient norm" in page.texts("h3")  # 1 throughout, except one that was not finite
     titles = {"Policy loss", "Entropy", "On-policy gap", "samples/kept"} & set(page.texts("h3"))
     assert not titles
 

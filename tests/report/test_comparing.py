@@ -21,7 +21,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    """The run of the other tests, and one that was told to learn faster and reached less."""
+    """The run of the other tests, and one with a higher learning rate that reached less."""
     folders = [tmp_path / name / "digits" for name in ("first", "second")]
     for folder in folders:
         write_run(folder)

@@ -90,7 +90,7 @@ def test_reasons_of_scores_in_words(tmp_path: Path) -> None:
     }  # fmt: skip
     parts = "type 1, place 0.333, most say 7 or 8"
     assert note_of(explanation, None) == RewardNote(read="7", expected="8", reason="<i>why</i>", parts=parts)
-    assert note_of(explanation, "8").expected is None  # the row's own reference stands beside the request
+    assert note_of(explanation, "8").expected is None  # the row's reference is next to the request
     assert note_of({"parts": 3, "reason": ["x"], "majority": []}, None) == RewardNote()
     assert note_of({"parts": {str(i): i for i in range(14)}}, None).parts == ", ".join(
         [*(f"{i} {i}" for i in range(12)), "and 2 more"]

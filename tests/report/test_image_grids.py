@@ -127,7 +127,7 @@ def test_of_too_many_prompts_evenly_spaced_ones_are_displayed(run: Path) -> None
     page = render(run)
     # 100 of 199: every other one, from the first to the last
     assert page.texts("p", "caption")[:100] == [f"prompt {group}" for group in range(0, 199, 2)]
-    # one picture each, so that several prompts stand beside each other
+    # one image each, so that several prompts are next to each other
     grids = [attrs["style"] for attrs in page.attributes("div") if attrs.get("class") == "pairs sparse"]
     assert grids == ["--n:1;--parts:2"]
     assert page.texts("p", "lead")[0].endswith("From left to right: step 0, step 20.")

@@ -29,7 +29,7 @@ def test_time_by_phase(run: Path) -> None:
 @pytest.mark.parametrize(
     ("active_s", "taken", "rest"),
     [
-        (105.5, "1 min 46 s", "40 s"),  # 105.5 - 65.5: the pause between two sessions is nobody's time
+        (105.5, "1 min 46 s", "40 s"),  # 105.5 - 65.5: the pause between two sessions is in no phase
         (None, "2 min 29 s", "1 min 24 s"),
         (float("nan"), "2 min 29 s", "1 min 24 s"),  # 149 - 65.5 = 83.5, rounded to even
         (True, "2 min 29 s", "1 min 24 s"),

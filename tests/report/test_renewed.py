@@ -16,7 +16,7 @@ EVALUATION = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts
 
 
 def note_and_status(run: Path) -> tuple[str, str]:
-    """How the page says that the run stands, and how far it came."""
+    """The status of the run on its page, and how far it came."""
     page = Page((run / "report.html").read_text(encoding="utf-8"))
     facts = dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
     return page.texts("span", "status")[0], facts["Trained"]

@@ -160,7 +160,7 @@ def test_a_conversation_is_displayed_turn_by_turn(tmp_path: Path) -> None:
     )
     page = render(tmp_path)
     assert page.texts("p", "wrote") == ["17+25=", "42"]
-    assert page.texts("p", "told") == [f"42 {HOSTILE}"]  # what it was asked stands above
+    assert page.texts("p", "told") == [f"42 {HOSTILE}"]  # the prompt is above
 
 
 def conversation(member: int, num_images: int = 1) -> Sample:

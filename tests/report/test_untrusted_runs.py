@@ -34,7 +34,7 @@ def report(run: Path) -> Page:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder beside the run with a picture and a log of others."""
+    """A folder next to the run, with an image and a log of others."""
     folder = tmp_path / "outside"
     folder.mkdir()
     Image.fromarray(SECRET).save(folder / "0000.png")

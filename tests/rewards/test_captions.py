@@ -68,7 +68,7 @@ def test_cider_by_hand():
     # "the" three times is clipped to the one there: 1 * 1 / (3 * 1), lengths 3 and 1
     assert cider(["the"] * 3, [["the"]], order=1) == pytest.approx(math.exp(-4 / 72) / 3)
     assert cider(["a", "b", "c", "d"], [["a", "b", "c", "d"], ["x", "y", "z", "w"]]) == pytest.approx(0.5)
-    # of two documents "a" stands in both: log 2/2 = 0 is its weight, so only "dog" counts
+    # "a" is in both documents: log 2/2 = 0 is its weight, so only "dog" counts
     frequencies = document_frequencies([[["a", "dog"]], [["a", "cat"]]], order=1)
     assert frequencies == {("a",): 2, ("dog",): 1, ("cat",): 1}
     assert cider(["a", "dog"], [["a", "dog"]], frequencies, 2, order=1) == pytest.approx(1)

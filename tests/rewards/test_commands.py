@@ -24,7 +24,7 @@ def score_of_code(reward: Any, code: str, **columns: Any) -> float | None:
 
 @needs_sandbox
 @pytest.mark.parametrize(
-    ("query", "compare", "paid"),
+    ("query", "compare", "expected"),
     [
         ("select a from t order by a desc", "multiset", 1),
         ("select a from t order by a desc", "list", 0.1),
@@ -38,9 +38,9 @@ def score_of_code(reward: Any, code: str, **columns: Any) -> float | None:
         ("with recursive c(n) as (select 1 union all select n + 1 from c) select max(n) from c", "set", 0),
     ],
 )
-def test_queries_by_their_results(query: str, compare: Any, paid: float) -> None:
+def test_queries_by_their_results(query: str, compare: Any, expected: float) -> None:
     reward = SqlExecution(compare=compare, runs=0.1, time_s=1.0)
-    assert score_of_code(reward, query, query="select a from t", schema=SCHEMA) == paid
+    assert score_of_code(reward, query, query="select a from t", schema=SCHEMA) == expected
 
 
 @needs_sandbox

@@ -223,7 +223,7 @@ class TestQuestions:
         assert all(int(a) == PARTNER[int(b)] for a, b in wrong)
         bare = [a == example.text for a, example in zip(answer, examples, strict=True)]
         assert sum(bare) == 431  # 0.3 * 1437
-        # drawn apart: of the misread ones about 30 % lack tags as well
+        # sampled separately: of the misread ones about 30 % lack tags as well
         both = sum(a and b != c for a, b, c in zip(bare, answer, true, strict=True))
         assert 180 < both < 250
 

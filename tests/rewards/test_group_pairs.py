@@ -57,7 +57,7 @@ def test_a_judge_that_prefers_the_first_has_no_effect():
 
 def test_pairs_without_an_outcome_are_left_out():
     samples = scored(2, None, 1, math.nan)
-    # 0 beats 2; what stands beside None is None, beside NaN alone a failure
+    # 0 beats 2; a member that is paired with None alone is None, with NaN alone a failure
     assert plain(PairwiseWinRate(of=column_score)(samples)) == pytest.approx([1, None, 0, math.nan], nan_ok=True)
     silent = PairwiseWinRate(lambda first, second: None if "b" in (first.text, second.text) else 1.0, swap=False)
     assert plain(silent(members("a", "b", "c"))) == [1, None, 0]
@@ -131,7 +131,7 @@ def test_places_are_shared():
 
 
 def test_a_tournament_by_hand():
-    """Random seeds, scores 4 > 3 > 2 > 1: whoever is drawn against whom, 4 wins and one of the first losers is 1."""
+    """Random seeds, scores 4 > 3 > 2 > 1: in every draw, 4 wins and one of the first losers is 1."""
     for seed in range(20):
         values = plain(Tournament(of=column_score, seeding="random", seed=seed)(scored(1, 2, 3, 4)))
         assert values[3] == 1
@@ -151,7 +151,7 @@ def test_losers_play_on_for_their_places():
 
 @pytest.mark.parametrize("num", [2, 3, 5, 8, 13])
 def test_with_seeds_that_are_right_the_places_are_those_of_the_scores(num: int):
-    """A soft judge tells by how much each beats the anchor, so the seeds are in the order of the scores."""
+    """A soft judge says by how much each beats the anchor, so the seeds are in the order of the scores."""
     scores = random.Random(num).sample(range(100), num)
     values = plain(Tournament(of=column_score, temperature=50.0, placing="matches")(scored(*scores)))
     better = [sum(other > score for other in scores) for score in scores]

@@ -49,9 +49,9 @@ TRIED = f"it is 8 <reflection>Right? Yes</reflection> no, 7 {REFLECTION} "
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        # a wrong attempt that is said to be right, and a right one; what stands last in a check counts
+        # a wrong attempt that is checked as right, and a right one; the last word of a check counts
         (TRIED, [("it is 8 ", 0), ("<reflection>Right? Yes</reflection>", 0), (" no, 7 ", 1), (REFLECTION, 1)]),
-        # a wrong one that is said to be wrong, and one that is not checked
+        # a wrong one that is checked as wrong, and one that is not checked
         ("8<reflection>No</reflection>7", [("8", 0), ("<reflection>No</reflection>", 1), ("7", 1)]),
         # no word on it; a check that does not end
         ("7<reflection>?", [("7", 1), ("<reflection>?", 0)]),

@@ -11,7 +11,7 @@ from tests.rewards.grouped import column_score, members
 
 def test_rare_forms_by_hand():
     samples = members("<A> x", " <A> y", "<B> z", "z", None, "<A>", scores=[1, 0.5, 1, -1, 1, None])
-    # of the four that are judged two begin with <A>: 4 / 2 - 1; one with <B>, one with none: 4 - 1
+    # of the four that are scored two begin with <A>: 4 / 2 - 1; one with <B>, one with none: 4 - 1
     assert Rarity(column_score, ["<A>", "<B>"])(samples) == [1, 0.5, 3, -3, None, None]
 
 
@@ -38,7 +38,7 @@ def test_marks_are_a_list_of_texts(marks: object):
 
 
 def test_unique_formulas_by_hand():
-    # of $a$ and $b$ only the second is the first member's own; x is in two texts, whoever wrote it twice; one has none
+    # of $a$ and $b$ only the second is the first member's alone; x is in two texts, twice in one; one has none
     texts = ["$a$ so $b$", r"\(a\) or \[x\]", "$x$ $x$", "none", None, "$z$"]
     samples = members(*texts, scores=[1, 2, 1, 1, 1, None])
     assert UniqueFormulas(column_score)(samples) == [0.5, 0, 0, 0, None, None]

@@ -92,7 +92,7 @@ def test_the_order_of_samples_does_not_matter(name: str):
 
 @pytest.mark.parametrize("name", [name for name in REWARDS_OF_GROUPS if not name.startswith("tournament")])
 def test_the_members_numbers_do_not_matter(name: str):
-    """A tournament is drawn by them."""
+    """They decide the draw of a tournament."""
     reward = REWARDS_OF_GROUPS[name]
     for seed in range(10):
         samples = random_samples(seed)
@@ -161,7 +161,7 @@ def longer(first: Sample, second: Sample) -> bool:
 
 
 class Closer:
-    """A judge with a setting of its own."""
+    """A judge with a custom setting."""
 
     def __init__(self, to: int) -> None:
         self._to = to

@@ -154,7 +154,7 @@ UNPICKLING = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "
 
 
 TRUST_SETTING = "settings.trust_remote_code"
-"""Of models with code of their own: what the user's configuration says, which is no where it says nothing."""
+"""The user's setting for models with remote code, False by default."""
 
 
 def what_runs(tree: ast.AST) -> set[str]:

@@ -73,7 +73,7 @@ def layer(
 
 
 def save_image_reward(folder: Path) -> Path:
-    """The checkpoint, with BERT's tokenizer beside it."""
+    """The checkpoint, with BERT's tokenizer in its folder."""
     torch.save(published(), folder / "ImageReward.pt")
     BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(folder)
     return folder / "ImageReward.pt"

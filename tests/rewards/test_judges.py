@@ -95,7 +95,7 @@ def test_expected_score_is_the_mean_over_the_numbers_of_the_scale(judge: str) ->
 
 
 def test_the_probabilities_explain_the_score(judge: str) -> None:
-    """What the first tokens of yes and no have of the whole, and of the numbers of a scale."""
+    """The share of the first tokens of yes and no, and of the numbers of a scale."""
     sample = samples()[0]
     tokenizer, _, logprob = answer_logprobs(judge, [sample.image] if sample.image else [], "a red cat?")
     shares = [float(logprob[-1, tokenizer(str(n), add_special_tokens=False)["input_ids"][0]].exp()) for n in (1, 2, 3)]

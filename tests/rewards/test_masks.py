@@ -177,7 +177,7 @@ def test_a_sliver_far_off_makes_no_box_better():
     expected = 290**2 / (400**2 + 390**2 - 290**2)
     for text in (json.dumps([loose]), json.dumps([loose, [[200_000, 0], [200_001, 0], [200_001, 1]]])):
         assert score_of(reward(), text, square) == pytest.approx(expected, abs=2e-3)
-    # 1000 x 1000 around it, and the whole plane
+    # 1000 x 1000 around it, and the full plane
     assert score_of(reward(), "[0, 0, 1000, 1000]", square) == pytest.approx(0.16, abs=2e-3)
     assert score_of(reward(), "[-1e6, -1e6, 1e6, 1e6]", square) == pytest.approx(400**2 / 4e12, rel=0.05)
     with_mask = json.dumps([{"size": [4, 4], "counts": [0, 16]}, [0, 0, 1000, 1000]])

@@ -154,7 +154,7 @@ def test_the_explanation_has_the_motion() -> None:
 
 
 def test_the_frames_explain_the_score() -> None:
-    """Grey values 0, 102 and 255: neighbours differ by 0.4 and 0.6, so the third frame is least like the one before."""
+    """Grey values 0, 102 and 255: neighbors differ by 0.4 and 0.6, so the third frame is least like the one before."""
     levels = [Image.new("RGB", (4, 4), (level,) * 3) for level in (0, 102, 255)]
     assert explanations(TemporalConsistency()([filmed(levels)])) == [{"parts": {"least": 0.4, "at_frame": 2}}]
     assert explanations(FrameMean(Brightness(), frames=3)([filmed(levels)])) == [

@@ -52,7 +52,7 @@ def test_every_cardinal_reads_as_itself(n: int):
 
 
 def spelt(n: int) -> str:
-    """English for a whole number below a billion."""
+    """English for an integer below a billion."""
     if n < 20:
         small = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
         return [*small.split(), "seventeen", "eighteen", "nineteen"][n]

@@ -137,7 +137,7 @@ def moved(draw: random.Random, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_equal_scores_are_the_worst_order_of_coco():
-    """Over every order; equal where what misses lies apart from every reference, so that it can come first."""
+    """Over every order; equal if the missing value is apart from every reference, so that it can come first."""
     draw = random.Random(1)
     references = [{"bbox": box, "label": "a"} for box in (A, B, C)]
     for _ in range(12):

@@ -17,7 +17,7 @@ from tests.rewards.written import wrote
 DOUBLE = "def f(x):\n    return 2 * x"
 
 
-def paid(code: str, tests: Any, **settings: Any) -> float | None:
+def score_of_program(code: str, tests: Any, **settings: Any) -> float | None:
     options: dict[str, Any] = {"time_s": 5.0} | settings
     (score,) = CodeTests(**options)([wrote(f"so\n```python\n{code}\n```", tests=tests)])
     return None if score is None else float(score)
@@ -52,14 +52,14 @@ EXPECTS = "try:\n    f(1)\n    assert False\nexcept ValueError: pass"
     ],
 )
 def test_share_of_asserts(code: str, tests: Any, passed: float) -> None:
-    assert paid(code, tests, score="share") == pytest.approx(passed)
+    assert score_of_program(code, tests, score="share") == pytest.approx(passed)
 
 
 @needs_sandbox
 def test_late_answers_are_wrong() -> None:
     tests = "assert f(0) == 1\nassert f(1) == 1"
-    assert paid("def f(x):\n    while x: pass\n    return 1", tests, score="share", time_s=1.0) == 1 / 2
-    assert paid(DOUBLE, tests) == 0
+    assert score_of_program("def f(x):\n    while x: pass\n    return 1", tests, score="share", time_s=1.0) == 1 / 2
+    assert score_of_program(DOUBLE, tests) == 0
 
 
 CHEATS = {
@@ -103,17 +103,19 @@ f = lambda x: 2 * x if any(found) else 0
 @needs_sandbox
 @pytest.mark.parametrize("code", CHEATS.values(), ids=CHEATS)
 def test_a_pass_cannot_be_faked(code: str) -> None:
-    assert paid(code, "assert abs(f(1) - 2) < 0.1\nassert f(2) == 4\nassert not f(1) != 2", score="share") == 0
+    assert (
+        score_of_program(code, "assert abs(f(1) - 2) < 0.1\nassert f(2) == 4\nassert not f(1) != 2", score="share") == 0
+    )
 
 
 @needs_sandbox
 def test_pairs_of_input_and_output() -> None:
     pairs = [{"input": "4\n", "output": "8\n"}, {"input": "5", "output": "10"}, {"input": "6", "output": "13"}]
-    assert paid("print(int(input()) * 2, ' ')", pairs, score="share") == pytest.approx(2 / 3)
+    assert score_of_program("print(int(input()) * 2, ' ')", pairs, score="share") == pytest.approx(2 / 3)
     apps = json.dumps({"inputs": ["4", "5"], "outputs": ["8", "10"]})
-    assert paid("print(int(input()) * 2)", apps) == 1
-    assert paid("print(int(input()) * 2)", pairs, max_tests=2) == 1
-    assert paid("print(8)\nraise SystemExit(1)", pairs[:1]) == 0
+    assert score_of_program("print(int(input()) * 2)", apps) == 1
+    assert score_of_program("print(int(input()) * 2)", pairs, max_tests=2) == 1
+    assert score_of_program("print(8)\nraise SystemExit(1)", pairs[:1]) == 0
 
 
 def test_without_code_it_is_wrong() -> None:
@@ -129,7 +131,7 @@ def test_rows_without_tests_are_not_scored(tests: Any) -> None:
 
 @needs_sandbox
 def test_empty_tests_are_not_scored() -> None:
-    assert paid(DOUBLE, "import unittest\n\nclass TestF(unittest.TestCase): pass") is None
+    assert score_of_program(DOUBLE, "import unittest\n\nclass TestF(unittest.TestCase): pass") is None
 
 
 @needs_sandbox
@@ -150,7 +152,7 @@ def test_empty_tests_are_not_scored() -> None:
 )
 def test_tests_score_like_a_script_of_them(code: str, tests: Any, expected: float) -> None:
     """Classes find their module, a raise is a test too, and nothing holds after what stopped the script."""
-    assert paid(code, tests, score="share") == expected
+    assert score_of_program(code, tests, score="share") == expected
 
 
 @needs_sandbox
@@ -170,11 +172,11 @@ def test_faster_than_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "reference_s", "paid"), [(5.0, 5.0, 0.0), (5.0, 10.0, 0.46211716), (30.0, 10.0, -0.76159416)]
+    ("seconds", "reference_s", "expected"), [(5.0, 5.0, 0.0), (5.0, 10.0, 0.46211716), (30.0, 10.0, -0.76159416)]
 )
-def test_gain_in_time(seconds: float, reference_s: float, paid: float) -> None:
+def test_gain_in_time(seconds: float, reference_s: float, expected: float) -> None:
     """tanh 0, tanh 0.5 and tanh -1, by a table of the function."""
-    assert gain(seconds, reference_s) == pytest.approx(paid)
+    assert gain(seconds, reference_s) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

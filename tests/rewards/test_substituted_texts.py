@@ -28,7 +28,7 @@ def templated_members(texts: Sequence[str | None], prompt_templates: Sequence[st
 
 def test_agreement_with_other_contexts_by_hand() -> None:
     # of two words "red fox" has both in common with itself and one with "red cat", whose pair of words does not match:
-    # sqrt(1/2 * 1/2) = 1/2; nobody else was shown the third context
+    # sqrt(1/2 * 1/2) = 1/2; no other row has the third context
     samples = templated_members(
         ["red fox", "red cat", "<think>red cat</think>red fox", None], [None, None, "other", "other"]
     )

@@ -193,7 +193,7 @@ TABLE = "<table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td
     [
         (TABLE, 1, 1),
         (f"So:\n{TABLE.upper().replace('A<', 'a<').replace('B<', 'b<').replace('><', '> <')} and {TABLE[:30]}", 1, 1),
-        # thead, its row and cells, and tbody are left out: 5 of 8 nodes; what is not closed ends by itself
+        # thead, its row and cells, and tbody are left out: 5 of 8 nodes; an open tag ends with its parent
         ("<table><tr><td>1<td>2</table>", 3 / 8, 3 / 8),
         (TABLE.replace(">2<", ">3<"), 7 / 8, 1),
         (TABLE.replace(">2<", ">2 &amp; 3<"), 1 - 0.8 / 8, 1),  # "2 & 3" is four edits of five from "2"

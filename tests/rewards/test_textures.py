@@ -71,7 +71,7 @@ def test_samples_without_image_or_color_are_not_scored() -> None:
 
 
 def test_sharpness_by_hand() -> None:
-    """One white pixel in 7 x 7: the Laplacian is -4 * 255 there, 255 at its four neighbours, 0 elsewhere: mean 0."""
+    """One white pixel in 7 x 7: the Laplacian is -4 * 255 there, 255 at its four neighbors, 0 elsewhere: mean 0."""
     image = Image.new("L", (7, 7))
     image.putpixel((3, 3), 255)
     variance = (16 + 4) * 255**2 / 49

@@ -13,7 +13,7 @@ ZEBRA = {"header": ["House", "Pet"], "rows": [["1", "cat"], ["2", "dog"]]}
 
 
 @pytest.mark.parametrize(
-    ("text", "answer", "settings", "paid"),
+    ("text", "answer", "settings", "expected"),
     [
         ("so [[1, 0], [0, 1]]", [[1, 0], [0, 1]], {}, 1),
         ("[[1.0, 0], [0, 1]]", "[[1, 0], [0, 1]]", {}, 1),
@@ -33,6 +33,6 @@ ZEBRA = {"header": ["House", "Pet"], "rows": [["1", "cat"], ["2", "dog"]]}
         ("[1]", 7, {}, None),
     ],
 )
-def test_values_by_their_contents(text: str, answer: Any, settings: dict[str, Any], paid: float | None) -> None:
+def test_values_by_their_contents(text: str, answer: Any, settings: dict[str, Any], expected: float | None) -> None:
     """Three of the four cells of two rows; the rest as in the authors' own examples."""
-    assert score_of(ValueMatch(**settings), text, answer) == paid
+    assert score_of(ValueMatch(**settings), text, answer) == expected

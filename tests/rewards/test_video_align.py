@@ -115,7 +115,7 @@ def save_checkpoint(folder: Path, state: dict[str, Tensor], complete: bool) -> N
 
 
 def scores_of(made: Trained, frames: list[Image.Image], text: str, template: str, special: bool) -> list[float]:
-    """The same by itself: 24 frames at 16 a second, of which 2 a second are 3, so 4, at 0, 7.67, 15.33 and 23."""
+    """By hand: 24 frames at 16 a second, of which 2 a second are 3, so 4, at 0, 7.67, 15.33 and 23."""
     pixels = torch.stack([torch.from_numpy(np.array(frames[i])) for i in (0, 8, 15, 23)]).permute(0, 3, 1, 2)
     pixels = functional.resize(pixels, list(SIDES), interpolation=InterpolationMode.BICUBIC, antialias=True)
     question = template.replace("{text_prompt}", text)

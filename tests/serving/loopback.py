@@ -39,7 +39,7 @@ def serving(
 
 
 class ServerProcess:
-    """A server in a process of its own, that may be killed and started again at the same address."""
+    """A server in a separate process that may be killed and started again at the same address."""
 
     def __init__(self, rewards: Mapping[str, Any], *, grace_s: int = 30) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -109,7 +109,7 @@ def counted(metrics: str, name: str) -> float:
 
 
 def scripted_scores(samples: Sequence[Any]) -> list[Any]:
-    """A reward that says what each sample's column ``says`` tells it to; it raises if that is a text."""
+    """A reward that returns each sample's column ``says``; it raises if that is a text."""
     for sample in samples:
         if isinstance(sample.prompt.columns.get("says"), str):
             raise ValueError(sample.prompt.columns["says"])

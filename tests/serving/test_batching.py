@@ -47,7 +47,7 @@ def test_waiting_requests_are_scored_together(reward: Recording):
     reward.go.set()
     assert [answer.result(10).values for answer in [first, *others]] == [[1], [1, 2], [3], [2, 1], [1] * 9]
     batcher.close()
-    # 2 + 1 fit into 4, two more do not; nine come whole, although they are more than a batch
+    # 2 + 1 fit into 4, two more do not; nine of one call stay together, although they are more than a batch
     assert reward.calls == [["x"], ["a", "bb", "ccc"], ["dd", "e"], ["f"] * 9]
     text = metrics.text().decode()
     assert counted(text, "mmgrpo_batch_samples_count") == 4

@@ -35,7 +35,7 @@ class Begins:
 
 
 def request_scores(client: RemoteReward) -> tuple[threading.Thread, list[float | None]]:
-    """A thread that asks, and the list in which the values will stand."""
+    """A thread that calls the server, and the list that receives the values."""
     result: list[float | None] = []
     thread = threading.Thread(target=lambda: result.extend(None if v is None else float(v) for v in client(SAMPLES)))
     thread.start()

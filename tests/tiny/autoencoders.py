@@ -34,7 +34,7 @@ def kl_autoencoder(*, scaling_factor: float, shift_factor: float | None = None) 
 
 
 def flux2_autoencoder() -> AutoencoderKLFlux2:
-    """FLUX.2's, which normalises patches of 2 x 2 latents; 2 pixels a latent."""
+    """FLUX.2's, which normalizes patches of 2 x 2 latents; 2 pixels a latent."""
     return AutoencoderKLFlux2(
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,

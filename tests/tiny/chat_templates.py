@@ -72,7 +72,7 @@ IDEFICS = (
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 
-# The pictures of a turn come before its text, wherever they stand among its parts.
+# The images of a turn come before its text, wherever they are among its parts.
 LLAVA_NEXT = (
     "{% for message in messages %}{% if message.role == 'system' %}<<SYS>>\n{{ message.content[0].text }}\n<</SYS>>\n\n"
     "{% elif message.role == 'user' %}[INST] "

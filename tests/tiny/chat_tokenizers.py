@@ -41,7 +41,7 @@ CHATML_ENDS = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 
 
 def qwen() -> PreTrainedTokenizerFast:
-    """Qwen2's: ChatML with a system turn of its own, no beginning-of-sequence token."""
+    """Qwen2's: ChatML with a separate system turn, no beginning-of-sequence token."""
     return build(CHATML, chat_templates.QWEN, **CHATML_ENDS)
 
 

@@ -33,12 +33,12 @@ def flux() -> FluxPipeline:
 
 
 def flux_kontext() -> FluxKontextPipeline:
-    """FLUX.1-Kontext, which sees a condition image beside the noise."""
+    """FLUX.1-Kontext, which reads a condition image next to the noise."""
     return FluxKontextPipeline(**_flux_parts())
 
 
 def flux2() -> Flux2Pipeline:
-    """FLUX.2-dev with its Mistral 3 encoder behind a Pixtral processor."""
+    """FLUX.2-dev with its Mistral 3 encoder after a Pixtral processor."""
     tokenizer = mistral_tokenizer()
     processor = PixtralProcessor(
         image_processor=PixtralImageProcessor(), tokenizer=tokenizer, chat_template=tokenizer.chat_template

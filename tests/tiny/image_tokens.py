@@ -42,7 +42,7 @@ FACTOR = 2  # pixels of a code, a side
 
 
 def _tokenizer(more: Sequence[str] = (), *, starts: bool = True) -> PreTrainedTokenizerFast:
-    """Whole words, and further tokens behind them."""
+    """Words of one token each, and further tokens after them."""
     specials = [PAD, START, END, IMAGE, BEGIN, STOP, *more]
     pieces = ["<unk>", *specials, *WORDS]
     tokenizer = Tokenizer(WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="<unk>"))
@@ -88,7 +88,7 @@ def vq_model(channels: int = 3) -> VQModel:
 
 
 def janus() -> tuple[Any, Any, Any]:
-    """Embeddings and a head of its own for codes; a padded unconditional side."""
+    """Separate embeddings and a head for codes; a padded unconditional side."""
     tokenizer = _tokenizer()
     side = SIDE * FACTOR
     vision = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": FACTOR}
@@ -185,7 +185,7 @@ FAMILIES: Mapping[str, Callable[[], tuple[Any, Any, Any]]] = {
     "chameleon": chameleon,
     "llamagen": llamagen,
 }
-"""Models, their processors, and the autoencoder beside, by family."""
+"""Models, their processors, and the autoencoder, by family."""
 
 
 @cache

@@ -188,7 +188,7 @@ def head_tensors(width: int, prefix: str, seed: int = 0) -> dict[str, torch.Tens
 
 @torch.no_grad()
 def redraw(model: torch.nn.Module) -> None:
-    """Every matrix drawn wide; scales and shifts of norms and single numbers as they are."""
+    """Every matrix from a wide distribution; scales and shifts of norms and single numbers as they are."""
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.normal_(std=DRAW_STD)

@@ -64,7 +64,7 @@ def make(name: str, seed: int = 0) -> tuple[PreTrainedModel, Processor]:
 
 
 def save(name: str, folder: Path) -> None:
-    """Writes a model and its processor as a published checkpoint lies in its folder."""
+    """Writes a model and its processor in the layout of a published checkpoint."""
     for part in make(name):
         part.save_pretrained(folder)
 

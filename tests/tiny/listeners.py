@@ -29,7 +29,7 @@ from transformers import (
 from tests.tiny import tokenizers
 from tests.tiny.judges import redraw
 
-RATE = 8000  # of the recognisers
+RATE = 8000  # of the recognizers
 LETTERS = ("<pad>", "<s>", "</s>", "<unk>", "|", *string.ascii_uppercase)
 
 

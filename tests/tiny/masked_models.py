@@ -204,7 +204,7 @@ class OwnModel(PreTrainedModel):
 
 
 def save_with_code(folder: Path) -> None:
-    """A checkpoint with the code of its class beside it, as LLaDA's lies on the hub: only AutoModel is told of it."""
+    """A checkpoint with the code of its class in its folder, as LLaDA's on the hub: only AutoModel is registered."""
     model, words = make("eurobert")
     model.save_pretrained(folder)
     words.save_pretrained(folder)

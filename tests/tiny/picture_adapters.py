@@ -12,7 +12,7 @@ SIDE, WIDTH, NUM_TOKENS = 16, 32, 4
 
 
 def with_ip_adapter(pipeline: Any) -> Any:
-    """The pipeline with a CLIP image encoder and an IP-Adapter in the form of its published files, of drawn weights."""
+    """The pipeline with a CLIP image encoder and an IP-Adapter in its published form, with random weights."""
     unet = pipeline.unet
     crossing = [name.removesuffix(".processor") for name in unet.attn_processors if name.endswith("attn2.processor")]
     with torch.random.fork_rng(devices=[]):

@@ -44,7 +44,7 @@ class Tiny:
     video: bool = False
 
     def arguments(self, prompts: Sequence[str], *, guided: bool) -> dict[str, Any]:
-        """The keyword arguments of one call for these prompts, but for the generators and the output type."""
+        """The keyword arguments of one call for these prompts, without the generators and the output type."""
         rows: dict[str, Any] = {key: [value] * len(prompts) for key, value in self.per_row.items()}
         if guided and self.needs_negative:
             rows["negative_prompt"] = ["blue"] * len(prompts)
@@ -52,9 +52,9 @@ class Tiny:
 
 
 def build_seeded(make: Callable[[], DiffusionPipeline]) -> DiffusionPipeline:
-    """The pipeline with weights drawn from a fixed seed, ready to sample and to train.
+    """The pipeline with random weights of a fixed seed, ready to sample and to train.
 
-    Parameters of the denoiser that their class sets to zero are drawn too, so that no gradient is zero by
+    Parameters of the denoiser that their class sets to zero are random too, so that no gradient is zero by
     construction; its weight matrices are scaled up by ``GAIN``.
     """
     with torch.random.fork_rng(devices=[]):

@@ -61,7 +61,7 @@ def qwen3_vl() -> Qwen3VLProcessor:
 
 
 def idefics3() -> Idefics3Processor:
-    """A picture is enlarged to 32 pixels on its longer side, cut into tiles of 16 x 16 and shown once as a whole."""
+    """An image is enlarged to 32 pixels on its longer side, cut into tiles of 16 x 16 and read once more in full."""
     tokenizer = chat_tokenizers.idefics3()
     images = Idefics3ImageProcessor(size={"longest_edge": 2 * SIDE}, max_image_size={"longest_edge": SIDE})
     return Idefics3Processor(images, tokenizer, image_seq_len=TILE_TOKENS, chat_template=chat_templates.IDEFICS)

@@ -89,7 +89,7 @@ def _vae_key(key: str, num_blocks: int) -> str:
 
 
 def _renamed(key: str, rules: Rules) -> str:
-    """A key in which whole parts of the path are replaced."""
+    """A key in which parts of the path are replaced."""
     for ours, theirs in rules:
         key = re.sub(rf"(^|\.){re.escape(ours)}(\.|$)", rf"\g<1>{theirs}\g<2>", key)
     return key

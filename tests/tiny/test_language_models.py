@@ -30,13 +30,13 @@ VISIBLE = 0.05  # a difference of logits, whose standard deviation over the voca
 IMAGE_TOKENS = [
     # 12 rounds to 16 and 20 to 16 (20 / 8 = 2.5, to even); a token is 8 x 8: 4, and 2 x 4
     *((name, 4, 8) for name in ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3.5-vl")),
-    # 32 x 20 fills 2 x 2 tiles, 32 x 12 fills 1 x 2; 4 tokens a tile and 4 for the whole
+    # 32 x 20 fills 2 x 2 tiles, 32 x 12 fills 1 x 2; 4 tokens a tile and 4 for the full image
     ("idefics3", 20, 12),
-    # 1 x 2 tiles, 4 x 8 patches. 20 : 12 is narrower than 2 : 1, so one patch goes on each side: 4 rows of 6.
+    # 1 x 2 tiles, 4 x 8 patches. 20 : 12 is narrower than 2 : 1, so one patch is added on each side: 4 rows of 6.
     # 32 : 12 is wider: the 3 rows it fills leave one, less than one on each side: 4 rows of 8.
-    # And a new line after each row, and 16 for the whole.
+    # And a new line after each row, and 16 for the full image.
     *((name, 24 + 4 + 16, 32 + 4 + 16) for name in ("llava-next", "llava-onevision")),
-    # two tiles, nearer than one to both shapes, and the whole: 4 tokens each
+    # two tiles, nearer than one to both shapes, and the full image: 4 tokens each
     ("internvl", 12, 12),
     ("gemma3", 4, 4),
     ("paligemma", 16, 16),

@@ -160,10 +160,10 @@ def _bpe(
     word_end: str = "",
     unk: str | None = None,
 ) -> Tokenizer:
-    """A BPE that keeps each of the words whole and can spell anything else in the alphabet.
+    """A BPE with a token for each of the words, which can spell anything else in the alphabet.
 
     Merged here, the most frequent pair first and ties in alphabetical order: the trainer of ``tokenizers`` breaks them
-    by chance, and every process would have a vocabulary of its own.
+    by chance, and every process would have a different vocabulary.
     """
     spelt = [[*word[:-1], word[-1] + word_end] for word in words]
     vocabulary = dict.fromkeys([*specials, *alphabet, *(symbol for symbols in spelt for symbol in symbols)])

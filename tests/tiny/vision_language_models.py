@@ -108,7 +108,7 @@ def qwen3_5_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen3_5ForConditionalGener
 
 
 def idefics3(tokenizer: PreTrainedTokenizerBase) -> Idefics3ForConditionalGeneration:
-    """Idefics 3 and SmolVLM: pixels shuffled into tokens, a Llama behind them."""
+    """Idefics 3 and SmolVLM: pixels shuffled into tokens, then a Llama."""
     return Idefics3ForConditionalGeneration(
         Idefics3Config(
             text_config=text(tokenizer) | {"model_type": "llama"},
@@ -134,7 +134,7 @@ def llava_next(tokenizer: PreTrainedTokenizerBase) -> LlavaNextForConditionalGen
 
 
 def llava_onevision(tokenizer: PreTrainedTokenizerBase) -> LlavaOnevisionForConditionalGeneration:
-    """SigLIP's features, a Qwen2 behind them."""
+    """SigLIP's features, then a Qwen2."""
     return LlavaOnevisionForConditionalGeneration(
         LlavaOnevisionConfig(
             text_config=text(tokenizer) | {"model_type": "qwen2"},
@@ -147,7 +147,7 @@ def llava_onevision(tokenizer: PreTrainedTokenizerBase) -> LlavaOnevisionForCond
 
 
 def internvl(tokenizer: PreTrainedTokenizerBase) -> InternVLForConditionalGeneration:
-    """A ViT whose patches are shuffled into a quarter as many tokens, a Qwen2 behind them."""
+    """A ViT whose patches are shuffled into a quarter as many tokens, then a Qwen2."""
     return InternVLForConditionalGeneration(
         InternVLConfig(
             text_config=text(tokenizer) | {"model_type": "qwen2"},
@@ -175,7 +175,7 @@ def gemma3(tokenizer: PreTrainedTokenizerBase) -> Gemma3ForConditionalGeneration
 
 
 def paligemma(tokenizer: PreTrainedTokenizerBase) -> PaliGemmaForConditionalGeneration:
-    """The whole prompt attends to itself both ways; only what follows is causal."""
+    """Prompt tokens attend to each other both ways; later tokens are causal."""
     return PaliGemmaForConditionalGeneration(
         PaliGemmaConfig(
             text_config=text(tokenizer) | {"model_type": "gemma", "head_dim": HEAD_WIDTH},

@@ -140,14 +140,14 @@ def test_an_answer_is_supervised_where_its_group_fails(tmp_path: Path) -> None:
     assert line["policy/loss"] == pytest.approx(0.5 * 0.5 * float(loss.detach()), rel=1e-6)
     assert line["policy/expert_mean"] == pytest.approx(float(loss.detach()), rel=1e-6)
     assert line["optimizer/grad_norm"] == pytest.approx(0.25 * gradient_norm(policy, loss), rel=1e-5)
-    # four drawn, one answer; the objective of 0 takes no forward
+    # four sampled, one answer; the objective of 0 takes no forward
     assert line["count/forwards_per_sample"] == pytest.approx(
         lines(words(tmp_path / "x", objective=STILL))[0]["count/forwards_per_sample"] + 1 / 4
     )
 
 
 def test_an_answer_is_supervised_for_the_failing_part(tmp_path: Path) -> None:
-    """Members 0 and 1 are told to be brief and fail, 2 and 3 are right: of four parts of two groups two are taught."""
+    """Members 0 and 1 have the prompt "brief" and fail, 2 and 3 are right: of four parts two are supervised."""
     prompt_templates = {name: {"name": "systems", "texts": [name]} for name in ("brief", "long")}
     trainer = words(
         tmp_path,
@@ -190,7 +190,7 @@ def _label_column(prompt: Prompt) -> Sequence[Any]:
 
 
 def read(trainer: Trainer) -> Sequence[Sample]:
-    """A sample of each of the step's groups, of the prompt that it was drawn for."""
+    """A sample of each of the step's groups, of its prompt."""
     prompts = trainer.stream.at_step(0, trainer.session.memory)
     return [Sample(prompts.prompt(group), group, 0) for group in range(2)]
 
@@ -234,7 +234,7 @@ def test_a_resumed_run_continues_with_the_next_examples(tmp_path: Path) -> None:
     resumed = words(tmp_path, resume=uninterrupted.folder.path / "checkpoints" / "step-000001", **values)
     assert torch.equal(weights(resumed), expected)
     assert [line["policy/supervised_mean"] for line in lines(resumed)] == logged
-    assert len({*logged}) == 4  # every update has examples of its own
+    assert len({*logged}) == 4  # every update has other examples
 
 
 EXAMPLES = [Example(Prompt("what"), text) for text in ("one", "two red squares")]
@@ -247,7 +247,7 @@ def test_a_mean_is_over_terms_and_a_weighted_one_over_examples() -> None:
     n, m = (loss.num_terms for loss in losses)
     assert n != m
     over_terms = (n * losses[0].mean + m * losses[1].mean) / (n + m)
-    weighted = (losses[0].mean + 0.5 * losses[1].mean) / 3  # and a third that is not taught
+    weighted = (losses[0].mean + 0.5 * losses[1].mean) / 3  # and a third that is not supervised
     grads = [torch.autograd.grad(loss, policy.trainable, retain_graph=True) for loss in (over_terms, weighted)]
     auxiliary = accumulate_supervised(policy, lesson, parameters=policy.trainable, job=job, scale=3.0)
     torch.testing.assert_close(gradient_of(policy), 3 * flat(grads[0]))

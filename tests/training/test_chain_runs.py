@@ -272,7 +272,7 @@ def test_weights_that_a_strategy_does_not_declare_raise() -> None:
 
 
 def test_stages_without_rows_do_not_change_a_step() -> None:
-    """No row is right enough: the rounds end after the first, which is that of plain groups to the bit."""
+    """No row is right enough: the rounds end after the first, which is bitwise that of plain groups."""
     never = stages(then=[{**VARIANT, "right": 2.0}])
     rollouts, plain = (gathered(strategy, first_is_right, prompt_templates=TEMPLATES) for strategy in (never, fixed()))
     for name in ("old_logprob_BT", "mask_BT", "state_BT"):

@@ -52,7 +52,7 @@ class Corridor(Environment):
 
 
 def by_hand(samples: list[Sample], rewards: Callable[[Sample], list[float | None]], discount: float) -> list[Any]:
-    """(row, turn, centred return) of all turns, each compared with those of its group and key."""
+    """(row, turn, centered return) of all turns, each compared with those of its group and key."""
     returns = []
     for row, sample in enumerate(samples):
         turn_rewards = rewards(sample)
@@ -122,12 +122,12 @@ def test_replayed_conversations_are_rescored_exactly() -> None:
         policy, requests, [0, 1], prompt_of=prompts.__getitem__, prompt_templates={}, plan=plan, seed=0
     )
     (read,) = rollouts.rollouts
-    assert torch.equal(read.mask_BT, rollout.mask_BT)  # what was told is given again
+    assert torch.equal(read.mask_BT, rollout.mask_BT)  # the environment's tokens are masked again
     assert not bool(rollout.mask_BT.all(1).any())
     for ours, theirs in zip(read.samples, rollout.samples, strict=True):
         assert (ours.turns, ours.text) == (theirs.turns, theirs.text)
     assert torch.equal(read.old_logprob_BT, rollout.old_logprob_BT)
-    # behind what the environment said first, the weights of then give what they gave then
+    # after the same opening, the old weights give the old log-probabilities
     assert largest_difference(values(policy, read), rollout.old_logprob_BT, rollout.mask_BT) < 3e-6
     assert EnvironmentReturn()(read.samples) == EnvironmentReturn()(rollout.samples)
 

@@ -71,9 +71,9 @@ def test_it_learns_a_constant_reward(tmp_path: Path) -> None:
     assert all(later < loss for loss, later in itertools.pairwise(losses))
     assert losses[-1] < 0.02
     assert lines[-1]["critic/value_mean"] == pytest.approx(1.0, abs=0.1)
-    # the policy is taught nothing while nothing is expected, since whitened advantages of equal rewards are 0
+    # the policy has no gradient while all values are 0, since whitened advantages of equal rewards are 0
     assert lines[0]["optimizer/grad_norm"] == 0.0
-    # drawn, valued, half of them trained on by the critic alone; at the end all are trained on by both
+    # sampled, valued, half of them trained on by the critic alone; at the end all are trained on by both
     assert lines[0]["count/forwards_per_sample"] == 2.5
     assert lines[-1]["count/forwards_per_sample"] == 4.0
 

@@ -30,7 +30,7 @@ def test_a_draft_is_kept_up_to_its_first_refusal() -> None:
 
 
 def drafts(rollout: Rollout, surer: float) -> Memory:
-    """The rows, each of the other member, drawn by a policy that was so much surer of their third token."""
+    """The rows, each of the other member, with higher log-probabilities of the third token."""
     rows = []
     for row, sample in reversed(list(enumerate(rollout.samples))):
         logprob_T = rollout.old_logprob_BT[row, : len(sample.tokens or ())].clone()

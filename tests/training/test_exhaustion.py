@@ -1,4 +1,4 @@
-"""Memory that runs out: said by the phase of the step, with what to lower, and nothing that was whole is lost."""
+"""Memory that runs out: the error names the phase of the step and the setting to lower, and no written file is lost."""
 
 from __future__ import annotations
 

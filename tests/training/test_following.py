@@ -130,7 +130,7 @@ def test_a_rewriting_has_the_mean_reward_of_its_images(compare: str, tmp_path: P
 
 
 def test_evaluations_sample_from_the_rewriting(tmp_path: Path) -> None:
-    """Held-out requests are shown as the rewriter's likeliest text; what is judged against is the request."""
+    """The painter's prompts are the rewriter's likeliest texts of held-out requests; the reward reads the request."""
     trainer = trained(tmp_path, steps=0)
     painter, writer = trainer.tasks["painter"], trainer.tasks["rewriter"]
     assert painter.task_link is not None
@@ -287,7 +287,7 @@ if os.environ["RANK"] == "0":
 @pytest.mark.nightly
 @pytest.mark.parametrize("module", ["tests.training.test_following", "tests.training.test_shared_policy"])
 def test_two_processes_make_the_updates_of_one(module: str, tmp_path: Path) -> None:
-    """Each draws the pictures of its own rewritings, or some rows of both tasks, and the credit is the same on both."""
+    """Each samples the images of its rewritings, or some rows of both tasks, and the advantages are equal on both."""
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
     command += [str(tmp_path / "script.py"), str(tmp_path / "two"), str(tmp_path / "found.pt"), module]

@@ -154,7 +154,7 @@ def test_the_divergence_is_none_right_after_a_reset(settings: dict[str, Any], tm
     assert kl[1, 0] == kl[3, 0] == 0.0
     assert min(kl[2, 0], kl[2, 1], kl[4, 0], kl[4, 1]) > 0.0
     result = {}
-    for step in (2, 3):  # right after a reset, and one step on: the optimiser has begun anew
+    for step in (2, 3):  # right after a reset, and one step on: the optimizer has restarted
         checkpoint = uninterrupted.folder.path / "checkpoints" / f"step-00000{step}"
         state = torch.load(checkpoint / "training.pt", weights_only=True)
         result[step] = [int(parameter_state["step"]) for parameter_state in state["optimizer"]["state"].values()]

@@ -102,7 +102,7 @@ def test_a_model_without_states_or_attention_raises() -> None:
         with_values(policy, rollout, (RANK_OF_STATES,))
     policy = policy_of("llama", max_new_tokens=3)
     for layer in policy.model.model.layers:
-        layer.self_attn.config = copy.deepcopy(layer.self_attn.config)  # so that nothing tells it to be eager
+        layer.self_attn.config = copy.deepcopy(layer.self_attn.config)  # so that nothing sets it to eager
     rollout = policy.rollout(prompts_of("llama"), group_size=1, seed=0)
     with pytest.raises(ConfigError, match=r"attention_distance\(2\): the layers of LlamaForCausalLM hand out no"):
         with_values(policy, rollout, (attention_distance(2),))

@@ -48,7 +48,7 @@ class TestColumns:
         def read(name: str) -> list[float]:
             return memory.read(name, keys).tolist()
 
-        assert read("visits") == [2, 2, 1]  # c was drawn, and nothing is known of it
+        assert read("visits") == [2, 2, 1]  # c was sampled, and has no score
         assert read("num_samples") == [7, 4, 0]
         assert read("reward_sum") == [2, 4, 0]
         assert read("reward_square_sum") == [2, 4, 0]

@@ -111,7 +111,7 @@ def alone(name: str, output: Path, **changes: Any) -> Trainer:
 
 
 def left_by(run: Path) -> dict[str, Any]:
-    """Lines, but for the times they took, and the weights of the last checkpoint."""
+    """Log lines without times, and the weights of the last checkpoint."""
     files = sorted(path.relative_to(run) for path in run.rglob("*.jsonl") if "samples" not in path.parts)
     result: dict[str, Any] = {
         str(file): [
@@ -216,7 +216,7 @@ def test_a_task_takes_part_each_so_many_th_step(tmp_path: Path) -> None:
 
 
 def test_sigterm_gives_the_step_up_for_all(tmp_path: Path) -> None:
-    """The task that is judged first is told to end, in the third step: neither has learnt from it."""
+    """The task that is scored first gets a signal to end, in the third step: neither task has updated."""
     interrupted = finished(spelt(tmp_path / "told", reward=failing(3, judge=vowels)))
     assert (
         interrupted.status == json.loads((interrupted.folder.path / "run.json").read_text())["status"] == "terminated"
@@ -237,7 +237,7 @@ def test_a_failure_between_the_updates_of_two_tasks_goes_back_to_a_step_of_both(
 
     def fails() -> Any:
         calls.append(1)
-        if len(calls) == 5:  # of the third step, which the other task has learnt from by then
+        if len(calls) == 5:  # of the third step, in which the other task has updated by then
             raise RuntimeError("out of memory")
         return apply()
 

@@ -87,7 +87,7 @@ def test_sample_wants_to_know_which_task(run: Path, tmp_path: Path) -> None:
     assert "--task less: unknown task; valid tasks: sums, more" in call(*command, "--task", "less").output
     task_output = call(*command, "--task", "more")
     assert task_output.exit_code == 0, task_output.output
-    of_sums = call("sample", str(run / "sums"), "12+13=", "--out", str(tmp_path))  # goes beside what is there
+    of_sums = call("sample", str(run / "sums"), "12+13=", "--out", str(tmp_path))  # is added to the files of the folder
     output, where = task_output.stdout.split(" samples in ")
     assert of_sums.stdout.split(" samples in ")[0] == output
     assert "".join(of_sums.stdout.split(" samples in ")[1].split()) == "".join(where.split()) + "-2"

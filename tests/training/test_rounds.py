@@ -94,7 +94,7 @@ def test_minibatches_share_the_groups_that_are_kept(tmp_path: Path) -> None:
     trainer.train()
     lines = [json.loads(text) for text in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
     assert [line["rollout/groups"] for line in lines] == [3, 3]
-    assert all(line["optimizer/grad_norm"] > 0 for line in lines)  # groups 0 and 2, one each; 1 teaches nothing
+    assert all(line["optimizer/grad_norm"] > 0 for line in lines)  # groups 0 and 2, one each; 1 has no gradient
 
 
 def test_an_answer_with_a_hint_is_trained_with_the_unchanged_prompt() -> None:
@@ -121,12 +121,12 @@ def test_an_answer_with_a_hint_is_trained_with_the_unchanged_prompt() -> None:
     assert torch.allclose(rollout.old_logprob_BT[4, :T], hinted.old_logprob_BT[0, :T], atol=1e-6)
     now_BT = scored(policy, rollout)
     read = policy.read([OffPolicySample(sample=rollouts.samples[4])], seed=0)
-    assert torch.allclose(now_BT[4, :T], read.old_logprob_BT[0, :T], atol=1e-6)  # behind the bare prompt
+    assert torch.allclose(now_BT[4, :T], read.old_logprob_BT[0, :T], atol=1e-6)  # after the bare prompt
     assert not torch.allclose(now_BT[4, :T], rollout.old_logprob_BT[4, :T], atol=1e-4)
 
 
 def scored(policy: Any, rollout: Rollout) -> Tensor:
-    """Log-probabilities at the weights of now, of every part of a rollout that was joined."""
+    """Log-probabilities under the current weights, of every part of a joined rollout."""
     result_BT, start = torch.zeros(rollout.shape), 0
     with torch.no_grad():
         for part in rollout.trace.rollouts:

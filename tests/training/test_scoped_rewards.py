@@ -142,7 +142,7 @@ def test_a_sample_with_only_scored_parts_trains(policy: LanguagePolicy) -> None:
     batch = credit(policy, written(policy, 2), [reward], estimator, zero_variance_groups="drop")
     assert batch.rollout.mask_BT.any(1).tolist() == [True, False]
     assert batch.keep_N.tolist() == [True, False]
-    assert batch.zero_std_frac == 0.0  # its parts teach
+    assert batch.zero_std_frac == 0.0  # its parts have a gradient
     unread = credit(policy, written(policy, 2), [reward])
     assert not unread.rollout.mask_BT.any()
     assert unread.zero_std_frac == 1.0

@@ -58,7 +58,7 @@ def late(samples: Sequence[Sample]) -> list[float]:
 
 
 def shared(output: Path, *, guest: Any = None, reward: Any = vowels, resume: Path | None = None, steps: int = 2) -> Any:
-    """Two tasks that train one policy of letters, alike but for what is asked for."""
+    """Two tasks that train one policy of letters, which differ by their rewards."""
     tasks = {"one": {**TASK, "update": UPDATE}, "other": {**GUEST, **(guest or {})}}
     values = {
         "about": {"name": "two"},
@@ -138,7 +138,7 @@ def test_halves_of_the_prompts_in_two_tasks_are_all_of_them_in_one(aggregate: st
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    """One of the two by itself."""
+    """One of the two tasks alone."""
     values = {**TASK, "update": UPDATE, "steps": 2, "runtime": {"device": "cpu"}}
     trainer = Trainer(
         letters(), {"vowels": vowels}, TEXT_PROMPTS, values | {"output": str(tmp_path_factory.mktemp("once"))}
@@ -254,7 +254,7 @@ def test_derived_values_of_an_included_file_are_left_out(tmp_path: Path) -> None
 
 
 def test_an_alert_of_one_task_ends_the_run_for_all(tmp_path: Path) -> None:
-    """At a step that is whole for both, from which the run goes on."""
+    """At a step that is complete for both, from which the run resumes."""
     watched = {
         "evaluation": {
             "watchdog": {"window": 2, "alerts": [{"name": "dead_groups", "limit": 0.5}], "stop": ["dead_groups"]}
@@ -335,7 +335,7 @@ def test_a_model_of_texts_and_images_is_one_policy_of_two_tasks(tmp_path: Path) 
 
 @pytest.mark.nightly
 def test_a_vision_language_model_learns_to_read_and_to_compare(tmp_path: Path) -> None:
-    """One model, one optimiser: digits in pictures, and the largest of three that are written."""
+    """One model, one optimizer: digits in images, and the largest of three that are written."""
     file = tmp_path / "run.yaml"
     file.write_text(json.dumps(shared_digits.CONFIG | {"steps": 20, "output": str(tmp_path)}))
     trainer = MixedTrainer(load_config(file))

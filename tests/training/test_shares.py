@@ -19,7 +19,7 @@ def shared(costs: list[int], processes: int) -> list[int]:
     ("costs", "processes", "expected"),
     [
         ([3, 3, 3, 3], 2, [0, 0, 1, 1]),
-        ([3, 4], 2, [0, 1]),  # a replayed row beside the second
+        ([3, 4], 2, [0, 1]),  # a replayed row next to the second
         ([1, 1, 1, 10], 4, [0, 1, 2, 3]),
         ([10, 1, 1], 2, [0, 1, 1]),
         ([2, 2, 2], 2, [0, 1, 1]),

@@ -37,7 +37,7 @@ def tree_of(policy: LanguagePolicy, strategy: Strategy = TREE) -> Rollouts:
 
 
 def flat(rollout: Rollout) -> Rollout:
-    """The same rows, of which nobody knows that they share anything."""
+    """The same rows, without the record of their shared prefixes."""
     apart = [replace(completion, num_inherited=0) for completion in rollout.trace.completions]
     return replace(rollout, trace=replace(rollout.trace, completions=apart), sampled_by_BT=None)
 
@@ -165,7 +165,7 @@ def test_the_update_computes_each_state_once() -> None:
     rollout = tree_of(policy).rollout
     lengths = [prompt.length for prompt in rollout.trace.prompts]
     prompts = len(lengths) * max(lengths)  # prompts of two lengths run as one batch
-    # behind each prompt 2 segments of 3 tokens, 4 of 3, and 8 of 3 whose last token leads nowhere
+    # after each prompt 2 segments of 3 tokens, 4 of 3, and 8 of 3 whose last token has no successor
     assert evaluated(policy, rollout) == prompts + 2 * (2 * 3 + 4 * 3 + 8 * 2)
     assert evaluated(policy, flat(rollout)) == prompts + 2 * 8 * 8
     assert len({tuple(states) for states in rollout.state_BT.tolist()}) == 16
@@ -176,7 +176,7 @@ def test_a_round_computes_shared_prefixes_once_per_branch_point() -> None:
     longest = max(prompt.length for prompt in tree_of(policy, fixed()).rollout.trace.prompts)
     with counted(policy) as result:
         tree_of(policy, branch_evenly(every=3, factor=3))
-    # 2 prompts, behind which 4 rows write 9 tokens; then 4 places behind 3 tokens, from which 8 rows write 6
+    # 2 prompts, after which 4 rows write 9 tokens; then 4 branch points after 3 tokens, from which 8 rows write 6
     assert sum(result) == 2 * longest + 4 * 8 + 4 * (longest + 3) + 8 * 5
 
 
@@ -188,7 +188,7 @@ def test_pruned_decisions_are_not_computed() -> None:
     mask_BT[[sample.member == 4 for sample in rollout.samples]] = False  # a leaf of each tree
     assert evaluated(policy, replace(rollout, mask_BT=mask_BT)) == complete - 2 * 2
     mask_BT = rollout.mask_BT.clone()
-    mask_BT[:, 6:] = False  # the last segments: the ones before them end the rows, and lead nowhere
+    mask_BT[:, 6:] = False  # the last segments: the ones before them end the rows, and have no successor
     assert evaluated(policy, replace(rollout, mask_BT=mask_BT)) == complete - 2 * (8 * 2 + 4)
 
 

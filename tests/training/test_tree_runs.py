@@ -76,7 +76,7 @@ def test_nodes_of_a_sampled_tree_are_credited_by_depth(tmp_path: Path) -> None:
     config = config_of(tmp_path, **{"advantage.estimators": [{"name": "by_depth"}], "about.method": None})
     batch = batch_of(config, policy_of(config))
     # evenly: splits at 0 and 2. Nodes after decisions 0 and 1: means 1/2 and 0, so (0.25, -0.25) / 0.353553. After
-    # decision 2 the leaves 1, 0, 0, 0: mean 0.25, sample std 0.5. The last step is not drawn.
+    # decision 2 the leaves 1, 0, 0, 0: mean 0.25, sample std 0.5. The last step is not sampled.
     upper, lower = [0.707107, 0.707107], [-0.707107, -0.707107]
     expected = [[*upper, 1.5, 0.0], [*upper, -0.5, 0.0], [*lower, -0.5, 0.0], [*lower, -0.5, 0.0]]
     torch.testing.assert_close(batch.advantage_BT, torch.tensor(expected), rtol=0, atol=1e-5)
@@ -92,9 +92,9 @@ def trained(config: RunConfig) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("changes", "per_sample"),
     [
-        # 9 states drawn and 5 trained on
+        # 9 states sampled and 5 trained on
         ({}, (9 + 5) / 4),
-        # splits of 4 leaves of 6 steps, at 0 and 3, of a window of 2, 3: 1 + 3 * 2 + 2 * 4 drawn, 0, 2 and 3 trained on
+        # splits of 4 leaves of 6 steps, at 0, 3, of a window 2, 3: 1 + 3 * 2 + 2 * 4 sampled, 0, 2 and 3 trained on
         (
             {
                 "policy.call.num_inference_steps": 6,
@@ -124,7 +124,7 @@ def test_branch_grpo_trains_each_state_once(tmp_path: Path, changes: dict[str, A
     [
         # depths 1 and 2: 1 + 2 states less of 5
         ({"name": "prune_depths", "depths": [1, 2]}, 2),
-        # nothing but the split itself lies below the last split of 4 steps: all of it stays
+        # only the split itself is below the last split of 4 steps: all of it stays
         ({"name": "prune_width"}, 5),
     ],
 )
@@ -138,5 +138,5 @@ def test_width_is_pruned_below_the_last_split(tmp_path: Path) -> None:
     estimators = [{"name": "by_depth"}, {"name": "prune_width"}, {"name": "shared_once"}]
     tree = {"name": "at", "at": [0, 1]}
     (line,) = trained(config_of(tmp_path, **{"steps": 1, "advantage.estimators": estimators, "rollout.tree": tree}))
-    # drawn 1 + 2 + 4 + 4; trained 1, 2, and of the 4 of decision 2 the best and the worst
+    # sampled 1 + 2 + 4 + 4; trained 1, 2, and of the 4 of decision 2 the best and the worst
     assert line["count/forwards_per_sample"] == (11 + 1 + 2 + 2) / 4

@@ -140,14 +140,14 @@ def test_sdpo_trains_on_members_with_a_right_peer_alone(tmp_path: Path) -> None:
 
 
 def test_wrong_samples_with_a_right_peer_are_distilled_and_others_compared(tmp_path: Path) -> None:
-    """Of group 0 three are taught, of group 1 two."""
+    """Three of group 0 are distilled, two of group 1."""
     lines = trained(policy_of("llama", max_new_tokens=5), "srpo--unifying-group", prompts_of("llama"), tmp_path)
     assert all(line["policy/distillation@peer_mean"] != 0 for line in lines)
 
 
 @pytest.mark.parametrize("method", ["gtr-turbo", "prl", "cgpo"])
 def test_the_reference_penalizes_decisions_that_are_likelier_now(method: str, tmp_path: Path) -> None:
-    """The average so far, of single tokens; the first weights, of all tokens to come, and of the whole answer."""
+    """The average so far, of single tokens; the first weights, of all tokens to come, and of the complete answer."""
     changes = {"about.method.rewards": {}} if method == "cgpo" else {}  # whose rewards are those of a model of the hub
     lines = trained(policy_of("llama", max_new_tokens=5), method, prompts_of("llama"), tmp_path, **changes)
     assert len(lines) == 2
@@ -172,7 +172,7 @@ def test_a_language_policy_is_distilled_without_a_reward(method: str, tmp_path: 
 
 
 def test_another_writer_rewards_each_token(tmp_path: Path) -> None:
-    """Groups of equal rewards teach by it too."""
+    """Groups of equal rewards have a gradient by it too."""
     settings = {"model": f"python:{HERE}:writer", "max_new_tokens": 5, "dtype": "float32", "temperature": 4.0}
     views = {"preferred": {"policy": {"name": "language", **settings}}}
     alike = NamedReward("alike", lambda samples: [0.0] * len(samples), weight=1.0)
@@ -183,7 +183,7 @@ def test_another_writer_rewards_each_token(tmp_path: Path) -> None:
 
 
 def test_a_diffusion_policy_is_distilled(tmp_path: Path) -> None:
-    """Where the teacher is the student's own double nothing is to be learnt."""
+    """A teacher equal to the student gives no gradient."""
     prompts, reward = [Prompt("a red fox"), Prompt("two blue squares")], NamedReward("any", first_of_four, weight=0.0)
     for model, teaches in ((f"python:{HERE}:painter", True), ("python:tests.policies.tiny_policies:build_sd3", False)):
         settings = {**settings_of("sd3"), "name": "denoising", "model": model, "dtype": "float32"}

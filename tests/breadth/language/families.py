@@ -179,7 +179,7 @@ def _tokenizer(row: Mapping[str, Any]) -> PreTrainedTokenizerFast:
 
 
 def _construct(entry: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
-    """What a value of the tables stands for."""
+    """The object that a value of the tables names."""
     if entry == "TOKENIZER":
         return tokenizer
     if isinstance(entry, list):

@@ -23,7 +23,7 @@ from tests.policies.contract import gradients, largest_difference, move, relativ
 
 SEED, TOKENS, TEMPERATURE = 3, 5, 4.0
 VALUE, GRADIENT = 5e-5, 5e-4
-"""How far an exact family may lie off: log-probabilities in units of themselves above 1, gradients in their norm."""
+"""Largest error of an exact family: log-probabilities in units of themselves above 1, gradients in their norm."""
 
 SHARED, SINGLE, PLAIN, NOT_SUPPORTED, WRONG = (
     "exact, prompts once per group",
@@ -84,12 +84,12 @@ def _wrong(policy: LanguagePolicy, rollout: Rollout, prompts: Sequence[Prompt]) 
     if (message := _unlike_generate(policy, prompts)) is not None:
         return message
     if not (gap := _plain_gap(policy, rollout, rollout.old_logprob_BT)) <= VALUE:
-        return f"what is stored lies {gap:.1e} from the plain call"
+        return f"stored log-probabilities differ by {gap:.1e} from the plain call"
     move(policy.trainable, scale=0.02)
     if not (gap := _plain_gap(policy, rollout, values(policy, rollout))) <= VALUE:
-        return f"what an update finds lies {gap:.1e} from the plain call"
+        return f"recomputed log-probabilities differ by {gap:.1e} from the plain call"
     if not (gap := _gradient_gap(policy, rollout)) <= GRADIENT:
-        return f"gradients lie {gap:.1%} from the plain call's"
+        return f"gradients differ by {gap:.1%} from the plain call's"
     return None
 
 

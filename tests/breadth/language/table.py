@@ -81,7 +81,7 @@ def version() -> str:
 
 
 def page(outcomes: Mapping[str, Outcome], version: str) -> str:
-    """The whole page, as made with a version of transformers. Raises KeyError for a family without an outcome."""
+    """The page, as made with a version of transformers. Raises KeyError for a family without an outcome."""
     parts = [HEAD, _counts(outcomes, version)]
     for kind in KINDS:
         parts.append(f"\n## {kind[0].upper()}{kind[1:]}\n\n| family | class | outcome | |\n| --- | --- | --- | --- |\n")

@@ -35,7 +35,7 @@ def test_every_family_matches_the_table(name: str) -> None:
 def test_the_table_is_that_of_the_families() -> None:
     assert set(written()) == set(families())
     result, made = PAGE.read_text(encoding="utf-8"), page(written(), version())
-    if version() != transformers.__version__:  # another release has other classes that nobody tried
+    if version() != transformers.__version__:  # another release has other classes that were not tried
         result, made = result.partition(NOT_TRIED)[0], made.partition(NOT_TRIED)[0]
     assert result == made
 

@@ -42,7 +42,7 @@ ANSWERS: dict[str, list[Answer]] = {
     ],
     "ui-r1": [
         (CLICK, tagged('{"action": "click", "coordinate": [20, 30]}'), 9, 3.0),
-        (CLICK, tagged('{"action": "click", "coordinate": [20, 50]}'), 9, 2.0),  # beside the box
+        (CLICK, tagged('{"action": "click", "coordinate": [20, 50]}'), 9, 2.0),  # outside the box
         (CLICK, tagged('{"action": "scroll"}'), 9, 1.0),
         (SCROLL, tagged('{"action": "scroll"}'), 9, 3.0),  # without a place the type is all
     ],

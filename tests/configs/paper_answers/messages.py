@@ -1,3 +1,3 @@
-"""Recipes whose rewards speak of parts of a text alone: ``tests/configs/test_message_papers.py`` pays them."""
+"""Recipes whose rewards score parts of a text alone: ``tests/configs/test_message_papers.py`` tests them."""
 
 ELSEWHERE = {"spoc"}

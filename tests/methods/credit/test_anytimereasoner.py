@@ -24,7 +24,7 @@ def test_advantages_over_the_budgets() -> None:
     """
     peers = [(0.0, 1.0), (1.0, 1.0)]
     assert [budget_advantages(scores, peers, (0.5, 0.5)) for scores in peers] == [[-0.25, 0.25], [0.25, 0.0]]
-    # rows 1 and 4 leave after a decision, row 2 goes on from where the first thought ended, after three
+    # rows 1 and 4 leave after a decision, row 2 continues where the first thought ended, after three
     sampled_by = [[0] * 5, [0, 1, 1, 1, 1], [0, 0, 0, 2, 2], [3] * 5, [3, 4, 4, 4, 4]]
     feedback = feedback_of([1.0, 0.0, 1.0, 1.0, 1.0], [0] * 5, sampled_by=sampled_by)
     result_BT = over_budgets(at=[1]).assign(feedback, torch.zeros(5, 5))

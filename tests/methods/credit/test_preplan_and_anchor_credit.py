@@ -35,7 +35,7 @@ def test_advantages_of_the_method() -> None:
 
 
 def test_a_decision_at_the_quantile_is_an_anchor_in_float32_too() -> None:
-    """The 0.6 quantile of six is the fourth of them, 0.6 * 5 = 3 but for rounding."""
+    """The 0.6 quantile of six is the fourth of them, 0.6 * 5 = 3 up to rounding."""
     influence_BT = torch.tensor([[0.1, 0.3, 0.7, 0.9, 1000.0, 1001.0]])
     for dtype in (torch.float32, torch.float64):
         values = {

@@ -9,7 +9,7 @@ from tests.configs.method_rows import ONE_OF_TWO, UP
 from tests.configs.method_steps import Step, assert_loss
 
 # log-ratios to the reference of 1 and 3, and of -1 and -3, times 0.1: means 0.2 and -0.2, a variance of 0.01, over
-# two groups. Of the drawn pair 1 and 0 less 0.5, over the sample deviation 0.7071068; at the ratios 2, held at 1.2,
+# two groups. Of the sampled pair 1 and 0 less 0.5, over the sample deviation 0.7071068; at the ratios 2, held at 1.2,
 # and 1, over six tokens
 LOSS = (
     Step(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.configs.method_rows import A_TWO
 from tests.configs.method_steps import Step, assert_credit
 
-# drawn 1, 0 among themselves, replayed 1, 1 among themselves
+# sampled 1, 0 have one baseline, replayed 1, 1 another
 CREDIT = (Step(reward=(1, 0, 1, 1), lengths=[1] * 4, sources=(0, 0, 1, 1)), [[A_TWO], [-A_TWO], [0.0], [0.0]])
 
 

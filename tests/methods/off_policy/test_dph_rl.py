@@ -17,7 +17,7 @@ def test_loss_of_the_method() -> None:
 
 
 def test_stored_samples_count_by_their_share() -> None:
-    """256 stored rows at 0.01 beside 128 prompts of 16 samples: 0.01 * 256 / 2048 of the mean over those."""
+    """256 stored rows at 0.01, with 128 prompts of 16 samples: 0.01 * 256 / 2048 of the mean over those."""
     config = config_of("dph-rl")
     (stored,) = config.objective.auxiliary
     assert stored.weight == pytest.approx(0.00125)

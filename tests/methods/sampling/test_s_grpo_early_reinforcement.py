@@ -9,7 +9,7 @@ from mmgrpo.maths.strategies.branch_points import before_text
 from tests.configs.method_steps import Step, assert_credit
 
 # row 1 leaves the thought of row 0 after a token and is wrong, row 2 after two and is right, row 0 is right at its
-# end: 0, 1 and 1/2 of mean 1/2; the first token is everybody's, the second that of rows 0 and 2
+# end: 0, 1 and 1/2 of mean 1/2; the first token is of all rows, the second of rows 0 and 2
 CREDIT = (
     Step(reward=(1, 0, 1), sampled_by=((0, 0, 0), (0, 1, 1), (0, 0, 2))),
     [[0.0, 0.25, 0.0], [0.0, -0.5, -0.5], [0.0, 0.25, 0.5]],

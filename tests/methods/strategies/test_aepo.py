@@ -16,7 +16,7 @@ from tests.configs.method_rows import A_TWO_6
 from tests.configs.method_steps import Step, assert_credit, config_of
 from tests.maths.round_rows import round_of
 
-# a positive drawn hotter is worth 1 and moves nobody's mean
+# a right row of a higher temperature has advantage 1 and is in no mean
 CREDIT = (Step(reward=(1, 0, 1), lengths=[1] * 3, sources=(0, 0, 2)), [[A_TWO_6], [-A_TWO_6], [1.0]])
 
 
@@ -58,7 +58,7 @@ def test_few_positives_and_all_prompts() -> None:
         [0, 0, 1, 1, 1, 1, 1, 1],
         [0, 1, 0, 1, 0, 0, 0, 0],
     ]
-    # a prompt's rows are compared with its own rows: the right ones of a group that is all right beat nobody
+    # a prompt's rows are compared with its rows alone: in a group of right rows none is above the mean
     third = round_of(strategy.ask([first], FOUR), [1, 1, 0, 1, 0, None, 0, 0])
     assert strategy.keep([first, third], FOUR)[1].int().tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
     cold = with_tempered(share=1.0, most=4, temperature=0.8)
