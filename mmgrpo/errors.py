@@ -62,5 +62,9 @@ class ProcessLostError(MmgrpoError, ConnectionError):
     """Another process of the job ended, and this one cannot continue without it."""
 
 
+class EngineError(MmgrpoError, ConnectionError):
+    """An inference engine that does not answer, or that samples with other weights than the trained ones."""
+
+
 class OutputError(MmgrpoError, OSError):
     """A file or folder of the run that cannot be written."""

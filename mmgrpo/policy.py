@@ -170,6 +170,21 @@ class SupportsSupervisedLoss(ABC):
         """
 
 
+class SupportsEngine(ABC):
+    """A policy whose samples an inference server can generate."""
+
+    @abstractmethod
+    def use_engine(self, engine: Any) -> None:
+        """Generates samples of the current weights by a server from now on; the policy scores them.
+
+        Args:
+            engine: an ``mmgrpo.policies.engines.engine.Engine``.
+
+        Raises:
+            ConfigError: the server cannot generate samples of this policy.
+        """
+
+
 class SupportsPromptCheck(ABC):
     """A policy that rejects some prompts, and can report them before it samples."""
 

@@ -52,6 +52,8 @@ GRADIENT_CURVATURE = Value("gradient_curvature")
 """Curvature along that gradient; without grad."""
 RANK_OF_STATES = Value("effective_rank")
 """Effective rank of the last hidden states at the row's unmasked decisions, the same for each of them; without grad."""
+SAMPLER_LOGPROB = Value("sampler_logprob")
+"""Log-probability under the program that sampled, which is not the trainer with ``rollout.engine``."""
 DRIFT = Value("gaussian", OLD)
 """Divergence of a Gaussian step from the behavior policy."""
 VALUE = Value("value")

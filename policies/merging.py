@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
+from torch import Tensor, nn
 
 from .model_source import DTYPES
 from .named_weights import ADAPTER
 from .weights import Weights
+
+
+@torch.no_grad()
+def merged_state(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a module as if its trained adapters were merged, in float32; the module does not change."""
+    layers = {path: layer for path, layer in module.named_modules() if isinstance(layer, BaseTunerLayer)}
+    state: dict[str, Tensor] = {}
+    for name, tensor in module.state_dict().items():
+        path, is_base, parameter = name.partition(".base_layer.")
+        if is_base and parameter == "weight":
+            delta: Any = layers[path].get_delta_weight  # pyright: ignore[reportAttributeAccessIssue]
+            state[f"{path}.weight"] = (tensor.float() + delta(ADAPTER).float()).to(tensor.dtype)
+        elif is_base:
+            state[f"{path}.{parameter}"] = tensor
+        elif ".lora_" not in name:
+            state[name] = tensor
+    return state
 
 
 @torch.no_grad()

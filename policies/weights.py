@@ -66,6 +66,7 @@ class Weights(NamedWeights):
                 move_modules([module], lambda part: part.float())
         self._store = ModuleCopies(self.modules) if self.lora is None else NamedAdapters(self.modules)
         self._active_copies: Mapping[str, nn.Module] = {}
+        self._is_current = True
         self._initial: Path | None = None  # weights to load once the modules are sharded
 
     @property
@@ -88,6 +89,11 @@ class Weights(NamedWeights):
         """The copies to call in place of the modules, by component name; empty outside ``using`` and for adapters."""
         return self._active_copies
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the modules have the trained weights: not inside ``using``."""
+        return self._is_current
+
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
         """A context in which the modules have the stored adapters, or ``active_copies`` replace the modules.
@@ -100,23 +106,26 @@ class Weights(NamedWeights):
         Raises:
             ConfigError: no weights have that name.
         """
-        with self._activated(self._store.using(name)):
+        with self._activated(self._store.using(name), is_current=False):
             yield
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """A context inside ``using`` in which the modules have the trained weights again."""
-        with self._activated(self._store.current()):
+        with self._activated(self._store.current(), is_current=True):
             yield
 
     @contextmanager
-    def _activated(self, context: AbstractContextManager[Mapping[str, nn.Module]]) -> Iterator[None]:
-        before = self._active_copies
+    def _activated(
+        self, context: AbstractContextManager[Mapping[str, nn.Module]], *, is_current: bool
+    ) -> Iterator[None]:
+        before = self._active_copies, self._is_current
         try:
             with context as self._active_copies:
+                self._is_current = is_current
                 yield
         finally:
-            self._active_copies = before
+            self._active_copies, self._is_current = before
 
     def shard(self, shard: Callable[[str, nn.Module], None]) -> None:
         """Shards every module and its copies.

@@ -96,6 +96,11 @@ class RolloutConfig(Section):
         description="multi-turn environment, for policies that generate text: {name: tools, functions: "
         "[python:module:function, ...]}, or python:module:Class with its arguments; null: one turn",
     )
+    engine: Named | None = Field(
+        default=None,
+        description="inference server that generates the samples of a language policy: {name: vllm, url: "
+        "http://127.0.0.1:8000}; null: the trainer generates them",
+    )
     max_turns: int = Field(default=8, ge=1, description="most turns that a sample generates in an environment")
     environment_workers: int = Field(
         default=32,

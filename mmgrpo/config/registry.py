@@ -194,6 +194,9 @@ ENVIRONMENTS: Mapping[str, str] = {
     "combined": "mmgrpo.environments.combined:CombinedEnvironment",
 }
 
+ENGINES: Mapping[str, str] = {"vllm": "mmgrpo.policies.engines.vllm:VllmEngine"}
+"""Inference engines, by the name that ``rollout.engine`` uses; called with their settings."""
+
 HOOKS: Mapping[str, str] = {
     "slow_fast": "mmgrpo.training.update_hooks:SlowFast",
     "mask": "mmgrpo.training.update_hooks:Mask",
@@ -216,6 +219,7 @@ _BUILT_IN = {
     "examples": EXAMPLES,
     "environments": ENVIRONMENTS,
     "hooks": HOOKS,
+    "engines": ENGINES,
 }
 
 
@@ -228,7 +232,7 @@ def resolve(kind: str, name: str) -> Any:
     """The object registered under a name; ``python:module:attribute`` is any importable object.
 
     Args:
-        kind: policies, rewards, examples, environments or hooks.
+        kind: policies, rewards, examples, environments, hooks or engines.
         name: a registered name.
 
     Returns:

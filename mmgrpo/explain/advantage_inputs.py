@@ -8,6 +8,7 @@ from mmgrpo.config.registry import may_reward_turns, samples_tokens
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.feedback import Estimator
 from mmgrpo.maths.strategies import OF_GROUP_SIZE
+from mmgrpo.values import SAMPLER_LOGPROB
 
 
 def require_advantages(algorithm: Algorithm) -> None:
@@ -17,7 +18,7 @@ def require_advantages(algorithm: Algorithm) -> None:
         algorithm: the composed algorithm, with its configuration.
 
     Raises:
-        ConfigError: an estimator reads tokens, turns or rewards of turns that the run lacks, or a filter keeps all
+        ConfigError: an estimator reads tokens, turns, rewards of turns or an engine that the run lacks, or a filter keeps all
             members of a group at every step.
     """
     config = algorithm.config
@@ -29,6 +30,10 @@ def require_advantages(algorithm: Algorithm) -> None:
                 f"{name} reads the token of each decision, and a decision of this policy is not one token: set "
                 "policy.decision: token where the policy has it (and policy.reading.estimate: whole or shares with "
                 "rollout.training_states: renoised), or remove the estimator"
+            )
+        if SAMPLER_LOGPROB in part.values and config.rollout.engine is None:
+            raise ConfigError(
+                f"{name} compares the trainer with the engine that sampled: set rollout.engine, or remove {name}"
             )
         if isinstance(part, Estimator) and part.turns and environment is None:
             raise ConfigError(f"{name} reads turns of conversations: set rollout.environment")

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, OffPolicyConfig, RewardConfig, RunConfig
 from mmgrpo.config.needs import require_needs
-from mmgrpo.config.numbers import named_in
+from mmgrpo.config.numbers import bound, named_in
 from mmgrpo.config.objective import PER_DECISION
-from mmgrpo.config.registry import is_scheduled, names, policy_class, settings_type
+from mmgrpo.config.registry import Registered, is_scheduled, names, policy_class, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.advantage_inputs import require_advantages
@@ -112,6 +112,7 @@ def _policy_rows(config: RunConfig, settings: Mapping[str, Any] | None) -> Itera
         yield "density", f"{settings['density']}: {_summary(DENSITIES[settings['density']])}"
         yield "reduction", f"{settings['reduction']}: {_summary(REDUCTIONS[settings['reduction']])}"
     yield from _environment_row(config)
+    yield from _engine_row(config)
     window = config.rollout.window
     if window is not None:
         function = named_in("rollout.window", WINDOWS, window.name)
@@ -151,6 +152,18 @@ def _environment_row(config: RunConfig) -> Iterator[tuple[str, str]]:
     limit_s = rollout.environment_timeout_s
     limit = "no time limit" if limit_s is None else f"{limit_s:g} s a call"
     yield "environment", f"{line}; {rollout.environment_workers} calls at a time, {limit}"
+
+
+def _engine_row(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """The server that generates the samples; none without ``rollout.engine``."""
+    engine = config.rollout.engine
+    if engine is not None:
+        address = bound("rollout.engine", Registered("engines"), engine)().address
+        yield (
+            "engine",
+            f"{engine.name} at {address} generates the samples with the weights of each step; the trainer scores them "
+            "again, so the ratio is its own",
+        )
 
 
 def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:

@@ -78,16 +78,37 @@ def post_json(url: str, request: Any, limits: RequestLimits, *, key_variable: st
     Raises:
         NoReplyError: there is no reply after the last attempt.
     """
+    return _reply(url, json.dumps(request).encode(), limits, key_variable)
+
+
+def get_json(url: str, limits: RequestLimits, *, key_variable: str | None = None) -> bytes:
+    """Gets a JSON value; a transient failure is retried.
+
+    Args:
+        url: the address.
+        limits: limits of the request.
+        key_variable: as in ``post_json``.
+
+    Returns:
+        The body of the reply.
+
+    Raises:
+        NoReplyError: there is no reply after the last attempt.
+    """
+    return _reply(url, None, limits, key_variable)
+
+
+def _reply(url: str, body: bytes | None, limits: RequestLimits, key_variable: str | None) -> bytes:
+    """The reply to a POST of the body, or to a GET without one."""
     headers = {"Content-Type": "application/json"}
     if key_variable is not None:
         key = os.environ.get(key_variable, "").strip()
         if not key:
             raise NoReplyError(f"after 1 attempts: the environment variable {key_variable} holds no API key")
         headers["Authorization"] = f"Bearer {key}"
-    body = json.dumps(request).encode()
     for attempt in range(limits.retries + 1):
         try:
-            return _attempt(urllib.request.Request(url, body, headers, method="POST"), limits)
+            return _attempt(urllib.request.Request(url, body, headers), limits)
         except urllib.error.HTTPError as error:
             with error:
                 detail = _beginning(error)

@@ -20,7 +20,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mmgrpo.algorithm import Algorithm, learning_rate, optimizer_factory, reward_schedule
 from mmgrpo.config import EvaluationRewardConfig, Named, OptimizerConfig, RewardConfig, RunConfig, ViewConfig
-from mmgrpo.config.registry import policy_class, resolve, suggestion
+from mmgrpo.config.numbers import bound
+from mmgrpo.config.registry import Registered, policy_class, resolve, suggestion
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.data.corruption import IMAGE_TEMPLATES
 from mmgrpo.data.history import PromptTemplate
@@ -28,7 +29,7 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import local_shards
 from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError
-from mmgrpo.policy import Critic, Policy, SupportsCritic, SupportsNamedWeights
+from mmgrpo.policy import Critic, Policy, SupportsCritic, SupportsEngine, SupportsNamedWeights
 from mmgrpo.runs.checkpoint import FOLDER, is_checkpoint
 from mmgrpo.runs.resuming import policy_weights_folder
 from mmgrpo.scoring import Gate, NamedReward, as_reward
@@ -87,6 +88,31 @@ def build_rewards(configs: Sequence[EvaluationRewardConfig], *, live: Functions 
     Raises ConfigError for unknown names or settings.
     """
     return [_named_reward(reward, live or {}) for reward in configs]
+
+
+def use_engine(config: RunConfig, policy: Policy, job: Job) -> None:
+    """Connects the policy with the server of ``rollout.engine``, if there is one.
+
+    Args:
+        config: the run.
+        policy: the policy, on its device.
+        job: the processes.
+
+    Raises:
+        ConfigError: the server does not answer or serves another model, or the policy does not support an engine.
+        EngineError: the server cannot load the weights.
+    """
+    named = config.rollout.engine
+    if named is None:
+        return
+    engine = bound("rollout.engine", Registered("engines"), named)()
+    if not isinstance(policy, SupportsEngine):
+        raise ConfigError(
+            f"rollout.engine generates the texts of language policies, and {type(policy).__name__} is none: remove it"
+        )
+    if job.size > 1:
+        raise ConfigError(f"rollout.engine supports runs of one process, got {job.size}: remove it, or use one process")
+    policy.use_engine(engine)
 
 
 def exchange_plan(config: RunConfig) -> Plan:

@@ -26,6 +26,7 @@ from mmgrpo.training.build import (
     plan_at,
     require_images,
     require_weights,
+    use_engine,
 )
 from mmgrpo.training.critic import CriticTrainer
 from mmgrpo.training.optimizer import Average, GuardedOptimizer, ensure_reference, require_movable
@@ -95,6 +96,7 @@ class Components:
         Raises:
             ConfigError: the policy does not support the algorithm.
             DataError: the policy does not read media that a prompt has.
+            EngineError: the server of ``rollout.engine`` cannot load the weights.
         """
         config, parameters = algorithm.config, policy.trainable
         if algorithm.task_template is None:
@@ -107,6 +109,7 @@ class Components:
         require_weights(algorithm, policy)
         require_advantages(algorithm)
         plan_at(algorithm, policy, 0)
+        use_engine(config, policy, job)
         loss = algorithm.advantages.critic_loss
         average = owner.average if owner else Average(parameters, config.update.ema) if config.update.ema else None
         return cls(

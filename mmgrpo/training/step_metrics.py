@@ -28,7 +28,8 @@ from mmgrpo.training.gradients import largest_gap
 from mmgrpo.training.rollout_rounds import Rollouts
 from mmgrpo.training.score_rollouts import Rewards
 from mmgrpo.training.update_policy import UpdateMetrics
-from mmgrpo.types import Prompt, Scores
+from mmgrpo.types import Prompt, Rollout, Scores
+from mmgrpo.values import SAMPLER_LOGPROB
 
 UNBATCHED_ROWS = "rollout/unbatched_rows"
 
@@ -92,11 +93,24 @@ def _rollout_metrics(
     trained_BT = advantages.rollout.mask_BT & advantages.keep_N[advantages.local_rows][:, None]
     sums = job.gather((float(advantages.rollout.old_logprob_BT[trained_BT].double().sum()), int(trained_BT.sum())))
     metrics["rollout/logprob_mean"] = sum(each for each, _ in sums) / max(sum(num for _, num in sums), 1)
+    metrics |= _sampler_metrics(advantages.rollout, job)
     num_failed = sum(sample.failure is not None for sample in rollouts.samples)
     num_unbatched, num_failed_of_rank = zip(*job.gather((rollouts.rollout.num_unbatched, num_failed)), strict=True)
     metrics |= {UNBATCHED_ROWS: sum(num_unbatched)} if any(num_unbatched) else {}
     metrics |= {"rollout/failed_samples": sum(num_failed_of_rank)} if any(num_failed_of_rank) else {}
     return metrics
+
+
+def _sampler_metrics(rollout: Rollout, job: Job) -> dict[str, float]:
+    """Differences between the log-probabilities of the engine that sampled and of the trainer, over all decisions, in
+    nats: mean and maximum; none where the trainer sampled. A collective.
+    """
+    gap_M = torch.zeros(0, dtype=torch.float64)
+    if SAMPLER_LOGPROB in rollout.values:
+        gap_M = (rollout.old_logprob_BT - rollout.values[SAMPLER_LOGPROB])[rollout.mask_BT].double().abs()
+    parts = job.gather((float(gap_M.sum()), len(gap_M), float(gap_M.max()) if len(gap_M) else 0.0))
+    total, num, largest = sum(part[0] for part in parts), sum(part[1] for part in parts), max(part[2] for part in parts)
+    return {"rollout/engine_mismatch": total / num, "rollout/engine_mismatch_max": largest} if num else {}
 
 
 def update_metrics(update: UpdateMetrics, job: Job) -> dict[str, float]:

@@ -18,6 +18,7 @@ from mmgrpo.layouts import move_modules
 from mmgrpo.policy import (
     ModuleSharder,
     SupportsCritic,
+    SupportsEngine,
     SupportsExport,
     SupportsNamedWeights,
     SupportsOffPolicyScoring,
@@ -29,15 +30,20 @@ from mmgrpo.policy import (
     SupportsTraceConcat,
 )
 from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, Sample, SupervisedLoss
-from mmgrpo.values import ENTROPY, PEERS, Value
+from mmgrpo.values import ENTROPY, PEERS, SAMPLER_LOGPROB, Value
 
 from ..distribution import LOGIT_VALUES, required_views, view_values
-from ..merging import merge_adapters
+from ..engines.engine import Engine
+from ..engines.synced_weights import SyncedWeights
+from ..merging import merge_adapters, merged_state
 from ..rescoring import rescore, scatter_to_mask
 from ..sampling import SamplingDistribution
 from ..text_models import checkpointing, enable_checkpointing
+from ..vocabulary import num_logits
 from ..weights import Weights
 from .encoding import EncodedPrompt, PromptEncoder, position_switch
+from .engine_generation import engine_sampling
+from .engine_rollouts import MAX_MISMATCH, EngineRollouts
 from .forward_paths import CachedPath, ForwardPath
 from .group_divergence import group_divergence
 from .language_critic import HiddenStates, LanguageCritic
@@ -50,7 +56,7 @@ from .sharded import is_sharded_gradient, shard_decoder
 from .text_offsets import token_text_offsets
 from .text_rollouts import TextRollouts
 from .text_trace import TextTrace
-from .token_scoring import score_rows
+from .token_scoring import score_rows, with_supports
 from .token_values import STATE_VALUES, TOKEN_VALUES
 
 UNTRUNCATED = SamplingDistribution(
@@ -69,6 +75,7 @@ class LanguagePolicy(
     SupportsSharding,
     SupportsExport,
     SupportsPromptCheck,
+    SupportsEngine,
 ):
     """A causal language model, a vision-language model or an encoder-decoder, whose decisions are tokens.
 
@@ -143,6 +150,7 @@ class LanguagePolicy(
         )
         self._frozen: dict[int, tuple[ForwardPath, ForwardPath]] = {}  # by copy: a path, and itself through the copy
         self._verified = VerifiedRows()
+        self._engine: EngineRollouts | None = None
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Raises DataError for a prompt that processor, chat template or context length do not support."""
@@ -158,6 +166,26 @@ class LanguagePolicy(
         model, processor = load_model(settings)
         move_modules([model], lambda part: part.to(device))
         return cls(model, processor, settings)
+
+    def use_engine(self, engine: Engine) -> None:
+        """Sends the weights to an engine, which generates the samples from now on, except under named weights.
+
+        Adapters are sent merged. Raises ConfigError for a model or settings that the engine does not support, and
+        EngineError if it cannot load the weights.
+        """
+        if self.model.config.is_encoder_decoder:
+            raise ConfigError(f"rollout.engine: {type(self.model).__name__} is an encoder-decoder: remove rollout.engine")
+        engine_sampling(self._rollouts.params(Plan(), engine))
+        engine.require_model(num_logits(self.model))
+        weights = SyncedWeights(
+            engine,
+            lambda: self.trainable,
+            lambda folder: self.model.save_pretrained(folder, state_dict=merged_state(self.model)),
+        )
+        default = MAX_MISMATCH[self.weights.dtype]
+        limit = default if engine.max_mismatch is None else engine.max_mismatch
+        weights.sync()
+        self._engine = EngineRollouts(engine=engine, weights=weights, max_mismatch=limit)
 
     @property
     def path(self) -> ForwardPath:
@@ -201,12 +229,28 @@ class LanguagePolicy(
         A greedy plan (``stochastic=()``) generates one completion per prompt, copied to all members.
         """
         plan = plan or Plan()
+        if self._engine is not None and self.weights.is_current:
+            return self._engine_rollout(self._engine, prompts, group_size=group_size, seed=seed, plan=plan)
         rollout = self._rollouts.generate(prompts, group_size=group_size, seed=seed, plan=plan)
         self._verify(rollout)
         if not self.settings.rescore or plan.deterministic:
             return rollout
         again = tuple(value for value in rollout.values if value.name in LOGIT_VALUES)
         return replace(rescore(self, rollout, values=again), num_forwards=2 * rollout.num_forwards)
+
+    def _engine_rollout(
+        self, link: EngineRollouts, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan
+    ) -> Rollout:
+        """A rollout by an engine with the current weights, scored by an update's forward."""
+        link.weights.sync()
+        rollout = self._rollouts.generate(prompts, group_size=group_size, seed=seed, plan=plan, engine=link.engine)
+        if plan.deterministic:
+            return rollout
+        path = self._path_for(rollout.trace.prompts)
+        trace = with_supports(path, rollout.trace, head_bytes=self.settings.head_bytes)
+        rollout = link.scored(self, replace(rollout, trace=trace))
+        self._verify(rollout)
+        return rollout
 
     def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Rows of off-policy answers: their tokens, or else the tokens of their text and, if it is finished, the end
@@ -222,6 +266,8 @@ class LanguagePolicy(
         if unscored:
             stored_values = tuple(value for value in plan.values if value == ENTROPY and len(unscored) == len(samples))
             rollout = replace(rescore(self, rollout, unscored, values=stored_values), num_forwards=len(unscored))
+        if self._engine is not None:  # rows of a rollout of the engine, which join these, have it too
+            rollout = replace(rollout, values={**rollout.values, SAMPLER_LOGPROB: rollout.old_logprob_BT})
         plan.emit_samples(rollout.samples)
         return rollout
 

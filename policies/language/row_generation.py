@@ -12,6 +12,7 @@ from torch import Tensor
 from mmgrpo.errors import DataError
 
 from ..completion import Completion
+from ..engines.engine import Engine
 from ..sampling import SamplingDistribution
 from ..token_buffer import TokenBuffer
 from .encoding import EncodedPrompt
@@ -55,6 +56,7 @@ class GenerationParams:
         batch_size: rows that are decoded at a time.
         end_ids: tokens that end an answer.
         embedding_VD: the model's token embeddings, if a statistic needs them.
+        engine: generates the rows; None: the model does.
     """
 
     sampling: SamplingDistribution
@@ -64,6 +66,7 @@ class GenerationParams:
     batch_size: int
     end_ids: Tensor
     embedding_VD: Tensor | None = None
+    engine: Engine | None = None
 
     def buffer(self, limit_N: Tensor) -> TokenBuffer:
         """An empty buffer for rows of at most so many tokens; their random numbers are zeros."""

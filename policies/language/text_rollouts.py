@@ -17,6 +17,7 @@ from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
 
 from ..completion import Completion, CompletionTurn, recorded_samplings
+from ..engines.engine import Engine
 from ..sampling import SamplingDistribution
 from ..token_buffer import TOKEN_STATISTICS
 from .conversations import (
@@ -64,15 +65,28 @@ class TextRollouts:
     path_for: Callable[[Sequence[EncodedPrompt]], ForwardPath]
     vectors: Callable[[], Tensor]
 
-    def generate(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
-        """Rows that the policy generates now; a greedy plan has one row per prompt, copied to all members."""
+    def generate(
+        self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan, engine: Engine | None = None
+    ) -> Rollout:
+        """Rows that the policy generates now; a greedy plan has one row per prompt, copied to all members.
+
+        Args:
+            prompts: the prompts.
+            group_size: members per prompt.
+            seed: of the random numbers.
+            plan: how to sample.
+            engine: generates the tokens; None: the model does.
+
+        Returns:
+            The rollout, with the log-probabilities of the program that sampled.
+        """
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         rows = [(p, m) for p, numbers in enumerate(plan.members_of(len(prompts), group_size)) for m in numbers]
         carriers_of = [[row] for row in range(len(rows))]  # the rows that hold the prefix that is written once
         if plan.deterministic:
             carriers_of = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
         first_rows = [rows[carriers[0]] for carriers in carriers_of]
-        batches = self._batches(prompts, ids, first_rows, seed, plan)
+        batches = self._batches(prompts, ids, first_rows, seed, plan, self.params(plan, engine))
         generated: dict[int, ConversationRow] = {}
         samples: dict[int, Sample] = {}
         with closing(batches):  # an error closes the environments at once
@@ -99,10 +113,16 @@ class TextRollouts:
         )
 
     def _batches(
-        self, prompts: Sequence[Prompt], ids: Sequence[int], rows: Sequence[tuple[int, int]], seed: int, plan: Plan
+        self,
+        prompts: Sequence[Prompt],
+        ids: Sequence[int],
+        rows: Sequence[tuple[int, int]],
+        seed: int,
+        plan: Plan,
+        params: GenerationParams,
     ) -> Generator[dict[int, ConversationRow]]:
         """Generates the (prompt, member) rows, batch by batch; the environments are closed however it ends."""
-        params, row_prompts = self._params(plan), [prompts[p] for p, _ in rows]
+        row_prompts = [prompts[p] for p, _ in rows]
         if plan.environment is None:
             starts, owners, seeds = self._starts(row_prompts, prompts, ids, rows, seed, plan, params)
             path = self.path_for([start.prompt for start in starts])
@@ -211,7 +231,7 @@ class TextRollouts:
     def read(self, samples: Sequence[OffPolicySample], *, plan: Plan) -> Rollout:
         """Off-policy rows; missing log-probabilities are 0."""
         encoded = [self.encoder(self._rescoring_prompt(sample.sample, plan)) for sample in samples]
-        samplings = recorded_samplings(samples, self._params(plan).sampling)
+        samplings = recorded_samplings(samples, self.params(plan).sampling)
         completions = [self.completion(sample, sampling) for sample, sampling in zip(samples, samplings, strict=True)]
         for sample, completion in zip(encoded, completions, strict=True):
             self.encoder.require_room(sample, len(completion.token_T))
@@ -330,7 +350,8 @@ class TextRollouts:
                 "policy.suppress, or from the answer"
             )
 
-    def _params(self, plan: Plan) -> GenerationParams:
+    def params(self, plan: Plan, engine: Engine | None = None) -> GenerationParams:
+        """The sampling parameters of a plan. Raises PolicyError or ConfigError for a plan that has no tokens."""
         if plan.stochastic or plan.same_initial_noise or plan.splits or any(value.view == OLD for value in plan.values):
             raise PolicyError(
                 "tokens have no windows, shared noise, trees of noise or means: leave out window, same_initial_noise, "
@@ -350,6 +371,7 @@ class TextRollouts:
             batch_size=settings.rollout_batch,
             end_ids=self.end_ids,
             embedding_VD=self.vectors() if SEMANTIC_ENTROPY.name in statistics else None,
+            engine=engine,
         )
 
     def _initial(

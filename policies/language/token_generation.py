@@ -13,6 +13,7 @@ from mmgrpo.types import Continuation
 
 from ..completion import Completion
 from .encoding import EncodedPrompt, PromptEncoder
+from .engine_generation import EngineGenerator
 from .forward_paths import CachedPath, ForwardPath
 from .row_generation import GenerationParams, RowGenerator, RowRequest, shared_starts, split_at_switch
 from .slot_generation import SlotGenerator
@@ -77,7 +78,7 @@ def generate_rows(
 def row_generator(
     path: ForwardPath, params: GenerationParams, *, num_rows: int, continues: bool = False
 ) -> RowGenerator:
-    """The generator of a forward path.
+    """The generator of rows, along a forward path or by an engine.
 
     Args:
         path: the path.
@@ -86,8 +87,10 @@ def row_generator(
         continues: whether finished rows may be continued.
 
     Returns:
-        Slots, if the model decodes in slots; else batch after batch.
+        That of the engine, if there is one; slots, if the model decodes in slots; else batch after batch.
     """
+    if params.engine is not None:
+        return EngineGenerator(params.engine, params)
     if isinstance(path, CachedPath) and path.slots:
         return SlotGenerator(path, params, num_rows=num_rows, continues=continues)
     return BatchGenerator(path, params)

@@ -1,0 +1,120 @@
+"""The contract of an inference engine: completions of token ids, by weights that the trainer sends.
+
+An engine knows tokens only; prompts, conversations and log-probabilities of the policy are the trainer's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSampling:
+    """The sampling distribution of completions.
+
+    Attributes:
+        temperature: divisor of the logits; 0 takes the likeliest token.
+        top_k: keeps the k likeliest tokens.
+        top_p: keeps the smallest set of likeliest tokens with this total probability.
+        min_p: keeps tokens with at least this share of the likeliest token's probability.
+        suppressed: token ids that are never sampled.
+        end_ids: token ids that end a completion, which includes them.
+    """
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    suppressed: tuple[int, ...]
+    end_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """Completions of one sequence of tokens.
+
+    Attributes:
+        token_ids: the prompt, and the beginning of the answer if there is one.
+        num: number of completions.
+        seed: completion n has the random numbers of the seed ``seed + n``.
+        max_tokens: maximum number of tokens of a completion.
+        sampling: the sampling distribution.
+    """
+
+    token_ids: tuple[int, ...]
+    num: int
+    seed: int
+    max_tokens: int
+    sampling: EngineSampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCompletion:
+    """One completion.
+
+    Attributes:
+        token_ids: its tokens, including the end token.
+        logprobs: log-probability of each under the engine's sampling distribution.
+        finished: whether it ends with an end token.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finished: bool
+
+
+class Engine(ABC):
+    """An inference server with a copy of the trained model."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where the server is, for messages."""
+
+    @property
+    @abstractmethod
+    def max_mismatch(self) -> float | None:
+        """Maximum mean difference between log-probabilities of the engine and of the trainer, in nats; None: the
+        policy's default."""
+
+    @abstractmethod
+    def require_model(self, num_tokens: int) -> None:
+        """Checks before the run that the server answers and has a model with this vocabulary.
+
+        Args:
+            num_tokens: number of logits of the trained model.
+
+        Raises:
+            ConfigError: the server does not answer, lacks a feature that training needs, or serves another model.
+        """
+
+    @abstractmethod
+    def holds(self, version: str) -> bool:
+        """Whether the server has the weights of this version; False after it was restarted.
+
+        Raises EngineError if the server does not answer.
+        """
+
+    @abstractmethod
+    def load_weights(self, save: Callable[[Path], None], version: str) -> None:
+        """Replaces the server's weights; cached states of the previous weights are dropped.
+
+        Args:
+            save: writes the weights into an existing folder, as ``save_pretrained`` does.
+            version: the new version.
+
+        Raises:
+            EngineError: the server cannot load them.
+        """
+
+    @abstractmethod
+    def submit(self, request: EngineRequest) -> Future[Sequence[EngineCompletion]]:
+        """Begins to generate completions; the future raises EngineError if the server fails."""
+
+    @abstractmethod
+    def require_alive(self) -> None:
+        """Raises EngineError if the server does not answer; called while no completion arrives."""

@@ -1,0 +1,233 @@
+"""vLLM as an inference engine, over HTTP; this process does not import it.
+
+Tokens go to ``/inference/v1/generate``. Weights are safetensors files that the server reads (``reload_weights`` by
+``/collective_rpc``), between ``/pause`` and ``/resume``, which also empty its prefix cache.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, final
+
+from mmgrpo.errors import ConfigError, EngineError
+from mmgrpo.system.json_requests import NoReplyError, RequestLimits, get_json, post_json, require_server
+
+from .engine import Engine, EngineCompletion, EngineRequest, EngineSampling
+
+MAX_REPLY_BYTES = 2**30
+ALIVE_S = 30.0
+"""Seconds that the server may take for a question about its state."""
+
+NEVER = -100.0
+"""The least ``logit_bias`` of vLLM: the probability of a suppressed token is divided by e^100."""
+
+START = (
+    "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL --enable-scale-out "
+    "--logprobs-mode processed_logprobs"
+)
+
+
+@final
+class VllmEngine(Engine):
+    """A vLLM server with a copy of the trained model, on this machine or with a shared folder.
+
+    ``START`` is the command that starts it, with the model that the run starts from. The development mode has the paths
+    that replace weights, so only trusted processes may reach the server.
+
+    Source: vLLM 0.32, ``entrypoints/rl/online`` and ``entrypoints/scale_out/token_in_token_out``.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        weights_folder: str | None = None,
+        concurrency: int = 64,
+        timeout_s: float = 600.0,
+        retries: int = 2,
+        key_variable: str | None = None,
+        max_mismatch: float | None = None,
+    ) -> None:
+        """Checks the settings; connects to nothing.
+
+        Args:
+            url: address of the server, such as http://127.0.0.1:8000.
+            weights_folder: folder for weights that trainer and server see under the same path; None: a temporary one.
+            concurrency: maximum number of requests at a time.
+            timeout_s: seconds that the completions of a prompt, or the loading of weights, may take.
+            retries: number of retries of a request that failed for a passing reason.
+            key_variable: environment variable with the server's API key; None: no key.
+            max_mismatch: maximum mean difference between log-probabilities of server and trainer, in nats; None: 0.001
+                for a float32 model, 0.1 for a bfloat16 model.
+
+        Raises:
+            ConfigError: a setting has an invalid value.
+        """
+        require_server(url, "rollout.engine.url")
+        if concurrency < 1 or retries < 0 or not timeout_s > 0 or not (max_mismatch is None or max_mismatch > 0):
+            raise ConfigError(
+                "rollout.engine needs concurrency of at least 1, retries of at least 0, and timeout_s and max_mismatch "
+                f"above 0, got {concurrency}, {retries}, {timeout_s} and {max_mismatch}"
+            )
+        if weights_folder is not None and not Path(weights_folder).is_dir():
+            raise ConfigError(f"rollout.engine.weights_folder: there is no folder {weights_folder}")
+        self._url, self._key_variable = url.rstrip("/"), key_variable
+        self._limits = RequestLimits(timeout_s=timeout_s, retries=retries, max_bytes=MAX_REPLY_BYTES)
+        self._short_limits = RequestLimits(timeout_s=min(ALIVE_S, timeout_s), retries=0)
+        self._max_mismatch = max_mismatch
+        self._weights_folder = weights_folder
+        self._version: str | None = None
+        self._queue: SimpleQueue[tuple[EngineRequest, Future[Sequence[EngineCompletion]]]] = SimpleQueue()
+        self._concurrency, self._num_threads = concurrency, 0
+
+    @property
+    def address(self) -> str:
+        """The URL."""
+        return self._url
+
+    @property
+    def max_mismatch(self) -> float | None:
+        """The setting."""
+        return self._max_mismatch
+
+    def require_model(self, num_tokens: int) -> None:
+        """Asks for the last token of the vocabulary, which the server must have, and for the next one."""
+        try:
+            models = self._get("/v1/models")["data"]
+            version = self._get("/weight_info")
+        except EngineError as error:
+            raise ConfigError(f"{error}. Start it with: {START}") from error
+        if "weight_version" not in version or not models:
+            raise ConfigError(
+                f"rollout.engine.url: {self._url} is no vLLM server in development mode. Start it with: {START}"
+            )
+        if not self._samples(num_tokens - 1) or self._samples(num_tokens):
+            raise ConfigError(
+                f"rollout.engine.url: {self._url} serves {models[0]['id']}, whose vocabulary does not have the "
+                f"{num_tokens} tokens of the trained model: serve the model of policy.model"
+            )
+
+    def holds(self, version: str) -> bool:
+        """Compares the version that the server reports."""
+        return self._get("/weight_info").get("weight_version") == version
+
+    def load_weights(self, save: Callable[[Path], None], version: str) -> None:
+        """Pauses the server, reloads the files of a folder, sets the version, and resumes."""
+        with tempfile.TemporaryDirectory(prefix="mmgrpo-weights-", dir=self._weights_folder) as folder:
+            save(Path(folder))
+            self._post("/pause?mode=abort", {})
+            self._post(
+                "/collective_rpc",
+                {"method": "reload_weights", "kwargs": {"weights_path": folder}, "timeout": self._limits.timeout_s},
+            )
+        self._post("/reset_prefix_cache", {})
+        self._post("/update_weight_version", {"new_version": version})
+        self._post("/resume", {})
+        self._version = version
+
+    def submit(self, request: EngineRequest) -> Future[Sequence[EngineCompletion]]:
+        """Queues the request; daemon threads send the queued ones, ``concurrency`` at a time."""
+        future: Future[Sequence[EngineCompletion]] = Future()
+        self._queue.put((request, future))
+        if self._num_threads < self._concurrency:
+            self._num_threads += 1
+            threading.Thread(target=self._serve, name=f"vllm {self._num_threads}", daemon=True).start()
+        return future
+
+    def require_alive(self) -> None:
+        """Asks for the server's state."""
+        self._get("/is_paused")
+
+    def _serve(self) -> None:
+        while True:
+            request, future = self._queue.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._completions(request))
+            except Exception as error:  # raised where the result is read
+                future.set_exception(error)
+
+    def _completions(self, request: EngineRequest) -> list[EngineCompletion]:
+        body = {
+            "token_ids": list(request.token_ids),
+            "sampling_params": {
+                "n": request.num,
+                "seed": request.seed,
+                "max_tokens": request.max_tokens,
+                "logprobs": 0,
+                "detokenize": False,
+                **_sampling_params(request.sampling),
+            },
+        }
+        choices = sorted(self._post("/inference/v1/generate", body)["choices"], key=lambda choice: choice["index"])
+        return [self._completion(choice, request) for choice in choices]
+
+    def _completion(self, choice: Mapping[str, Any], request: EngineRequest) -> EngineCompletion:
+        token_ids = tuple(choice["token_ids"] or ())
+        logprobs = tuple(float(entry["logprob"]) for entry in (choice["logprobs"] or {}).get("content") or ())
+        versions = {str(span["version"]) for span in choice.get("weight_versions") or ()}
+        if self._version is not None and versions - {self._version}:
+            raise EngineError(
+                f"rollout.engine: {self._url} sampled with the weights {', '.join(sorted(versions))} instead of "
+                f"{self._version}: it was restarted, or another run uses it. Give each run its own server and resume"
+            )
+        if not token_ids or len(token_ids) != len(logprobs) or choice["finish_reason"] not in ("stop", "length"):
+            raise EngineError(
+                f"rollout.engine: {self._url} returned {len(token_ids)} tokens and {len(logprobs)} log-probabilities "
+                f"({choice['finish_reason']}): resume the run"
+            )
+        finished = token_ids[-1] in request.sampling.end_ids
+        if not finished and len(token_ids) < request.max_tokens:
+            raise EngineError(
+                f"rollout.engine: {self._url} cut a completion off after {len(token_ids)} of {request.max_tokens} "
+                f"tokens, since the prompt has {len(request.token_ids)}: start it with a larger --max-model-len, and "
+                "resume the run"
+            )
+        return EngineCompletion(token_ids=token_ids, logprobs=logprobs, finished=finished)
+
+    def _samples(self, token: int) -> bool:
+        """Whether the server has a token."""
+        params = {"max_tokens": 1, "allowed_token_ids": [token], "detokenize": False}
+        try:
+            self._post("/inference/v1/generate", {"token_ids": [0], "sampling_params": params})
+        except EngineError:
+            return False
+        return True
+
+    def _get(self, path: str) -> Any:
+        try:
+            return json.loads(get_json(self._url + path, self._short_limits, key_variable=self._key_variable))
+        except (NoReplyError, ValueError) as error:
+            raise EngineError(f"rollout.engine.url: the server {self._url} does not answer {path} ({error})") from error
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        try:
+            reply = post_json(self._url + path, body, self._limits, key_variable=self._key_variable)
+            return json.loads(reply or b"null")
+        except (NoReplyError, ValueError) as error:
+            raise EngineError(
+                f"rollout.engine.url: the server {self._url} did not do {path.partition('?')[0]} ({error}). See its "
+                "log, start it again, and resume the run"
+            ) from error
+
+
+def _sampling_params(sampling: EngineSampling) -> dict[str, Any]:
+    """The distribution in vLLM's names."""
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "stop_token_ids": list(sampling.end_ids),
+        "ignore_eos": True,
+        "top_k": sampling.top_k or 0,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "min_p": 0.0 if sampling.min_p is None else sampling.min_p,
+    }
+    if sampling.suppressed:
+        params["logit_bias"] = {str(token): NEVER for token in sampling.suppressed}
+    return params

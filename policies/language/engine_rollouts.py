@@ -1,0 +1,81 @@
+"""Rollouts of an inference engine: with the current weights, scored by the policy, compared with the engine's numbers.
+
+Axes: B rows, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import EngineError
+from mmgrpo.policy import Policy
+from mmgrpo.types import Rollout
+from mmgrpo.values import SAMPLER_LOGPROB
+
+from ..distribution import LOGIT_VALUES
+from ..engines.engine import Engine
+from ..engines.synced_weights import SyncedWeights
+from ..rescoring import rescore
+
+MAX_MISMATCH: Mapping[torch.dtype, float] = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1})
+"""Mean difference of log-probabilities that an engine may have by default, in nats, by the model's dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EngineRollouts:
+    """An engine with the weights of a policy.
+
+    Attributes:
+        engine: the engine.
+        weights: its weights.
+        max_mismatch: maximum mean difference between its log-probabilities and those of the policy, in nats.
+    """
+
+    engine: Engine
+    weights: SyncedWeights
+    max_mismatch: float
+
+    def scored(self, policy: Policy, rollout: Rollout) -> Rollout:
+        """A rollout of the engine with the log-probabilities of the policy; the value ``SAMPLER_LOGPROB`` has the
+        engine's.
+
+        Args:
+            policy: the policy, with the weights that sampled.
+            rollout: the rows as the engine sampled them.
+
+        Returns:
+            The rollout; entropies that the plan requests are the policy's too.
+
+        Raises:
+            EngineError: the difference is larger than ``max_mismatch``.
+        """
+        sampler_BT = rollout.old_logprob_BT
+        scored = rescore(policy, rollout, values=tuple(value for value in rollout.values if value.name in LOGIT_VALUES))
+        self._require_agreement(sampler_BT, scored.old_logprob_BT, rollout.mask_BT)
+        old_BT, trace = scored.old_logprob_BT, scored.trace
+        completions = [
+            replace(completion, logprob_T=old_BT[row, : len(completion.token_T)])
+            for row, completion in enumerate(trace.completions)
+        ]
+        return replace(
+            scored,
+            trace=replace(trace, completions=completions),
+            values={**scored.values, SAMPLER_LOGPROB: sampler_BT},
+        )
+
+    def _require_agreement(self, sampler_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> None:
+        """Raises EngineError if the engine samples from another distribution than the policy's."""
+        mismatch = float((sampler_BT - old_BT)[mask_BT].abs().mean()) if bool(mask_BT.any()) else 0.0
+        if not mismatch <= self.max_mismatch:
+            raise EngineError(
+                f"rollout.engine: log-probabilities of {self.engine.address} differ by {mismatch:.2g} nats on average "
+                f"from the trainer's, and max_mismatch is {self.max_mismatch:g}: its weights are not the current ones, "
+                "or it computes otherwise. Check that it serves policy.model with the dtype of policy.dtype and "
+                "processed log-probabilities, without quantization, and that no other run uses it; for a server of a "
+                "coarser dtype raise rollout.engine.max_mismatch"
+            )

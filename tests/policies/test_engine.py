@@ -1,0 +1,215 @@
+"""Rollouts of an engine: the server samples, the trainer scores, and weights that do not arrive are an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mmgrpo.policies.engines.vllm import VllmEngine
+from mmgrpo.policies.language import LanguagePolicy
+
+from mmgrpo import Trainer
+from mmgrpo.config.loading import validated
+from mmgrpo.errors import ConfigError, DataError, EngineError
+from mmgrpo.explain.explanation import explanation
+from mmgrpo.types import Plan, Rollout, Sample
+from mmgrpo.values import ENTROPY, SAMPLER_LOGPROB
+from tests.policies.contract import largest_difference, move, values
+from tests.policies.test_language_exchanges import Asking, terse
+from tests.policies.test_language_ways import t5
+from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.token_server import TokenServer
+
+
+SEED = 5
+GREEDY = Plan(stochastic=())
+
+
+@pytest.fixture
+def server() -> Iterator[TokenServer]:
+    server = TokenServer(policy_of("llama").model)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def served(server: TokenServer, *, name: str = "llama", engine: dict[str, Any] | None = None, **settings: Any) -> LanguagePolicy:
+    policy = policy_of(name, **settings)
+    policy.use_engine(VllmEngine(url=server.url, retries=0, **(engine or {})))
+    return policy
+
+
+def rollout_of(policy: LanguagePolicy, plan: Plan | None = None) -> Rollout:
+    return policy.rollout(prompts_of("llama"), group_size=3, seed=SEED, plan=plan)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"suppress": (7, 8)}], ids=str)
+def test_trainer_scores_samples_of_server(server: TokenServer, settings: dict[str, Any]) -> None:
+    policy = served(server, **settings)
+    rollout = rollout_of(policy, Plan(values=(ENTROPY,)))
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
+    gap_BT = (rollout.values[SAMPLER_LOGPROB] - rollout.old_logprob_BT)[rollout.mask_BT]
+    assert float(gap_BT.abs().max()) < 1e-4
+    assert float(rollout.values[ENTROPY][rollout.mask_BT].min()) > 0.1
+    requests = server.bodies("/inference/v1/generate")[2:]  # after those about the vocabulary
+    assert [request["sampling_params"]["n"] for request in requests] == [3, 3]
+    assert len({request["sampling_params"]["seed"] for request in requests}) == 2
+    assert len({sample.text for sample in rollout.samples}) > 3
+    again = rollout_of(policy)
+    assert [sample.tokens for sample in again.samples] == [sample.tokens for sample in rollout.samples]
+
+
+def test_greedy_samples_are_those_of_trainer(server: TokenServer) -> None:
+    by_server, by_trainer = rollout_of(served(server), GREEDY), rollout_of(policy_of("llama"), GREEDY)
+    assert [sample.tokens for sample in by_server.samples] == [sample.tokens for sample in by_trainer.samples]
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "init": "gaussian"}], ids=["full", "lora"])
+def test_changed_weights_are_sent_once(server: TokenServer, lora: dict[str, Any] | None) -> None:
+    policy = served(server, lora=lora)
+    rollout_of(policy)
+    assert len(server.bodies("/collective_rpc")) == 1
+    move(policy.trainable)
+    rollout = rollout_of(policy)
+    rollout_of(policy, GREEDY)
+    assert len(server.bodies("/collective_rpc")) == 2
+    gap_BT = (rollout.values[SAMPLER_LOGPROB] - rollout.old_logprob_BT)[rollout.mask_BT]
+    assert float(gap_BT.abs().max()) < 1e-4
+
+
+def test_server_without_new_weights_raises_error(server: TokenServer) -> None:
+    policy = served(server)
+    move(policy.trainable)
+    server.ignores_weights = True
+    with pytest.raises(EngineError, match=rf"{server.url} differ by .* its weights are not the current ones"):
+        rollout_of(policy)
+    lenient = served(server, engine={"max_mismatch": 100.0})
+    move(lenient.trainable)
+    assert rollout_of(lenient).mask_BT.any()
+
+
+def test_restarted_server_gets_weights_again(server: TokenServer) -> None:
+    policy = served(server)
+    move(policy.trainable)
+    first = rollout_of(policy)
+    server.model, server.version = policy_of("llama").model, "default"
+    again = rollout_of(policy)
+    assert [sample.tokens for sample in again.samples] == [sample.tokens for sample in first.samples]
+    assert len(server.bodies("/collective_rpc")) == 3
+
+
+def test_samples_under_named_weights_are_of_trainer(server: TokenServer) -> None:
+    policy = served(server)
+    policy.weights.store("start")
+    num_requests = len(server.bodies("/inference/v1/generate"))
+    with policy.weights.using("start"):
+        rollout = rollout_of(policy)
+    assert len(server.bodies("/inference/v1/generate")) == num_requests
+    assert SAMPLER_LOGPROB not in rollout.values
+
+
+def test_conversation_sends_each_turn(server: TokenServer) -> None:
+    policy = terse("llama")
+    policy.use_engine(VllmEngine(url=server.url))
+    rollout = rollout_of(policy, Plan(environment=lambda: Asking(turns=2), max_turns=2))
+    assert any(len(sample.turn_ends) == 2 for sample in rollout.samples)
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
+    seeds = [request["sampling_params"]["seed"] for request in server.bodies("/inference/v1/generate")[2:]]
+    assert len(set(seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "plan", "message"),
+    [
+        ({"temperature_schedule": {"pace": 5.0}}, Plan(), "temperature_schedule"),
+        ({"min_p": 0.1, "top_k": 5}, Plan(), "min_p alone"),
+        ({}, Plan(sample_values=("certainty",)), "returns no certainty"),
+    ],
+)
+def test_unsupported_settings_raise_errors(
+    server: TokenServer, settings: dict[str, Any], plan: Plan, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rollout_of(served(server, **settings), plan)
+
+
+def test_models_that_server_lacks_raise_errors(server: TokenServer) -> None:
+    with pytest.raises(ConfigError, match=r"vocabulary does not have the \d+ tokens"):
+        served(server, name="qwen2.5-vl")
+    with pytest.raises(ConfigError, match="encoder-decoder"):
+        t5().use_engine(VllmEngine(url=server.url))
+    server.status = 404
+    with pytest.raises(ConfigError, match=r"does not answer /v1/models .*Start it with: VLLM_SERVER_DEV_MODE=1"):
+        served(server)
+    with pytest.raises(ConfigError, match="127.0.0.1:9 does not answer"):  # the port discard, which no test serves
+        policy_of("llama").use_engine(VllmEngine(url="http://127.0.0.1:9", retries=0))
+
+
+def test_images_raise_error() -> None:
+    policy = policy_of("qwen2.5-vl")
+    server = TokenServer(policy.model)
+    policy.use_engine(VllmEngine(url=server.url))
+    with pytest.raises(DataError, match=r"has images, videos or audio, which rollout\.engine does not support yet"):
+        policy.rollout(prompts_of("qwen2.5-vl"), group_size=2, seed=SEED)
+    server.shutdown()
+    server.server_close()
+
+
+def vowels(samples: list[Sample]) -> list[float]:
+    return [sum((sample.text or "").count(letter) for letter in "aeiou") / 10 for sample in samples]
+
+
+def trainer_of(server: TokenServer, output: Path, *, resume: Path | None = None) -> Trainer:
+    config = {
+        "output": str(output),
+        "steps": 3,
+        "rollout": {"prompts_per_step": 2, "group_size": 3, "engine": {"name": "vllm", "url": server.url, "retries": 0}},
+        "advantage": {"estimators": [{"name": "sampler_weight_truncated", "cap": 2.0}]},
+        "update": {"optimizer": {"lr": 1e-2}},
+        "checkpoint": {"every": 1},
+        "runtime": {"device": "cpu"},
+    }
+    return Trainer(policy_of("llama"), {"vowels": vowels}, prompts_of("llama"), config, resume=resume)
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+
+
+def test_run_resumes_after_server_failed(server: TokenServer, tmp_path: Path) -> None:
+    complete = trainer_of(server, tmp_path / "complete")
+    complete.train()
+    assert [line["rollout/engine_mismatch"] < 1e-4 for line in complete.folder.lines("metrics.jsonl")] == [True] * 3
+    broken = trainer_of(server, tmp_path / "broken")
+    generate = server.reply
+
+    def failing(path: str, body: Any) -> tuple[int, Any]:
+        if len(broken.folder.lines("metrics.jsonl")) == 2:
+            return 500, {"error": "out of memory"}
+        return generate(path, body)
+
+    server.reply = failing  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(EngineError, match=r"HTTP 500: .*out of memory.*"):
+        broken.train()
+    server.reply = generate  # pyright: ignore[reportAttributeAccessIssue]
+    resumed = trainer_of(server, tmp_path / "broken", resume=broken.folder.path)
+    resumed.train()
+    assert [line["step"] for line in resumed.folder.lines("metrics.jsonl")] == [1, 2, 3]
+    assert torch.equal(weights(resumed), weights(complete))
+
+
+def test_engine_is_explained_and_checked() -> None:
+    values = {"rollout": {"engine": {"name": "vllm", "url": "http://127.0.0.1:8000"}}}
+    assert "vllm at http://127.0.0.1:8000 generates the samples" in " ".join(explanation(validated(values)).split())
+    with pytest.raises(ConfigError, match="unknown name 'vlm'; did you mean vllm"):
+        explanation(validated({"rollout": {"engine": {"name": "vlm"}}}))
+    with pytest.raises(ConfigError, match="vllm takes no 'uri'; did you mean url"):
+        explanation(validated({"rollout": {"engine": {"name": "vllm", "uri": "http://a"}}}))
+    with pytest.raises(ConfigError, match="must be such as http"):
+        explanation(validated({"rollout": {"engine": {"name": "vllm", "url": "localhost"}}}))
+    weight = {"advantage": {"estimators": [{"name": "sampler_weight_truncated"}]}}
+    with pytest.raises(ConfigError, match=r"set rollout\.engine"):
+        explanation(validated(weight))

@@ -1,0 +1,123 @@
+"""A server with vLLM's paths for tokens and weights, on loopback, with a model of transformers.
+
+It samples token by token from the model's own logits, and loads the weights from the files that the trainer writes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from transformers import PreTrainedModel
+
+
+class TokenServer(ThreadingHTTPServer):
+    """A copy of a model.
+
+    Attributes:
+        model: the copy.
+        requests: path and body of each request, in order.
+        ignores_weights: answers a reload without loading.
+        status: of every answer; 200, or an error.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(("127.0.0.1", 0), TokenHandler)
+        self.model = copy.deepcopy(model).eval()
+        self.version = "default"
+        self.requests: list[tuple[str, Any]] = []
+        self.ignores_weights = False
+        self.status = 200
+        self.lock = threading.Lock()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def bodies(self, path: str) -> list[Any]:
+        """The requests of a path."""
+        return [body for requested, body in self.requests if requested == path]
+
+    def reply(self, path: str, body: Any) -> tuple[int, Any]:
+        if self.status != 200:
+            return self.status, {"error": "out of order"}
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "tiny", "max_model_len": 64}]}
+        if path == "/weight_info":
+            return 200, {"weight_version": self.version}
+        if path == "/collective_rpc":
+            assert body["method"] == "reload_weights"
+            if not self.ignores_weights:
+                folder = body["kwargs"]["weights_path"]
+                self.model = type(self.model).from_pretrained(folder, dtype=torch.float32).eval()
+            return 200, {"results": [None]}
+        if path == "/update_weight_version":
+            self.version = body["new_version"]
+        if path != "/inference/v1/generate":
+            return 200, {}
+        params = body["sampling_params"]
+        vocabulary = self.model.config.get_text_config().vocab_size
+        if any(token >= vocabulary for token in params.get("allowed_token_ids", ())):
+            return 400, {"error": "out-of-vocab token id"}
+        return 200, {"choices": [self.choice(body["token_ids"], params, n) for n in range(params.get("n", 1))]}
+
+    @torch.no_grad()
+    def choice(self, token_ids: list[int], params: dict[str, Any], index: int) -> dict[str, Any]:
+        """A completion, sampled with the seed of its number."""
+        generator = torch.Generator().manual_seed(params.get("seed", 0) + index)
+        tokens, logprobs = list(token_ids), list[float]()
+        while len(logprobs) < params["max_tokens"]:
+            logits_V = self.model(torch.tensor([tokens])).logits[0, -1].float()
+            for token, bias in params.get("logit_bias", {}).items():
+                logits_V[int(token)] += bias
+            temperature = params.get("temperature", 1.0)
+            logits_V = logits_V / (temperature or 1.0)
+            if params.get("top_k"):
+                logits_V = logits_V.masked_fill(logits_V < logits_V.topk(params["top_k"]).values[-1], -torch.inf)
+            logprob_V = logits_V.log_softmax(-1)
+            sampled = int(logprob_V.exp().multinomial(1, generator=generator))
+            token = sampled if temperature else int(logprob_V.argmax())
+            tokens.append(token)
+            logprobs.append(float(logprob_V[token]))
+            if token in params.get("stop_token_ids", ()):
+                break
+        finished = tokens[-1] in params.get("stop_token_ids", ())
+        return {
+            "index": index,
+            "token_ids": tokens[len(token_ids) :],
+            "logprobs": {"content": [{"logprob": logprob} for logprob in logprobs]},
+            "finish_reason": "stop" if finished else "length",
+            "weight_versions": [{"start": 0, "version": self.version}],
+        }
+
+
+class TokenHandler(BaseHTTPRequestHandler):
+    server: TokenServer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_GET(self) -> None:
+        self.answer(None)
+
+    def do_POST(self) -> None:
+        self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def answer(self, body: Any) -> None:
+        path = urlsplit(self.path).path
+        with self.server.lock:
+            self.server.requests.append((path, body))
+            status, reply = self.server.reply(path, body)
+        content = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing."""
