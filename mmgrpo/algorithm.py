@@ -175,6 +175,7 @@ class Algorithm:
         task_template: inserts a sample of the previous task into the prompt of a task of a mixed run; None: no previous
             task.
         window: (num_decisions, seed or step) -> the stochastic decisions of a step; None: all.
+        engine: the inference server that generates samples; None: the policy does.
         tree: (num_decisions, group_size) -> the decisions at which the members of a group branch; None: no tree.
         advantages: from rewards to the advantage of each decision.
         objective: the loss.
@@ -191,6 +192,7 @@ class Algorithm:
     view_templates: Mapping[str, PromptTemplate]
     task_template: PromptTemplate | None
     window: Callable[..., Sequence[int]] | None
+    engine: Any
     tree: Callable[..., Sequence[Split]] | None
     advantages: AdvantageChain
     objective: Objective
@@ -234,6 +236,7 @@ class Algorithm:
             if task and task.after
             else None,
             window=_window(config.rollout.window),
+            engine=engine_of(config.rollout),
             tree=_tree(config.rollout.tree),
             answer_weights=_answer_weights(config.objective.auxiliary),
             reward_schedules={
@@ -462,6 +465,11 @@ def filters_of(config: AdvantageConfig) -> tuple[Filter, ...]:
 def strategy_of(config: RolloutConfig) -> Strategy:
     """The strategy that requests the samples of a step. Raises ConfigError as ``objective_of``."""
     return _call("rollout.strategy", STRATEGIES, config.strategy, Strategy)
+
+
+def engine_of(config: RolloutConfig) -> Any:
+    """The inference server, without a connection; None: there is none. Raises ConfigError as ``objective_of``."""
+    return None if config.engine is None else bound("rollout.engine", Registered("engines"), config.engine)()
 
 
 def prompt_templates_of(config: RolloutConfig) -> dict[str, PromptTemplate]:

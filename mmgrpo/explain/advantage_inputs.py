@@ -18,8 +18,8 @@ def require_advantages(algorithm: Algorithm) -> None:
         algorithm: the composed algorithm, with its configuration.
 
     Raises:
-        ConfigError: an estimator reads tokens, turns, rewards of turns or an engine that the run lacks, or a filter keeps all
-            members of a group at every step.
+        ConfigError: an estimator reads tokens, turns, rewards of turns or an engine that the run lacks, or a filter
+            keeps all members of a group at every step.
     """
     config = algorithm.config
     size = config.rollout.group_size if config.rollout.strategy.name in OF_GROUP_SIZE else None

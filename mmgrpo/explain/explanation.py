@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mmgrpo.algorithm import Algorithm
+from mmgrpo.algorithm import Algorithm, engine_of
 from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, OffPolicyConfig, RewardConfig, RunConfig
 from mmgrpo.config.needs import require_needs
-from mmgrpo.config.numbers import bound, named_in
+from mmgrpo.config.numbers import named_in
 from mmgrpo.config.objective import PER_DECISION
-from mmgrpo.config.registry import Registered, is_scheduled, names, policy_class, settings_type
+from mmgrpo.config.registry import is_scheduled, names, policy_class, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.advantage_inputs import require_advantages
@@ -158,12 +158,9 @@ def _engine_row(config: RunConfig) -> Iterator[tuple[str, str]]:
     """The server that generates the samples; none without ``rollout.engine``."""
     engine = config.rollout.engine
     if engine is not None:
-        address = bound("rollout.engine", Registered("engines"), engine)().address
-        yield (
-            "engine",
-            f"{engine.name} at {address} generates the samples with the weights of each step; the trainer scores them "
-            "again, so the ratio is its own",
-        )
+        address = engine_of(config.rollout).address
+        line = f"{engine.name} at {address} generates the samples, with the weights of each step"
+        yield "engine", f"{line}; the trainer scores them, so both sides of the ratio are its own"
 
 
 def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:

@@ -20,8 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mmgrpo.algorithm import Algorithm, learning_rate, optimizer_factory, reward_schedule
 from mmgrpo.config import EvaluationRewardConfig, Named, OptimizerConfig, RewardConfig, RunConfig, ViewConfig
-from mmgrpo.config.numbers import bound
-from mmgrpo.config.registry import Registered, policy_class, resolve, suggestion
+from mmgrpo.config.registry import policy_class, resolve, suggestion
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.data.corruption import IMAGE_TEMPLATES
 from mmgrpo.data.history import PromptTemplate
@@ -90,11 +89,11 @@ def build_rewards(configs: Sequence[EvaluationRewardConfig], *, live: Functions 
     return [_named_reward(reward, live or {}) for reward in configs]
 
 
-def use_engine(config: RunConfig, policy: Policy, job: Job) -> None:
+def use_engine(algorithm: Algorithm, policy: Policy, job: Job) -> None:
     """Connects the policy with the server of ``rollout.engine``, if there is one.
 
     Args:
-        config: the run.
+        algorithm: of the run.
         policy: the policy, on its device.
         job: the processes.
 
@@ -102,17 +101,15 @@ def use_engine(config: RunConfig, policy: Policy, job: Job) -> None:
         ConfigError: the server does not answer or serves another model, or the policy does not support an engine.
         EngineError: the server cannot load the weights.
     """
-    named = config.rollout.engine
-    if named is None:
+    if algorithm.engine is None:
         return
-    engine = bound("rollout.engine", Registered("engines"), named)()
     if not isinstance(policy, SupportsEngine):
         raise ConfigError(
             f"rollout.engine generates the texts of language policies, and {type(policy).__name__} is none: remove it"
         )
     if job.size > 1:
         raise ConfigError(f"rollout.engine supports runs of one process, got {job.size}: remove it, or use one process")
-    policy.use_engine(engine)
+    policy.use_engine(algorithm.engine)
 
 
 def exchange_plan(config: RunConfig) -> Plan:

@@ -109,7 +109,7 @@ class Components:
         require_weights(algorithm, policy)
         require_advantages(algorithm)
         plan_at(algorithm, policy, 0)
-        use_engine(config, policy, job)
+        use_engine(algorithm, policy, job)
         loss = algorithm.advantages.critic_loss
         average = owner.average if owner else Average(parameters, config.update.ema) if config.update.ema else None
         return cls(

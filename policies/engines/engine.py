@@ -93,11 +93,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def holds(self, version: str) -> bool:
-        """Whether the server has the weights of this version; False after it was restarted.
-
-        Raises EngineError if the server does not answer.
-        """
+    def weight_version(self) -> str:
+        """The version of the server's weights, which a restart resets. Raises EngineError if it does not answer."""
 
     @abstractmethod
     def load_weights(self, save: Callable[[Path], None], version: str) -> None:
@@ -114,7 +111,3 @@ class Engine(ABC):
     @abstractmethod
     def submit(self, request: EngineRequest) -> Future[Sequence[EngineCompletion]]:
         """Begins to generate completions; the future raises EngineError if the server fails."""
-
-    @abstractmethod
-    def require_alive(self) -> None:
-        """Raises EngineError if the server does not answer; called while no completion arrives."""

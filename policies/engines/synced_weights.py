@@ -41,7 +41,7 @@ class SyncedWeights:
             EngineError: the engine does not answer, or cannot load them.
         """
         bits = torch.stack([bit_sum(parameter) for parameter in self._parameters()]).tolist()
-        if bits == self._sent and self._engine.holds(self._version):
+        if bits == self._sent and self._engine.weight_version() == self._version:
             return
         self._num_sent += 1
         self._engine.load_weights(self._save, self._version)
@@ -53,7 +53,7 @@ class SyncedWeights:
 
 
 def bit_sum(parameter: Tensor) -> Tensor:
-    """The sum of the bit patterns of a tensor, as integers; any change of a weight changes it, but for a coincidence.
+    """The sum of the bit patterns of a tensor, as integers, which differs between different weights.
 
     Shapes: any -> (), int64.
     """

@@ -113,9 +113,9 @@ class VllmEngine(Engine):
                 f"{num_tokens} tokens of the trained model: serve the model of policy.model"
             )
 
-    def holds(self, version: str) -> bool:
-        """Compares the version that the server reports."""
-        return self._get("/weight_info").get("weight_version") == version
+    def weight_version(self) -> str:
+        """The version that the server reports."""
+        return str(self._get("/weight_info")["weight_version"])
 
     def load_weights(self, save: Callable[[Path], None], version: str) -> None:
         """Pauses the server, reloads the files of a folder, sets the version, and resumes."""
@@ -139,10 +139,6 @@ class VllmEngine(Engine):
             self._num_threads += 1
             threading.Thread(target=self._serve, name=f"vllm {self._num_threads}", daemon=True).start()
         return future
-
-    def require_alive(self) -> None:
-        """Asks for the server's state."""
-        self._get("/is_paused")
 
     def _serve(self) -> None:
         while True:

@@ -73,8 +73,8 @@ class EngineGenerator(RowGenerator):
             rows = [request for request, owner in zip(requests, owners, strict=True) if owner == number]
             if start.prompt.media:
                 raise DataError(
-                    f"the prompt {start.prompt.prompt.text!r:.60} has images, videos or audio, which rollout.engine does "
-                    "not support yet: remove rollout.engine"
+                    f"the prompt {start.prompt.prompt.text!r:.60} has images, videos or audio, which rollout.engine "
+                    "does not support yet: remove rollout.engine"
                 )
             initial = [] if start.initial is None else start.initial.token_T.tolist()
             request = EngineRequest(
@@ -92,7 +92,7 @@ class EngineGenerator(RowGenerator):
         try:
             done = wait(self._pending, timeout=ALIVE_EVERY_S, return_when=FIRST_COMPLETED).done
             if not done:
-                self._engine.require_alive()
+                self._engine.weight_version()  # raises an error if the server does not answer
             finished: dict[int, Completion] = {}
             for future in done:
                 for request, completion in zip(self._pending.pop(future), future.result(), strict=True):

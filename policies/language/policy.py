@@ -174,7 +174,9 @@ class LanguagePolicy(
         EngineError if it cannot load the weights.
         """
         if self.model.config.is_encoder_decoder:
-            raise ConfigError(f"rollout.engine: {type(self.model).__name__} is an encoder-decoder: remove rollout.engine")
+            raise ConfigError(
+                f"rollout.engine: {type(self.model).__name__} is an encoder-decoder: remove rollout.engine"
+            )
         engine_sampling(self._rollouts.params(Plan(), engine))
         engine.require_model(num_logits(self.model))
         weights = SyncedWeights(

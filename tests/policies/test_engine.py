@@ -23,7 +23,6 @@ from tests.policies.test_language_ways import t5
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.policies.token_server import TokenServer
 
-
 SEED = 5
 GREEDY = Plan(stochastic=())
 
@@ -36,7 +35,9 @@ def server() -> Iterator[TokenServer]:
     server.server_close()
 
 
-def served(server: TokenServer, *, name: str = "llama", engine: dict[str, Any] | None = None, **settings: Any) -> LanguagePolicy:
+def served(
+    server: TokenServer, *, name: str = "llama", engine: dict[str, Any] | None = None, **settings: Any
+) -> LanguagePolicy:
     policy = policy_of(name, **settings)
     policy.use_engine(VllmEngine(url=server.url, retries=0, **(engine or {})))
     return policy
@@ -89,6 +90,27 @@ def test_server_without_new_weights_raises_error(server: TokenServer) -> None:
     lenient = served(server, engine={"max_mismatch": 100.0})
     move(lenient.trainable)
     assert rollout_of(lenient).mask_BT.any()
+
+
+def test_completion_cut_off_by_server_raises_error(server: TokenServer) -> None:
+    policy = served(server)
+    server.max_tokens = 2
+    with pytest.raises(EngineError, match=r"after 2 of 7 tokens, since the prompt has \d+: .* larger --max-model-len"):
+        rollout_of(policy)
+
+
+def test_samples_of_other_weights_raise_error(server: TokenServer) -> None:
+    policy = served(server)
+    load = server.reply
+
+    def restarted(path: str, body: Any) -> tuple[int, Any]:
+        if path == "/inference/v1/generate":
+            server.version = "default"
+        return load(path, body)
+
+    server.reply = restarted  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(EngineError, match="sampled with the weights default instead of mmgrpo-"):
+        rollout_of(policy)
 
 
 def test_restarted_server_gets_weights_again(server: TokenServer) -> None:
@@ -144,7 +166,7 @@ def test_models_that_server_lacks_raise_errors(server: TokenServer) -> None:
     server.status = 404
     with pytest.raises(ConfigError, match=r"does not answer /v1/models .*Start it with: VLLM_SERVER_DEV_MODE=1"):
         served(server)
-    with pytest.raises(ConfigError, match="127.0.0.1:9 does not answer"):  # the port discard, which no test serves
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9 does not answer"):  # the port discard, which no test serves
         policy_of("llama").use_engine(VllmEngine(url="http://127.0.0.1:9", retries=0))
 
 
@@ -163,10 +185,11 @@ def vowels(samples: list[Sample]) -> list[float]:
 
 
 def trainer_of(server: TokenServer, output: Path, *, resume: Path | None = None) -> Trainer:
+    engine = {"name": "vllm", "url": server.url, "retries": 0}
     config = {
         "output": str(output),
         "steps": 3,
-        "rollout": {"prompts_per_step": 2, "group_size": 3, "engine": {"name": "vllm", "url": server.url, "retries": 0}},
+        "rollout": {"prompts_per_step": 2, "group_size": 3, "engine": engine},
         "advantage": {"estimators": [{"name": "sampler_weight_truncated", "cap": 2.0}]},
         "update": {"optimizer": {"lr": 1e-2}},
         "checkpoint": {"every": 1},

@@ -24,6 +24,7 @@ class TokenServer(ThreadingHTTPServer):
         requests: path and body of each request, in order.
         ignores_weights: answers a reload without loading.
         status: of every answer; 200, or an error.
+        max_tokens: most tokens of a completion; None: as requested.
     """
 
     daemon_threads = True
@@ -35,6 +36,7 @@ class TokenServer(ThreadingHTTPServer):
         self.requests: list[tuple[str, Any]] = []
         self.ignores_weights = False
         self.status = 200
+        self.max_tokens: int | None = None
         self.lock = threading.Lock()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -74,7 +76,7 @@ class TokenServer(ThreadingHTTPServer):
         """A completion, sampled with the seed of its number."""
         generator = torch.Generator().manual_seed(params.get("seed", 0) + index)
         tokens, logprobs = list(token_ids), list[float]()
-        while len(logprobs) < params["max_tokens"]:
+        while len(logprobs) < (self.max_tokens or params["max_tokens"]):
             logits_V = self.model(torch.tensor([tokens])).logits[0, -1].float()
             for token, bias in params.get("logit_bias", {}).items():
                 logits_V[int(token)] += bias

@@ -43,7 +43,7 @@ def _check_truncated_weight(cap: float, level: str) -> None:
 
 def _check_weight_bounds(low: float, high: float, level: str) -> None:
     if not 0 <= low < 1 < high:
-        raise ConfigError(f"sampler_weight_within needs low of at least 0 and below 1, and high above 1, got {low}, {high}")
+        raise ConfigError(f"sampler_weight_within needs 0 <= low < 1 < high, got {low} and {high}")
     _require_level(level)
 
 
