@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,7 @@ def _command() -> str:
     return command if launched is None else f"{command} {launched}"
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def machine(device: torch.device, num_processes: int) -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(index) for index in gpus],
         "processes": num_processes,
         "threads": torch.get_num_threads(),
-        "commit": commit(PACKAGE) or _installed_commit(),
+        "commit": _imported_commit(),
     }
 
 
@@ -57,6 +58,12 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None
+
+
+@cache
+def _imported_commit() -> str | None:
+    """Returns the commit of this package when the process first needs it: later edits are not imported."""
+    return commit(PACKAGE) or _installed_commit()
 
 
 def _installed_commit() -> str | None:
