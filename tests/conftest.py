@@ -18,6 +18,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process compiles t
 sys.dont_write_bytecode = False  # what the workers of pytest-xdist take over
 os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio's searches all objects for references to its random generator
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process a core is there; on more threads sums are rounded otherwise
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # likewise: two short texts wait longer for threads
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mmgrpo-state-")  # runs of tests are no runs of a person
 
 
