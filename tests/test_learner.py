@@ -20,6 +20,7 @@ from mmgrpo.training.gradients import accumulate_gradient
 from mmgrpo.types import Plan, Prompt, Rollout
 from mmgrpo.values import DRIFT, Value
 from tests.policies.families import daily
+from tests.policies.tiny_policies import measured, pipeline_of
 from tests.tiny.pipelines import PIPELINES
 
 PROMPTS = [Prompt("a red cat"), Prompt("two dogs")]
@@ -52,10 +53,14 @@ OBJECTIVES = {
 }
 
 
-def make_policy(**settings: object) -> DenoisingPolicy:
+def new_policy(**settings: object) -> DenoisingPolicy:
     tiny = PIPELINES["sd3"]
     call = {**tiny.call, **tiny.no_cfg}
-    return DenoisingPolicy(tiny.build(), {"call": call, "segments": (1, 2, 1), "update_batch": 3, **settings})
+    return DenoisingPolicy(pipeline_of("sd3"), {"call": call, "segments": (1, 2, 1), "update_batch": 3, **settings})
+
+
+def make_policy(**settings: object) -> DenoisingPolicy:
+    return measured(new_policy, PROMPTS, **settings)
 
 
 def draw(policy: DenoisingPolicy, *, same_initial_noise: bool = False) -> Rollout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from mmgrpo.errors import ConfigError, DataError, RewardError
 from mmgrpo.runs.checkpoint import weights_folder
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
+from tests.policies.tiny_policies import measured
 
 CALL = {"height": 8, "width": 8, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 1}
 BASE: dict[str, Any] = {
@@ -40,13 +42,17 @@ def brightness(samples: Sequence[Sample]) -> list[float]:
     return [sum(sample.image.tobytes()) / 64 for sample in samples if sample.image is not None]
 
 
-def make_policy(**settings: Any) -> DenoisingPolicy:
+def new_policy(**settings: Any) -> DenoisingPolicy:
     pipeline = digits_pipeline(num_layers=2)
     generator = torch.Generator().manual_seed(0)  # adaLN-Zero starts at zero output; a policy with something to say
     with torch.no_grad():
         for parameter in pipeline.transformer.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
     return DenoisingPolicy(pipeline, {"call": CALL, "rollout_batch": 8, "update_batch": 8, **settings})
+
+
+def make_policy(**settings: Any) -> DenoisingPolicy:
+    return measured(new_policy, digit_prompts(), **settings)
 
 
 def run(output: Path, policy: DenoisingPolicy | None = None, *, resume: Path | None = None, **changes: Any) -> Trainer:
@@ -67,11 +73,12 @@ def lines(trainer: Trainer, name: str = "metrics.jsonl") -> list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     """A run that nothing interrupted, with which others are compared."""
-    return run(tmp_path_factory.mktemp("whole"))
+    return run(tmp_path_factory.mktemp("whole"), checkpoint={"every": 2, "keep": None})
 
 
-def test_run_folder_has_the_documented_files(tmp_path: Path) -> None:
-    trainer = run(tmp_path, checkpoint={"every": 2, "keep": 1})
+def test_run_folder_has_the_documented_files(tmp_path: Path, uninterrupted: Trainer) -> None:
+    trainer = run(tmp_path, checkpoint={"every": 4, "keep": 1})
+    assert torch.equal(weights(trainer), weights(uninterrupted))  # whatever is saved on the way
     metrics = lines(trainer)
     assert [(line["step"], line["update"]) for line in metrics] == [(s, u) for s in (1, 2, 3, 4) for u in (0, 1)]
     for line in metrics:
@@ -98,10 +105,8 @@ def test_reward_rises(tmp_path: Path) -> None:
 
 
 def test_resumed_run_is_the_uninterrupted_one(tmp_path: Path, uninterrupted: Trainer) -> None:
-    half = run(tmp_path / "half", steps=4, checkpoint={"every": 2})
-    checkpoint = half.folder.path / "checkpoints" / "step-000002"
-    resumed = run(tmp_path / "half", resume=checkpoint)
-    assert torch.equal(weights(uninterrupted), weights(half))
+    copied = Path(shutil.copytree(uninterrupted.folder.path, tmp_path / "half" / "run"))
+    resumed = run(tmp_path / "half", resume=copied / "checkpoints" / "step-000002")
     assert torch.equal(weights(uninterrupted), weights(resumed))
     same = [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines(uninterrupted)]
     assert [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines(resumed)] == same

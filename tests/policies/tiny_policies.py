@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,6 +15,7 @@ from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.diffusion.components import find_denoisers
 from torch import nn
 
+from mmgrpo.errors import MmgrpoError
 from mmgrpo.policy import Policy
 from mmgrpo.types import Prompt, Rollout
 from tests.tiny.pipelines import PIPELINES
@@ -99,3 +102,60 @@ def parameters_of(policy: Policy) -> list[nn.Parameter]:
 def final_latent(rollout: Rollout, row: int = 0) -> torch.Tensor:
     """(1, ...) what the last step of a sample returned."""
     return rollout.trace.transitions[row][-1].next_state
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurements:
+    """What a policy has measured before its first update, by kinds of rows that equal policies share."""
+
+    needs_full: Mapping[Any, bool]
+    compared: frozenset[Any]
+    longest: Mapping[Any, Mapping[str, int]]
+
+    @classmethod
+    def of(cls, policy: DenoisingPolicy, prompts: Sequence[Prompt]) -> _Measurements | None:
+        """Those of a rollout of these prompts; None if its rows run alone or have media, which change the policy."""
+        with suppress(MmgrpoError):
+            policy.rollout(prompts, group_size=2, seed=0)
+            exactness, form = policy._sampler_loop.exactness, policy._instrumented.form
+            if not (policy._batches.alone or form.single or form.is_verified):
+                longest = {kind: dict(lengths) for kind, lengths in policy._parity._longest.items()}
+                return cls(dict(exactness._needs_full), frozenset(exactness._compared), longest)
+        return None
+
+    def hand_to(self, policy: DenoisingPolicy) -> None:
+        """Makes a policy measure only what is not among these."""
+        policy._sampler_loop.exactness._needs_full.update(self.needs_full)
+        policy._sampler_loop.exactness._compared.update(self.compared)
+        policy._parity._longest.update({kind: dict(lengths) for kind, lengths in self.longest.items()})
+
+
+_measurements: dict[str, _Measurements | None] = {}
+
+
+def measured(make: Callable[..., DenoisingPolicy], prompts: Sequence[Prompt], **settings: Any) -> DenoisingPolicy:
+    """A new policy with the measurements of an equal one, which take most of the time of a small test.
+
+    They are made once per process, for each function and its settings. Tests of measurements use ``make`` itself.
+
+    Args:
+        make: settings -> a policy, with the same weights each time.
+        prompts: of the rollout that is measured.
+        settings: for ``make``.
+
+    Returns:
+        The policy; it measures rows of other kinds, and longer prompts, as any policy does.
+    """
+    key = f"{make.__module__}.{make.__qualname__} {sorted(settings.items())} {[prompt.text for prompt in prompts]}"
+    if key not in _measurements:
+        with torch.random.fork_rng(devices=[]):
+            _measurements[key] = _Measurements.of(make(**settings), prompts)
+    policy, measurements = make(**settings), _measurements[key]
+    if measurements is not None:
+        measurements.hand_to(policy)
+    return policy
+
+
+def measured_policy_of(name: str, **settings: Any) -> DenoisingPolicy:
+    """``policy_of``, measured once."""
+    return measured(policy_of, prompts_of(name), name=name, **settings)
