@@ -23,7 +23,7 @@ from tests.test_trainer import BASE, brightness, lines, make_policy, weights
 
 WARMUP = {"examples": {"name": "mislabeled_digits", "fraction": 0.5}, "steps": 2, "batch_size": 4}
 WARMED = {"optimizer": {"lr": 1e-3}, "warmup": WARMUP}
-ROLLOUT = {"prompts_per_step": 2, "group_size": 2}
+ROLLOUT = {"prompts_per_step": 2, "group_size": 2, "window": {"name": "random_subset", "size": 1}}
 
 
 def trainer_of(folder: Path, policy: Any = None, reward: Any = brightness, **changes: Any) -> Trainer:

@@ -20,7 +20,11 @@ from mmgrpo.runs.checkpoint import list_checkpoints
 from mmgrpo.runs.resuming import allowed_config, config_changes
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
-from tests.test_trainer import BASE, brightness, lines, make_policy, run, weights
+from tests import test_trainer
+from tests.test_trainer import brightness, lines, make_policy, weights
+
+BASE = test_trainer.BASE | {"rollout": {**test_trainer.BASE["rollout"], "window": {"name": "random_subset", "size": 1}}}
+"""One decision of each sample is trained on, as a resumed run is no other for more."""
 
 WARMUP = {"examples": {"name": "mislabeled_digits", "fraction": 0.45}, "steps": 3, "batch_size": 4}
 WARMED = {**BASE["update"], "warmup": WARMUP}
@@ -28,6 +32,10 @@ EVALUATION = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts
 
 
 EVERY = {"every": 1, "keep": None}
+
+
+def run(output: Path, **changes: Any) -> Trainer:
+    return test_trainer.run(output, **{"rollout": BASE["rollout"], **changes})
 
 
 def copied(trainer: Trainer, output: Path) -> Path:
