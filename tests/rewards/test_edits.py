@@ -20,8 +20,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
+from mmgrpo.config.loading import load_config
 from mmgrpo.errors import DataError
-from mmgrpo.types import Prompt, Sample
+from mmgrpo.types import Prompt, Sample, Score
 
 HELD_OUT_PROMPTS = held_out_edit_prompts()
 
@@ -130,10 +131,18 @@ def test_numbers_out_of_range(refused: Callable[[], object], message: str) -> No
         refused()
 
 
+def member_number(samples: Sequence[Sample]) -> list[float | Score | None]:
+    """A reward that differs within each group."""
+    return [float(sample.member) for sample in samples]
+
+
 @pytest.mark.nightly
 def test_the_quickstart_runs(tmp_path: Path) -> None:
+    """With one more reward, since an untrained model is wrong everywhere, and rows of equal rewards are not scored."""
+    rewards = [reward.model_dump(exclude_unset=True) for reward in load_config("quickstart/digits-edit").rewards]
+    unequal = {"name": f"python:{__name__}:member_number", "label": "member_number"}
     small = ["update.warmup.steps=3", "steps=2", "rollout.prompts_per_step=4", "evaluation.prompts.limit=8"]
-    folder = trained(tmp_path, small)
+    folder = trained(tmp_path, [*small, f"rewards={json.dumps([*rewards, unequal])}"])
     assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines(folder / "metrics.jsonl"))
     page = (folder / "report.html").read_text()
     assert [page.count(f'alt="input: {edit}"') > 1 for edit in EDITS] == [True] * 4
