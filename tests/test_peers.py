@@ -19,6 +19,9 @@ from tests.faults.runs import CASES
 from tests.faults.sittings import begin_both, ended, placed
 from tests.forked import on_processes
 
+FORWARD = 70
+"""Of a rollout or an update; an error in a forward of the checks before them only rejects the path that is checked."""
+
 
 def lose_process(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     """A run on two processes of which one is lost in a forward pass; its name is how, and its rank."""
@@ -37,7 +40,7 @@ def lose_process(folder: Path, names: Sequence[str]) -> dict[str, Any]:
             raise KeyError("lost")
 
         if trainer.job.rank == victim:
-            on_forward(case, trainer, 40, fall)
+            on_forward(case, trainer, FORWARD, fall)
 
     place = placed(root)
     pids = begin_both(case, place, within=within)

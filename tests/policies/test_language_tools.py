@@ -168,6 +168,7 @@ def test_special_tokens_of_a_reset_are_encoded_as_their_characters(name: str) ->
         assert all(sample.environment_error is None for sample in rollout.samples)
         logprob_BT = torch.zeros(rollout.shape)
         for part in policy.evaluate(rollout):
+            assert part.rows is not None
             logprob_BT[part.rows[:, None], torch.tensor(part.columns)[None]] = part.logprob_BT.detach()
         assert torch.allclose(logprob_BT.where(rollout.mask_BT, 0), rollout.old_logprob_BT, atol=1e-5)
     decoded = [policy.processor.decode(ids) for ids in trace_ids]

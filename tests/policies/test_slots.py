@@ -118,7 +118,8 @@ def states_in_slot(policy: LanguagePolicy, name: str, slot: int, neighbors: dict
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_numbers_of_a_row_are_bitwise_independent_of_other_slots(name: str, dtype: torch.dtype) -> None:
     model, processor = make(name)
-    policy = LanguagePolicy(model.to(dtype), processor, {"max_new_tokens": 7, "temperature": TEMPERATURE})
+    model.to(dtype)  # pyright: ignore[reportArgumentType]
+    policy = LanguagePolicy(model, processor, {"max_new_tokens": 7, "temperature": TEMPERATURE})
     alone = states_in_slot(policy, name, 0, {})
     assert torch.equal(states_in_slot(policy, name, 0, {1: 3, 2: 90, 3: 40}), alone)
     assert torch.equal(states_in_slot(policy, name, 2, {0: 200, 3: 1}), alone)
@@ -197,7 +198,8 @@ def test_turns_continue_the_cache_where_every_row_has_a_slot(images: tuple[Any, 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_the_predicted_memory_is_that_of_slots(name: str, tmp_path: Path) -> None:
     """Layers of sliding windows store all tokens; prompts of waiting rows run while the slots exist."""
-    model, tokenizer = make(name)
+    model, processor = make(name)
+    tokenizer: Any = processor
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     settings = {"max_new_tokens": 400, "rollout_batch": 4, "suppress": [tokenizer.eos_token_id]}
