@@ -320,7 +320,7 @@ GEMMA_CALL = "<|tool_call>call:multiply{a:3}<tool_call|>"
     ("name", "call"), [("qwen3", hermes("multiply", '{"a": 3}')), ("glm4moe", GLM), ("qwen3_5_think", None)]
 )
 def test_calls_in_a_thinking_block_without_an_end_are_an_error(name: str, call: str | None) -> None:
-    """The template of Qwen3.5 opens the block; GLM writes calls in a format of its own."""
+    """The template of Qwen3.5 opens the block; GLM writes calls in another format."""
     call = call or "<tool_call>\n<function=multiply>\n<parameter=a>\n3\n</parameter>\n</function>\n</tool_call>"
     specials, ends = FAMILIES[name]
     encoder, end = policy_of(tokenizer_of(name, specials, **ends))._encoder, ends.get("eos_token", "<|im_end|>")
