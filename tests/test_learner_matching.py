@@ -19,7 +19,7 @@ from mmgrpo.types import Plan, Rollout
 from mmgrpo.values import Value
 from tests.policies.contract import move
 from tests.policies.readings import READING, SEED, latents_of, value_of
-from tests.policies.tiny_policies import policy_of
+from tests.policies.tiny_policies import measured_policy_of
 
 ADVANTAGE_B = torch.tensor([1.0, -1.0, 0.5, -0.5])
 ERROR = Value("error")
@@ -52,7 +52,7 @@ def objective_of(term: Term) -> Objective:
 @pytest.mark.parametrize("name", ["sd3", "sd15"])
 @pytest.mark.parametrize("term", [diffusion_nft(), dgpo(beta=10.0)], ids=["diffusion_nft", "dgpo"])
 def test_better_samples_are_predicted_better_after_a_step(name: str, term: Term) -> None:
-    policy = policy_of(name, reading=READING)
+    policy = measured_policy_of(name, reading=READING)
     with policy.reference():  # a full fine-tune's reference is what the weights are now
         pass
     rollout, objective = read(policy, term), objective_of(term)
@@ -70,7 +70,7 @@ def test_better_samples_are_predicted_better_after_a_step(name: str, term: Term)
 
 
 def test_dgpo_at_the_reference_is_half_the_policy_gradient_of_minus_the_error() -> None:
-    policy = policy_of("sd3", reading=READING)
+    policy = measured_policy_of("sd3", reading=READING)
     with policy.reference():
         pass
     rollout = read(policy, dgpo())
@@ -79,7 +79,7 @@ def test_dgpo_at_the_reference_is_half_the_policy_gradient_of_minus_the_error() 
 
 
 def test_an_added_divergence_is_zero_until_the_weights_move() -> None:
-    policy = policy_of("sd3", reading=READING)
+    policy = measured_policy_of("sd3", reading=READING)
     with policy.reference():
         pass
     term = weighted(divergence(form="velocity_mse", view="reference"), 1.0)

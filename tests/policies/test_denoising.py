@@ -70,11 +70,8 @@ def test_evaluation_call_changes_only_greedy_samples() -> None:
     ("name", "first_order"),
     [
         ("sd15", {}),
-        ("sd15-v", {}),
-        ("sdxl", {}),
-        ("sd3", {}),
-        ("cogvideox", {}),
-        ("sana", {"solver_order": 1}),
+        *(pytest.param(name, {}, marks=pytest.mark.nightly) for name in ("sd15-v", "sdxl", "sd3", "cogvideox")),
+        pytest.param("sana", {"solver_order": 1}, marks=pytest.mark.nightly),
         ("wan", {"solver_order": 1, "disable_corrector": [0, 1, 2, 3]}),
     ],
 )

@@ -11,13 +11,22 @@ from mmgrpo.types import Plan
 from tests.policies import contract
 from tests.policies.contract import Subject
 from tests.policies.families import families
-from tests.policies.tiny_policies import NATIVE, VARIANCE_PRESERVING, parameters_of, policy_of, prompts_of
+from tests.policies.tiny_policies import (
+    NATIVE,
+    VARIANCE_PRESERVING,
+    measured_policy_of,
+    parameters_of,
+    policy_of,
+    prompts_of,
+)
 from tests.tiny.pipelines import PIPELINES
 
 
-def _subject(name: str, *, guided: bool) -> Subject:
+def _subject(name: str, *, guided: bool, measures: bool = False) -> Subject:
     def make(batch: int) -> DenoisingPolicy:
-        return policy_of(name, guided=guided, batch=batch)
+        if measures:
+            return policy_of(name, guided=guided, batch=batch)
+        return measured_policy_of(name, guided=guided, batch=batch)
 
     # With these schedules a state of size 6 meets a std of 0.03: 6 * 6e-8 / 0.03 = 1e-5 for the rounding of an element,
     # times its distance from the mean in standard deviations.
@@ -49,8 +58,8 @@ def guided(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(params=families("denoising", PIPELINES))
 def any_subject(request: pytest.FixtureRequest, guided: bool) -> Subject:
-    """A pipeline, with or without guidance."""
-    return _subject(request.param, guided=guided)
+    """A pipeline, with or without guidance, that measures its batches and replays anew."""
+    return _subject(request.param, guided=guided, measures=True)
 
 
 @pytest.mark.each_value

@@ -14,7 +14,7 @@ from mmgrpo.types import Plan, Rollout
 from mmgrpo.values import DRIFT, ENTROPY, OLD, REFERENCE, Value, from_reference
 from tests.policies.contract import move, values
 from tests.policies.families import daily
-from tests.policies.tiny_policies import policy_of, prompts_of
+from tests.policies.tiny_policies import measured_policy_of, policy_of, prompts_of
 
 SEED = 3
 NAMES = ("k1", "k2", "k3", "gaussian", "gaussian_no_dt", "velocity_mse")
@@ -33,7 +33,7 @@ def _divergences(policy: DenoisingPolicy, rollout: Rollout, name: str) -> Tensor
 
 @pytest.mark.parametrize("name", daily(NAMES, "k3", "gaussian", "velocity_mse"))
 def test_divergence_is_zero_at_the_reference_and_positive_elsewhere(name: str) -> None:
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     with torch.no_grad():
         assert not _divergences(policy, rollout, name).any()
@@ -47,7 +47,7 @@ def test_divergence_is_zero_at_the_reference_and_positive_elsewhere(name: str) -
 
 
 def test_estimators_match_the_two_log_probabilities() -> None:
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     move(policy.trainable, scale=0.2)
     now_BT = values(policy, rollout)
@@ -60,7 +60,7 @@ def test_estimators_match_the_two_log_probabilities() -> None:
 
 
 def test_drift_is_zero_on_policy_and_the_closed_form_after_a_change() -> None:
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=MEANS)
     with torch.no_grad():
         for evaluation in policy.evaluate(rollout, values=[DRIFT]):
@@ -79,7 +79,7 @@ def test_drift_is_zero_on_policy_and_the_closed_form_after_a_change() -> None:
 
 
 def test_gaussian_divergences_from_the_behavior_policy_equal_drift() -> None:
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=MEANS)
     move(policy.trainable)
     assert rollout.noise is not None
@@ -92,7 +92,7 @@ def test_gaussian_divergences_from_the_behavior_policy_equal_drift() -> None:
 
 
 def test_a_rollout_without_means_raises_for_drift() -> None:
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
     assert next(policy.evaluate(rollout)).values == {}
     with pytest.raises(ConfigError, match=r"stored no means for gaussian@old; add it to Plan\.values"):
@@ -105,7 +105,7 @@ def test_a_rollout_without_means_raises_for_drift() -> None:
     ids=str,
 )
 def test_unknown_values_raise_with_the_supported_ones(value: Value) -> None:
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
     expected_message = (
         f"denoising steps have no value {value}; "
@@ -117,7 +117,7 @@ def test_unknown_values_raise_with_the_supported_ones(value: Value) -> None:
 
 
 def test_reference_log_probability_equals_that_before_training() -> None:
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     move(policy.trainable, scale=0.2)
     value = Value("logprob", REFERENCE)
@@ -133,7 +133,7 @@ def test_reference_log_probability_equals_that_before_training() -> None:
 
 def test_noise_matches_the_schedule() -> None:
     # FlowMatchEuler with shift 3 and 4 steps: sigma = 1, .8571, .6007, .0089..., see its own table.
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
     scheduler = policy.pipeline.scheduler.from_config(policy.pipeline.scheduler.config)
     scheduler.set_timesteps(4)
@@ -157,7 +157,7 @@ def test_segments_partition_the_steps() -> None:
 
 
 def test_masked_decisions_are_not_evaluated() -> None:
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     masked = replace(rollout, mask_BT=rollout.mask_BT & (torch.arange(4) == 1))
     slices = list(policy.evaluate(masked))

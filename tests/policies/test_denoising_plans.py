@@ -13,7 +13,7 @@ from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.types import Continuation, Plan, Prompt, Rollout
 from tests.policies.contract import gradients, move, relative_difference, sample_difference, values
 from tests.policies.families import families
-from tests.policies.tiny_policies import final_latent, policy_of, prompts_of
+from tests.policies.tiny_policies import final_latent, measured_policy_of, policy_of, prompts_of
 from tests.tiny.pipelines import PIPELINES
 
 SEED = 3
@@ -69,7 +69,7 @@ def test_ragged_groups_share_states_within_groups(batch: int) -> None:
 
 
 def test_two_prompts_of_one_id_are_one_group_on_one_noise() -> None:
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     prompts = [Prompt("a red fox"), Prompt("a red fox in the snow"), Prompt("two dogs")]
     plan = Plan(members=((0, 2), (1,), (0,)), prompt_ids=(5, 5, 6), stochastic=(1, 2), same_initial_noise=True)
     rollout = policy.rollout(prompts, group_size=4, seed=SEED, plan=plan)
@@ -84,7 +84,7 @@ def test_two_prompts_of_one_id_are_one_group_on_one_noise() -> None:
 
 
 def test_duplicate_members_raise() -> None:
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     with pytest.raises(DataError, match=r"unique within a group; duplicate \(id, member\): \[\(5, 1\)\]"):
         policy.rollout(prompts_of("sd3"), group_size=2, seed=0, plan=Plan(prompt_ids=(5, 5), members=((0, 1), (1, 2))))
     with pytest.raises(DataError, match=r"members is for 1 prompts"):
@@ -125,7 +125,7 @@ def test_rollout_settings_apply_to_deterministic_samples() -> None:
 
 
 def test_a_plan_can_override_the_sampler() -> None:
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     rollout = policy.rollout(
         prompts_of("sd3"), group_size=2, seed=SEED, plan=Plan(settings={"sampler": "cps", "strength": 0.8})
     )
@@ -146,7 +146,7 @@ def test_a_plan_can_override_the_sampler() -> None:
 )
 def test_invalid_plan_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        policy_of("sd3").rollout(prompts_of("sd3"), group_size=1, seed=0, plan=Plan(settings=settings))
+        measured_policy_of("sd3").rollout(prompts_of("sd3"), group_size=1, seed=0, plan=Plan(settings=settings))
 
 
 @pytest.mark.each_value
@@ -173,7 +173,7 @@ def test_latents_are_stored_if_the_plan_requests_them(name: str, stochastic: tup
 
 
 def test_text_only_plan_features_raise() -> None:
-    policy, prompts = policy_of("sd3"), prompts_of("sd3")[:1]
+    policy, prompts = measured_policy_of("sd3"), prompts_of("sd3")[:1]
     for plan in (Plan(environment=dict), Plan(continues=(Continuation([1]),))):
         with pytest.raises(PolicyError, match="support neither multi-turn rollouts nor prefixes"):
             policy.rollout(prompts, group_size=2, seed=SEED, plan=plan)
@@ -181,6 +181,7 @@ def test_text_only_plan_features_raise() -> None:
         policy.rollout([replace(prompts[0], prefix="a")], group_size=2, seed=SEED)
 
 
+@pytest.mark.each_value
 @pytest.mark.each_value
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("same_initial_noise", [False, True])

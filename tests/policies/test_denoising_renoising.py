@@ -33,7 +33,7 @@ from tests.policies.readings import (
     value_of,
 )
 from tests.policies.test_denoising_targets import TEXTS
-from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of
+from tests.policies.tiny_policies import measured_policy_of, pipeline_of, policy_of, prompts_of
 from tests.tiny.pipelines import PIPELINES
 
 READ = [name for name in PIPELINES if name != "sd15-inpaint"]
@@ -120,7 +120,7 @@ def test_guidance_is_part_of_the_prediction() -> None:
 
 
 def test_noise_depends_on_keys_and_can_be_shared_by_a_group() -> None:
-    policy = policy_of("sd3", reading=READING)
+    policy = measured_policy_of("sd3", reading=READING)
     samples = latents_of(policy)
     samples = [replace(item, sample=replace(item.sample, latent=samples[0].sample.latent)) for item in samples]
     apart, again = (policy.read(samples, seed=seed).values[LEVEL] for seed in (SEED, SEED + 1))
@@ -155,7 +155,7 @@ def test_levels_follow_the_settings() -> None:
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 def test_images_and_latents_give_equal_scores(name: str) -> None:
     """The tiny autoencoders lose much, so the latent that is compared is that of the picture."""
-    policy = policy_of(name, reading=READING)
+    policy = measured_policy_of(name, reading=READING)
     pictures = off_policy_samples_of(name)
     clean = clean_states(name, policy)
     latents = [
@@ -222,7 +222,7 @@ def test_samples_of_any_solver_can_be_renoised() -> None:
 
 
 def test_plan_settings_override_renoising() -> None:
-    policy = policy_of("sd3", reading=READING)
+    policy = measured_policy_of("sd3", reading=READING)
     samples = latents_of(policy)
     plan = Plan(settings={"reading": {"num_levels": 2, "weight": 3.0}, "call": {"guidance_scale": 4.0}})
     rollout = policy.read(samples, seed=SEED, plan=plan)
@@ -240,7 +240,7 @@ def test_plan_settings_override_renoising() -> None:
 
 
 def test_provided_log_probabilities_are_kept() -> None:
-    policy = policy_of("sd3", reading=READING)
+    policy = measured_policy_of("sd3", reading=READING)
     samples = latents_of(policy)
     with_logprobs = [
         replace(samples[0], old_logprob_T=torch.tensor([-1.0, -2.0, -3.0]), source=Source.REPLAY),
@@ -258,7 +258,7 @@ def read_by(policy: DenoisingPolicy, samples: Sequence[OffPolicySample]) -> Any:
 
 
 def test_invalid_samples_raise() -> None:
-    policy = policy_of("sd3", reading=READING)
+    policy = measured_policy_of("sd3", reading=READING)
     samples = latents_of(policy)
     with pytest.raises(DataError, match="needs at least one sample"):
         read_by(policy, [])
@@ -279,7 +279,7 @@ def test_invalid_samples_raise() -> None:
 def test_pipelines_without_levels_per_row_raise() -> None:
     exploding = pipeline_of("sd3")
     exploding.scheduler.register_to_config(sigma_max=80.0)  # as Cosmos 2 does
-    policy = policy_of("sd3", reading=READING)
+    policy = measured_policy_of("sd3", reading=READING)
     samples = latents_of(policy)
     with pytest.raises(PolicyError, match="is variance-exploding flow"):
         read_by(policy_of("sd3", exploding, sampler="ddim", reading=READING), samples)

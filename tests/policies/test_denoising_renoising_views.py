@@ -22,12 +22,12 @@ from tests.policies.readings import (
     latents_of,
     value_of,
 )
-from tests.policies.tiny_policies import policy_of
+from tests.policies.tiny_policies import measured_policy_of, policy_of
 
 
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 def test_values_of_stored_weights_use_the_same_levels_and_noise(name: str) -> None:
-    policy = policy_of(name, reading=READING)
+    policy = measured_policy_of(name, reading=READING)
     rollout = policy.read(latents_of(policy), seed=SEED)
     first_BT = values(policy, rollout)
     move(policy.trainable)
@@ -70,7 +70,7 @@ def _gradient(policy: DenoisingPolicy, rollout: Rollout, weights: dict[Value, fl
 
 @pytest.mark.parametrize("view", ["kept", OLD])
 def test_implied_errors_match_the_paper_on_flow(view: str) -> None:
-    policy = policy_of("sd3", reading=READING)
+    policy = measured_policy_of("sd3", reading=READING)
     move(policy.trainable)
     policy.weights.store("kept")
     requested = [replace(value, view=view) for value in NFT]
@@ -109,7 +109,7 @@ def test_implied_errors_match_the_paper_on_flow(view: str) -> None:
 
 
 def test_old_predictions_are_stored_if_the_plan_requests_them() -> None:
-    policy = policy_of("sd3", reading=READING)
+    policy = measured_policy_of("sd3", reading=READING)
     samples = latents_of(policy)
     rollout = policy.read(samples, seed=SEED, plan=Plan(values=(Value("velocity_mse", OLD),)))
     assert not value_of(policy, rollout, Value("velocity_mse", OLD)).any()

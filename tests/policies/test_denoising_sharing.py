@@ -15,7 +15,7 @@ from mmgrpo.values import DRIFT
 from tests.policies.contract import gradients, move, relative_difference, values
 from tests.policies.families import daily
 from tests.policies.single_rows import assert_rows_equal_single_rows
-from tests.policies.tiny_policies import policy_of, prompts_of
+from tests.policies.tiny_policies import measured_policy_of, policy_of, prompts_of
 
 NAMES = daily(["sd15", "sd3", "z-image", "wan"], "z-image", "wan")
 SEED = 3
@@ -41,7 +41,7 @@ def test_shared_states_give_the_gradient_of_separate_states(name: str) -> None:
 
 
 def test_shared_states_are_computed_once() -> None:
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
     # Steps 0 and 1 run for the 2 groups, steps 2 and 3 for the 6 rows.
     assert rollout.num_forwards == 2 * 2 + 2 * 6
@@ -52,7 +52,7 @@ def test_shared_states_are_computed_once() -> None:
 
 
 def test_a_group_larger_than_a_batch_shares_its_states() -> None:
-    full, split = policy_of("sd3"), policy_of("sd3", batch=2)
+    full, split = measured_policy_of("sd3"), policy_of("sd3", batch=2)
     expected = full.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
     actual = split.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
     assert actual.num_forwards == expected.num_forwards
@@ -115,7 +115,7 @@ def test_inconsistent_output_shapes_are_discarded() -> None:
 
 def test_stored_means_exist_for_every_member() -> None:
     plan = replace(WINDOW, values=(DRIFT,))
-    policy = policy_of("sd3")
+    policy = measured_policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=plan)
     first: list[Tensor] = [transitions[1].mean for transitions in rollout.trace.transitions]
     assert all(torch.equal(mean, first[0]) for mean in first[:3])

@@ -13,7 +13,7 @@ from mmgrpo.types import Plan, Split
 from tests.policies.contract import gradients, move, relative_difference, values
 from tests.policies.families import daily
 from tests.policies.single_rows import assert_rows_equal_single_rows
-from tests.policies.tiny_policies import final_latent, policy_of, prompts_of
+from tests.policies.tiny_policies import final_latent, measured_policy_of, policy_of, prompts_of
 
 SEED = 3
 BINARY = Plan(splits=(Split(decision=0, factor=2), Split(decision=2, factor=2)))
@@ -30,7 +30,7 @@ def test_a_tree_gives_the_samples_of_its_leaves_alone(name: str) -> None:
 
 
 def test_branches_share_states_until_they_split() -> None:
-    rollout = policy_of("sd3").rollout(prompts_of("sd3")[:1], group_size=4, seed=SEED, plan=BINARY)
+    rollout = measured_policy_of("sd3").rollout(prompts_of("sd3")[:1], group_size=4, seed=SEED, plan=BINARY)
     # 4 steps a row, a state numbered by its first row. Decision 0 parts {0, 1} from {2, 3}, decision 2 each of these.
     assert rollout.state_BT.tolist() == [states("0 1 2 3"), states("0 1 2 7"), states("0 9 10 11"), states("0 9 10 15")]
     reached = [[transition.next_state for transition in row] for row in rollout.trace.transitions]
@@ -54,7 +54,7 @@ def test_each_state_of_a_tree_is_computed_once(batch: int) -> None:
     for evaluation in policy.evaluate(rollout):
         spent[evaluation.columns[0]] += evaluation.num_forwards
     assert spent == {0: 2 * 1, 1: 2 * 2, 2: 2 * 2}
-    full = policy_of("sd3").rollout(prompts_of("sd3"), group_size=4, seed=SEED, plan=BINARY)
+    full = measured_policy_of("sd3").rollout(prompts_of("sd3"), group_size=4, seed=SEED, plan=BINARY)
     torch.testing.assert_close(rollout.old_logprob_BT, full.old_logprob_BT, rtol=1e-5, atol=1e-5)
 
 
@@ -73,7 +73,9 @@ def test_a_tree_gives_the_gradient_of_separate_states(name: str) -> None:
 def test_one_split_into_all_members_equals_shared_noise() -> None:
     shared = Plan(stochastic=(1, 2), same_initial_noise=True)
     split = Plan(stochastic=(1, 2), splits=(Split(decision=1, factor=3),))
-    actual = [policy_of("sd3").rollout(prompts_of("sd3"), group_size=3, seed=SEED, plan=p) for p in (shared, split)]
+    actual = [
+        measured_policy_of("sd3").rollout(prompts_of("sd3"), group_size=3, seed=SEED, plan=p) for p in (shared, split)
+    ]
     assert torch.equal(actual[0].old_logprob_BT, actual[1].old_logprob_BT)
     assert torch.equal(actual[0].state_BT, actual[1].state_BT)
     for row in range(6):
@@ -82,14 +84,14 @@ def test_one_split_into_all_members_equals_shared_noise() -> None:
 
 def test_steps_outside_the_window_are_deterministic_in_every_branch() -> None:
     plan = replace(BINARY, stochastic=(0, 2))
-    rollout = policy_of("sd3").rollout(prompts_of("sd3")[:1], group_size=4, seed=SEED, plan=plan)
+    rollout = measured_policy_of("sd3").rollout(prompts_of("sd3")[:1], group_size=4, seed=SEED, plan=plan)
     assert rollout.mask_BT.tolist() == [[True, False, True, False]] * 4
     assert rollout.num_forwards == 1 + 2 + 2 + 4
 
 
 def test_the_noise_of_a_split_can_be_scaled() -> None:
     near, far = (
-        policy_of("sd3").rollout(
+        measured_policy_of("sd3").rollout(
             prompts_of("sd3")[:1],
             group_size=2,
             seed=SEED,
@@ -119,7 +121,7 @@ def test_the_noise_of_a_split_can_be_scaled() -> None:
 )
 def test_trees_that_do_not_fit_raise(plan: Plan, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        policy_of("sd3").rollout(prompts_of("sd3"), group_size=3, seed=SEED, plan=plan)
+        measured_policy_of("sd3").rollout(prompts_of("sd3"), group_size=3, seed=SEED, plan=plan)
 
 
 @pytest.mark.parametrize(
