@@ -6,6 +6,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import yaml
@@ -85,6 +86,7 @@ PLAIN_TYPES = {str: "text", type(None): "null", bool: "true or false", Reward: "
 LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
+@cache
 def configuration_page() -> str:
     """The Markdown page: a table per section of ``RunConfig`` and per registered policy, then the names.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from mmgrpo.config import POLICIES, MethodConfig, MethodKind
@@ -189,8 +190,9 @@ def method_section(name: str) -> str:
     return "\n".join(_section(match)).strip() + "\n"
 
 
-def _shipped_rows() -> list[MethodRow]:
-    return [_row(name) for name in shipped("methods")]
+@cache
+def _shipped_rows() -> tuple[MethodRow, ...]:
+    return tuple(_row(name) for name in shipped("methods"))
 
 
 def _row(include: str) -> MethodRow:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -334,6 +335,7 @@ def _method_file(row: MethodRow) -> _File:
     )
 
 
+@cache
 def _run_file(include: str) -> _File:
     """The file of a run of a paper, without the values that it includes."""
     path = find_config(include)
