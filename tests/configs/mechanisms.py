@@ -104,8 +104,13 @@ EVERYDAY = {
         "d3s", "earl", "evisrag", "gigpo", "kl-cov", "lens--waste-mistakes", "ngrpo", "pass-k-training", "prorl",
         "rank-grpo", "rover", "siren",
     ),
+    "reading": (
+        "aepo", "ampo", "ar3po", "critique-grpo", "dph-rl", "eepo", "exgrpo", "guide-grpo", "mm-helix", "raif",
+        "scaf-grpo", "seele", "spec-rl", "tree-opo",
+    ),
 }  # fmt: skip
-"""Those that are trained daily: on denoising policies ("any kind") and on language policies, every key on one of them.
+"""Those that are trained daily: on denoising policies ("any kind") and on language policies, every key on one of them;
+with off-policy rows ("reading"), every strategy and auxiliary loss.
 
 Each function has a separate test in ``tests/maths`` or ``tests/methods``."""
 
@@ -126,6 +131,12 @@ def functions(name: str) -> set[tuple[str, str]]:
     """The functions that a method's file names, each with its place."""
     values = read_layers(find_config(name))
     return {result for section in PLACES for result in _named(section, values.get(section, {}))}
+
+
+def strategies(names: Iterable[str]) -> set[str]:
+    """The strategies and auxiliary losses that methods name."""
+    places = ("rollout.strategy", "objective.auxiliary")
+    return {function for name in names for place, function in functions(f"methods/{name}") if place.startswith(places)}
 
 
 def applies_to(name: str) -> str:

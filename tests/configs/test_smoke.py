@@ -33,7 +33,7 @@ SHRUNK: dict[str, Any] = {
     "rollout.group_size": GROUP_SIZE,
     "policy.call.height": 16,
     "policy.call.width": 16,
-    "policy.call.max_sequence_length": 64,
+    "policy.call.max_sequence_length": 16,
     "policy.dtype": "float32",
     "policy.gradient_checkpointing": False,  # which changes no gradient, as tests of the policy show
     "runtime.device": "cpu",
@@ -170,7 +170,7 @@ def test_method_of_any_kind_trains_a_denoising_policy(
         "rewards": [{"name": "brightness"}],
     }
     small = {"policy.call.guidance_scale": 1.0, "policy.call.num_inference_steps": 4, "update.minibatches": 2}
-    small |= {"rollout.prompts_per_step": 2, "policy.call.max_sequence_length": 16}
+    small |= {"rollout.prompts_per_step": 2}
     config = load_config(write(values), SHRUNK | small | SMALL.get(name, {}) | {"output": str(tmp_path)})
     rewards = {"brightness": by_turns} if name in RIGHT_AND_WRONG else build_rewards(config.rewards)
     rewards = PARTS.get(name, rewards)

@@ -31,6 +31,7 @@ from tests.configs.mechanisms import (
     settings,
     untrained,
 )
+from tests.policies.families import daily
 from tests.policies.tiny_language import picture, policy_of, prompts_of
 from tests.tiny.language_models import make
 
@@ -128,7 +129,7 @@ def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
     assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
 
 
-@pytest.mark.parametrize("name", PARTING)
+@pytest.mark.parametrize("name", daily(PARTING, "treerpo"))
 def test_method_of_trees_trains_a_language_policy(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "objective.kl.beta": 0.0}
     tree = {"rollout.strategy.every": 2, "rollout.strategy.factor": 2}
@@ -226,7 +227,7 @@ def test_groups_that_are_all_wrong_train(name: str, tmp_path: Path) -> None:
     assert line["optimizer/grad_norm"] > 0
 
 
-@pytest.mark.parametrize("data", RECIPES)
+@pytest.mark.parametrize("data", daily(RECIPES, "geometry3k"))
 def test_recipe_trains(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model_name, row = ROWS[data]

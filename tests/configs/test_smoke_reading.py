@@ -14,7 +14,7 @@ import torch
 from mmgrpo.config.loading import load_config
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
-from tests.configs.mechanisms import READING
+from tests.configs.mechanisms import EVERYDAY, READING, nightly, strategies
 from tests.policies.tiny_language import policy_of, prompts_of
 
 HINTS = {f"{kind}_{n}": f"a {kind} {n}" for kind in ("knowledge", "solution", "paraphrase") for n in range(1, 7)}
@@ -123,7 +123,11 @@ def rewarded(name: str) -> Any:
     return right
 
 
-@pytest.mark.parametrize("name", READING)
+def test_daily_methods_have_every_strategy() -> None:
+    assert strategies(EVERYDAY["reading"]) == strategies(READING)
+
+
+@pytest.mark.parametrize("name", nightly("reading", READING))
 def test_method_trains(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.optimizer.lr": 1e-3}
     config = load_config(f"methods/{name}", {**small, "output": str(tmp_path), **SMALL.get(name, {})})

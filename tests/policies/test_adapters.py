@@ -115,7 +115,6 @@ def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
 
 
 @pytest.mark.each_value
-@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["llama", "sd3"])
 @pytest.mark.parametrize("lora", [{"rank": 2, "alpha": 8.0}, {"rank": 4, "alpha": 2.0}], ids=["alpha", "rank"])
 def test_other_scale_or_higher_rank_adds_the_same(name: str, lora: dict[str, Any], tmp_path: Path) -> None:

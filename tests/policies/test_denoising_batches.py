@@ -106,7 +106,6 @@ def test_resampled_rows_are_emitted_once() -> None:
 
 
 @pytest.mark.each_value
-@pytest.mark.each_value
 @pytest.mark.parametrize("settings", [{}, {"reduction": "sum_sqrt"}])
 @pytest.mark.parametrize("name", daily(["sd15", "sdxl", "sd3", "cogvideox", "wan"], "sdxl", "wan"))
 def test_rounding_is_not_batch_dependence(name: str, settings: dict[str, Any]) -> None:

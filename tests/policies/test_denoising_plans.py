@@ -182,7 +182,6 @@ def test_text_only_plan_features_raise() -> None:
 
 
 @pytest.mark.each_value
-@pytest.mark.each_value
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("same_initial_noise", [False, True])
 def test_a_fast_remainder_is_shorter_and_changes_no_decision(order: int, same_initial_noise: bool) -> None:
