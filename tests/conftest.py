@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.few_combinations import few_combinations
+
 gc.disable()  # until all is imported
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process compiles torch and the rest again
@@ -25,19 +27,15 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mmgrpo-state-")  # runs 
 @pytest.hookimpl(tryfirst=True)  # before items are selected by their marks
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Marks tests of ``each_value`` nightly, except as few as have each daily value of each of their parameters."""
-    parameters = defaultdict(list)
+    cases = defaultdict(list)
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if isinstance(item, pytest.Function) and "each_value" in marks and "nightly" not in marks:
-            parameters[item.nodeid.partition("[")[0]].append((item, item.callspec.indices))
-    for cases in parameters.values():
-        values = {name: sorted({indices[name] for _, indices in cases}) for name in cases[0][1]}
-        rounds = [
-            {name: daily[number % len(daily)] for name, daily in values.items()}
-            for number in range(max(map(len, values.values())))
-        ]
-        for item, indices in cases:
-            if indices not in rounds:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for members in cases.values():
+        daily = few_combinations([item.callspec._idlist for item in members])  # an id for each parametrize
+        for number, item in enumerate(members):
+            if number not in daily:
                 item.add_marker(pytest.mark.nightly)
 
 
