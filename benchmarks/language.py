@@ -66,10 +66,10 @@ class Case:
     Attributes:
         words: of the prompt's text.
         completion: tokens of every completion; the model samples no end of sequence.
-        shows: whether a prompt has a picture.
+        shows: whether a prompt has an image.
         published: whether the model has the published shape, in bfloat16 with LoRA; else it is small, and every weight
             is trained in float32.
-        side: of the picture, in pixels.
+        side: of the image, in pixels.
         batch: rows of a backward pass of TRL's, which reads the prompt for each of them.
     """
 

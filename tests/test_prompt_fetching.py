@@ -37,7 +37,7 @@ def png(colour: int) -> bytes:
 
 
 class Server(ThreadingHTTPServer):
-    """Has one picture at every address, and records the paths of requests."""
+    """Has one image at every address, and records the paths of requests."""
 
     daemon_threads = True
 
@@ -85,7 +85,7 @@ def user(*parts: Any) -> list[dict[str, Any]]:
 
 
 def forms(url: str) -> dict[str, dict[str, Any]]:
-    """Rows that name a picture or a video at an address."""
+    """Rows that name an image or a video at an address."""
     return {
         "image": {"prompt": "p", "image": url},
         "images": {"prompt": "p", "images": [url]},

@@ -82,7 +82,7 @@ class TestTrl:
 
     @pytest.mark.parametrize("turns", TURNS)
     def test_media_are_at_the_positions_of_trl(self, turns: list[dict[str, Any]]):
-        """Every part of TRL's own messages, in order, with the picture it shows."""
+        """Every part of TRL's own messages, in order, with the image it shows."""
         images = [picture(3), picture(4)]
         (prompt,) = load_prompts(Dataset.from_dict({"prompt": [turns], "images": [images], "answer": ["x"]}))
         expected = prepare_multimodal_messages(turns, images)

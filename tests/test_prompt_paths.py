@@ -47,7 +47,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 def forms(folder: Path) -> dict[str, dict[str, Any]]:
-    """Rows that name a picture, a video or a sound in a folder."""
+    """Rows that name an image, a video or a sound in a folder."""
     image = str(folder / "a.png")
     return {
         "absolute": {"prompt": "p", "image": image},

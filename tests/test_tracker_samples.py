@@ -31,7 +31,7 @@ TEXTS = [Sample(Prompt("a | b"), 0, n, text=text) for n, text in enumerate(("one
 
 
 def log_evaluations(tracker: str, folder: Path) -> None:
-    """An evaluation of pictures at step 0, and one of texts at step 3, in a tracker."""
+    """An evaluation of images at step 0, and one of texts at step 3, in a tracker."""
     accelerator = Accelerator(cpu=True, log_with=[tracker], project_dir=str(folder))
     trackers = Trackers(accelerator)
     trackers.start(RunConfig.model_validate({"about": {"name": "shown"}}), folder)

@@ -18,7 +18,7 @@ TEXTS = ("what number is this", "how many red squares do you see", "what is on t
 
 
 def prompts() -> list[Prompt]:
-    """Different lengths and pictures; the last has none."""
+    """Different lengths and images; the last has none."""
     return [Prompt(text, images=[picture(16 + 8 * k, 16, k)] * (k < 3)) for k, text in enumerate(TEXTS)]
 
 

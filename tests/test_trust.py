@@ -55,7 +55,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def say(folder: Path, **values: Any) -> None:
-    """The configuration of the run: pictures of digits, and what is given."""
+    """The configuration of the run: images of digits, and what is given."""
     values = {
         "about": {"name": "letters"},
         "policy": {"name": "denoising", "model": "python:mmgrpo.examples.pipelines:digits_pipeline"},

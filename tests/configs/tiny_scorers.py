@@ -19,7 +19,7 @@ Reward = TypeVar("Reward", bound=EvaluationRewardConfig)
 
 
 def read(image: Image.Image) -> str:
-    """Stands for an OCR engine, none of which is installed: reads an a in a picture whose corner is bright."""
+    """A substitute for an OCR engine, since none is installed: reads an a in an image whose corner is bright."""
     corner = image.convert("L").getpixel((0, 0))
     return "a" if isinstance(corner, int) and corner > 127 else ""
 

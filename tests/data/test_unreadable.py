@@ -32,7 +32,7 @@ def pictures(folder: Path, num: int, *, cut: int | None = None) -> list[str]:
 
 
 def rows(folder: Path) -> Path:
-    """Three rows that can be read, and a torn line, bytes that are no text and a picture that is not there."""
+    """Three rows that can be read, and a torn line, bytes that are no text and an image that is not there."""
     file = folder / "rows.jsonl"
     good = [json.dumps({"prompt": text}).encode() for text in ("one", "two", "three")]
     bad = [b'{"prompt": "torn', b'{"prompt": "\xff\xfe"}', b'{"prompt": "p", "image": "gone.png"}']

@@ -27,7 +27,7 @@ def started(seed: int = 0, **settings: Any) -> tuple[GymnasiumEnvironment, str]:
 
 
 class Echo(gymnasium.Env):
-    """Texts in and out; each observation has a picture of its length."""
+    """Texts in and out; each observation has an image of its length."""
 
     action_space = gymnasium.spaces.Text(20)
     observation_space = gymnasium.spaces.Text(20)

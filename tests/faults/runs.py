@@ -69,7 +69,7 @@ def lengths(samples: Sequence[Sample]) -> list[float | None]:
 
 
 def images(output: Path, resume: Path | None, reward: Reward) -> Trainer:
-    """Full weights, an average of them, random windows, a warm-up on pictures."""
+    """Full weights, an average of them, random windows, a warm-up on images."""
     values = {
         **BASE,
         **ALL,

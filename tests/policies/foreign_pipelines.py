@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 NUM_STEPS = 4
-SIZE = 2  # of the picture; its four numbers are the state
+SIZE = 2  # of the image; its four numbers are the state
 
 
 class Pictures(BaseOutput):
@@ -61,7 +61,7 @@ class FieldPipeline(DiffusionPipeline):
     def __call__(
         self, prompt: Sequence[str], generator: Sequence[torch.Generator], num_inference_steps: int = NUM_STEPS
     ) -> Pictures:
-        """Draws a picture per prompt."""
+        """Generates an image per prompt."""
         self.scheduler.set_timesteps(num_inference_steps)
         state = torch.cat([torch.randn(1, SIZE * SIZE, generator=g) for g in generator])
         code = codes(prompt)
@@ -149,7 +149,7 @@ class HookedPipeline(GuidedPipeline):
 
     @torch.no_grad()
     def __call__(self, prompt: Sequence[str], generator: Any, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
-        """Draws a picture per prompt."""
+        """Generates an image per prompt."""
         outputs: dict[str, Tensor] = {}
         hook = self.guide.layer.register_forward_hook(lambda layer, args, output: outputs.update(features=output))
         self.guide(codes(prompt)[:, None].expand(-1, SIZE * SIZE))
@@ -167,7 +167,7 @@ class FramesPipeline(FieldPipeline):
 
     @torch.no_grad()
     def __call__(self, prompt: Sequence[str], generator: Any, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
-        """Draws a picture per prompt."""
+        """Generates an image per prompt."""
         prompt, generator = ([prompt], [generator]) if isinstance(prompt, str) else (prompt, generator)
         self.scheduler.set_timesteps(num_inference_steps)
         state = torch.cat([torch.randn(1, SIZE * SIZE, generator=g) for g in generator])
@@ -198,7 +198,7 @@ class SleepingPipeline(FieldPipeline):
 
     @torch.no_grad()
     def __call__(self, prompt: Sequence[str], generator: Any, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
-        """Grey pictures."""
+        """Grey images."""
         return Pictures(images=[_picture(torch.zeros(SIZE * SIZE)) for _ in prompt])
 
 
@@ -207,7 +207,7 @@ class SingleStringPipeline(FieldPipeline):
 
     @torch.no_grad()
     def __call__(self, prompt: str, generator: torch.Generator, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
-        """Draws a picture."""
+        """Generates an image."""
         text = prompt.removesuffix("?")  # a list has no such method
         return inspect.unwrap(FieldPipeline.__call__)(self, [text], [generator], num_inference_steps)
 
@@ -217,13 +217,13 @@ class LabeledPipeline(FieldPipeline):
 
     @torch.no_grad()
     def __call__(self, lengths: Sequence[int], generator: Any, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
-        """Draws a picture per number."""
+        """Generates an image per number."""
         prompts = ["x" * length for length in lengths]
         return inspect.unwrap(FieldPipeline.__call__)(self, prompts, generator, num_inference_steps)
 
 
 class Sounds(BaseOutput):
-    """What a call returns that makes no pictures."""
+    """The output of a call without images."""
 
     audios: Tensor
 

@@ -20,7 +20,7 @@ ERROR, LEVEL = Value("error"), Value("level")
 
 
 def off_policy_samples_of(name: str) -> list[OffPolicySample]:
-    """Two members of each of two groups, with pictures or videos alone."""
+    """Two members of each of two groups, with images or videos alone."""
     examples = examples_of(name)
     return [
         OffPolicySample(sample=Sample(example.prompt, group, member, image=example.image, video=example.video))

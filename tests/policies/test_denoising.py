@@ -167,7 +167,7 @@ def test_overwritten_elements_are_excluded_from_decisions() -> None:
     rollout = policy.rollout(prompts_of("sd15-inpaint"), group_size=2, seed=SEED, plan=Plan(values=(DRIFT,)))
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     assert rollout.noise is not None
-    # The mask repaints the lower half; the pipeline puts the given picture back into the upper half after each step.
+    # The mask repaints the lower half; the pipeline puts the given image back into the upper half after each step.
     repainted = torch.zeros(1, 4, 8, 8, dtype=torch.bool)
     repainted[:, :, 4:] = True
     for row, transitions in enumerate(rollout.trace.transitions):
@@ -324,6 +324,6 @@ def test_images_are_equal_for_every_output_type() -> None:
     for form in ("np", "pt"):
         for sample, picture in zip(samples_of(form), expected, strict=True):
             assert np.array_equal(np.asarray(sample.image), picture)
-    latents = [sample.array for sample in samples_of("latent")]  # are no picture
+    latents = [sample.array for sample in samples_of("latent")]  # are no image
     assert [None if array is None else tuple(array.shape) for array in latents] == [(4, 8, 8)] * len(expected)
     assert not any(sample.image for sample in samples_of("latent"))

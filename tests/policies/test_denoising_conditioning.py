@@ -40,7 +40,7 @@ def _prompts(num_pictures: int = 1, side: int = 16) -> list[Prompt]:
 
 
 class _FirstPictureKontext(FluxKontextPipeline):
-    """Shows all rows the first picture, without a word."""
+    """Shows all rows the first image, without a word."""
 
     def __call__(self, image: Any = None, prompt: Any = None, **arguments: Any) -> Any:
         first = image[0] if isinstance(image, list) else image

@@ -32,7 +32,7 @@ def _count_rows(module: nn.Module) -> list[int]:
 
 
 def _count_pictures(processor: Any) -> list[int]:
-    """Grows by the pictures of each call that makes pixels of them."""
+    """Grows by the images of each call that makes pixels of them."""
     counts: list[int] = []
     resize = processor.pil_to_numpy
 

@@ -154,7 +154,7 @@ def test_levels_follow_the_settings() -> None:
 
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 def test_images_and_latents_give_equal_scores(name: str) -> None:
-    """The tiny autoencoders lose much, so the latent that is compared is that of the picture."""
+    """The tiny autoencoders lose much, so the latent that is compared is that of the image."""
     policy = measured_policy_of(name, reading=READING)
     pictures = off_policy_samples_of(name)
     clean = clean_states(name, policy)

@@ -30,7 +30,7 @@ def picture(seed: int, height: int, width: int) -> Image.Image:
 
 
 def examples_of(name: str) -> list[Example]:
-    """A target for each text: a picture, or as many as the video has frames."""
+    """A target for each text: an image, or as many as the video has frames."""
     call, rows = PIPELINES[name].call, []
     for i, text in enumerate(TEXTS):
         frames = [picture(10 * i + j, call["height"], call["width"]) for j in range(call.get("num_frames", 1))]

@@ -267,7 +267,7 @@ def test_a_run_continues_and_counts(
 
 
 def picture(color: str) -> Any:
-    """A picture.
+    """An image.
 
     Args:
         color: of it.

@@ -28,7 +28,7 @@ def subject(name: str, **settings: Any) -> Subject:
         prompts=prompts_of(),
         gap=1e-6,
         rounding=4e-6,
-        min_trained_frac=0.8,  # not reached: rows of the table of positions, and what reads what a picture lacks
+        min_trained_frac=0.8,  # not reached: rows of the table of positions, and what reads what an image lacks
     )
 
 

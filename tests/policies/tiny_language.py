@@ -48,7 +48,7 @@ def picture(width: int = 16, height: int = 16, seed: int = 0) -> Image.Image:
 
 
 def prompts_of(name: str) -> list[Prompt]:
-    """Two prompts of different lengths: one with a picture, one with several where the model takes them."""
+    """Two prompts of different lengths: one with an image, one with several where the model takes them."""
     tiny = TINY[name]
     first = [picture()] if tiny.images else []
     second = [picture(24, 16, seed=1), picture(seed=2)] if tiny.several else [picture(24, 16, seed=1)] * len(first)

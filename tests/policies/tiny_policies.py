@@ -86,7 +86,7 @@ def _with_shared_parts(name: str) -> Any:
 
 
 def prompts_of(name: str, texts: Sequence[str] = TEXTS) -> list[Prompt]:
-    """Prompts, with the picture that editing pipelines are shown."""
+    """Prompts, with the image that editing pipelines are shown."""
     per_row = PIPELINES[name].per_row
     pictures = (per_row["image"],) if set(per_row) == {"image"} else ()
     return [Prompt(text, images=pictures) for text in texts]

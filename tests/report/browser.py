@@ -70,8 +70,8 @@ class Layout:
         overhang: how much wider than the window the page is.
         cut: texts that reach beyond what hides the rest of them, or beyond the page, and by how much.
         figures: the lines in the cards at the head of the page.
-        tile: width of the narrowest picture, in CSS pixels.
-        grid: height of the pictures before and after, in CSS pixels.
+        tile: width of the narrowest image, in CSS pixels.
+        grid: height of the images before and after, in CSS pixels.
     """
 
     width: int

@@ -40,7 +40,7 @@ def rects(page: Page) -> list[dict[str, str]]:
 
 
 def test_boxes_over_input_images(tmp_path: Path) -> None:
-    # a picture of 800 x 600, kept at 448 x 336: boxes are in its own pixels
+    # an image of 800 x 600, kept at 448 x 336: boxes are in its own pixels
     write(tmp_path, "step-000000", [boxed([400, 300, 800, 600])], (800, 600))
     write(tmp_path, "step-000010", [boxed([0, 0, 200, 300])], (800, 600))
     page = render(tmp_path)
@@ -121,7 +121,7 @@ def test_spans_and_moments_are_on_a_timeline(tmp_path: Path) -> None:
 
 
 def test_masks_are_outlined(tmp_path: Path) -> None:
-    # over the left half of the picture 2 columns and 2 rows: all of the first column, the lower cell of the second
+    # over the left half of the image 2 columns and 2 rows: all of the first column, the lower cell of the second
     mask: dict[str, object] = {"box": [0, 0, 50, 100], "size": [2, 2], "counts": [0, 2, 1, 1], "role": "stated"}
     space = {"name": "original", "width": 100, "height": 100}
     (mark,) = marks_of({"x": {"masks": [mask], "space": space}}, None, "after")
@@ -140,7 +140,7 @@ def test_marks() -> None:
     assert marks_of({"x": point}, None, "after") == [
         ImageMark(kind="after", left=49, top=24, width=2, height=2, label="point")
     ]
-    assert marks_of({"x": boxed([0, 0, 1, 1])}, None, "after") == []  # original pixels of a picture of unknown size
+    assert marks_of({"x": boxed([0, 0, 1, 1])}, None, "after") == []  # original pixels of an image of unknown size
     for strange in ({"boxes": 7}, {"boxes": [{"box": ["a", 0, 1, 1]}]}, {"boxes": [3], "points": [None], "pairs": [4]}):
         assert marks_of({"x": {"space": {"name": "norm1"}, **strange}}, None, "after") == []
     outside = {"boxes": [{"box": [-5, 0.5, 1e6, 2]}], "space": {"name": "norm1"}}

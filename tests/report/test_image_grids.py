@@ -78,7 +78,7 @@ def test_requests_that_differ_are_left_out(run: Path) -> None:
 
 
 def record(run: Path, num_prompts: int, num_members: int) -> None:
-    """At every step, the same picture for every member of every prompt, prompt-major."""
+    """At every step, the same image for every member of every prompt, prompt-major."""
     for step in STEPS:
         rows = [
             {"file": "0000.png", "prompt": f"prompt {group}", "group": group, "member": member}

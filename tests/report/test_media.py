@@ -23,7 +23,7 @@ def test_large_images_are_reduced_until_the_page_is_small(run: Path) -> None:
             Image.fromarray(noise).save(run / f"samples/step-{step:06d}/{request:04d}.png")
     page = render(run)
     images = [decoded(attrs["src"]) for attrs in page.attributes("img")]
-    # 30 pictures share 4.8 MB; a file is about 197 kB, which is more than 160 kB
+    # 30 images share 4.8 MB; a file is about 197 kB, which is more than 160 kB
     assert {image.format for image in images} == {"WEBP"}
     assert "30 images are reduced" in page.texts("p", "lead")[0]
     assert (run / "report.html").stat().st_size < 8_000_000

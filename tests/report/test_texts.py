@@ -26,7 +26,7 @@ def pixels(seed: int) -> np.ndarray:
 
 
 def write_texts(run: Path, name: str, texts: list[list[str]], advantages: list[list[float]] | None = None) -> None:
-    """Groups of texts; request i shows picture i, and a text is right if it holds a 7."""
+    """Groups of texts; request i shows image i, and a text is right if it holds a 7."""
     prompts = [Prompt(f"which {i}? {HOSTILE}", images=(Image.fromarray(pixels(i)),), columns={"answer": 7})
                for i in range(len(texts))]  # fmt: skip
     samples = [
@@ -68,7 +68,7 @@ def test_before_and_after_with_input_images(written: Path) -> None:
     labels = [attrs["data-label"] for attrs in page.attributes("div") if attrs.get("class") == "answer"]
     assert labels == ["before, step 0", "after, step 20"] * 2
     images = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
-    # two requests before and after, then two groups in each of two steps: picture 0 and picture 1 each time
+    # two requests before and after, then two groups in each of two steps: image 0 and image 1 each time
     assert len(images) == 6
     for index, picture in enumerate(images):
         np.testing.assert_array_equal(picture, pixels(index % 2))

@@ -12,7 +12,7 @@ from mmgrpo.types import Prompt, Sample, Score
 
 
 def drew(image: Image.Image | None, text: str = "a red cat", **columns: Any) -> Sample:
-    """A sample with this picture."""
+    """A sample with this image."""
     return Sample(Prompt(text, columns=columns), group=0, member=0, image=image)
 
 
@@ -22,7 +22,7 @@ def filmed(frames: Sequence[Image.Image] | None, text: str = "a red cat", **colu
 
 
 def noise(seed: int, width: int = 24, height: int = 20) -> Image.Image:
-    """An RGB picture of which no two pixels go together."""
+    """An RGB image of which no two pixels go together."""
     pixels = np.random.RandomState(seed).randint(0, 256, size=(height, width, 3))
     return Image.fromarray(pixels.astype(np.uint8))
 

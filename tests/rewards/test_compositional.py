@@ -37,7 +37,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("version", [1, 2])
 @torch.no_grad()
 def test_owl_boxes_follow_its_logits(version: int, tmp_path: Path) -> None:
-    """Worked out from the model's raw output: sigmoid of the best class, boxes scaled to the picture."""
+    """Worked out from the model's raw output: sigmoid of the best class, boxes scaled to the image."""
     image = noise(0, 48, 32)
     judges.save_owl(tmp_path, version)
     model = AutoModelForZeroShotObjectDetection.from_pretrained(tmp_path).eval()

@@ -216,7 +216,7 @@ def test_settings_are_checked():
 
 
 def test_explained_boxes_are_in_the_frame_of_the_references():
-    # the model writes 0..1000 of a picture of 200 x 100
+    # the model writes 0..1000 of an image of 200 x 100
     sample = wrote("[[0, 0, 500, 1000], [900, 900, 1000, 1000]]", [[0, 0, 100, 100]], original_size=[200, 100])
     boxes = [
         {"box": [0, 0, 100, 100], "role": "stated"},

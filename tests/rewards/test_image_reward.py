@@ -13,14 +13,14 @@ from mmgrpo.errors import RewardError
 from tests.rewards.image_samples import drew, noise
 from tests.tiny import judges
 
-WIDTH, MLP, PATCH, PATCHES = 128, 96, 8, 16  # two heads of 64, a picture of 32 x 32 pixels
+WIDTH, MLP, PATCH, PATCHES = 128, 96, 8, 16  # two heads of 64, an image of 32 x 32 pixels
 MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = (*MARKS, "a", "the", "red", "cat", "two", "dogs", "on", "black", "horse", "three")
 
 PICTURES = (noise(0, 64, 40), noise(1, 33, 70))
 TEXTS = ("a red cat", "two dogs on the horse " * 20)  # the second is beyond 35 tokens
 AUTHORS = (-0.9597052, -0.9765388)
-"""What github.com/THUDM/ImageReward's BLIP and head gave for these tensors, pictures and texts."""
+"""What github.com/THUDM/ImageReward's BLIP and head gave for these tensors, images and texts."""
 
 
 def published() -> dict[str, torch.Tensor]:

@@ -144,7 +144,7 @@ def test_against_a_mask_by_hand():
     assert score_of(reward(), json.dumps({"size": [5, 10], "counts": [0, 25, 25]}), LEFT_HALF) == 1  # half the size
     # together, and the same twice
     assert score_of(reward(), "[[0, 0, 5, 10], [5, 0, 10, 10], [0, 0, 5, 10]]", LEFT_HALF) == 1
-    assert score_of(reward(), "[-100, -100, 10, 100]", LEFT_HALF) == 1  # outside the picture does not count
+    assert score_of(reward(), "[-100, -100, 10, 100]", LEFT_HALF) == 1  # outside the image does not count
     assert score_of(reward(), "[10, 10, 0, 0]", LEFT_HALF) == score_of(reward(), "nowhere", LEFT_HALF) == 0
     assert score_of(reward(threshold=0.3), "[5, 0, 15, 10]", LEFT_HALF) == 1
     assert score_of(reward(threshold=0.4), "[5, 0, 15, 10]", LEFT_HALF) == 0

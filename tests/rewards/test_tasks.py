@@ -233,7 +233,7 @@ def test_paths_over_an_image():
     reward = Trajectory(coordinates=UNIT, angle=0.25, ratio=0.1)
     path = [[0.1, 0.2], [0.4, 0.2], [0.4, 0.6]]
     assert score_of(reward, str(path), path) == pytest.approx(1)
-    # half a picture apart in the same direction
+    # half an image apart in the same direction
     most = math.sqrt(2) + 0.25 * math.pi + 0.1 * math.log(10)
     assert score_of(reward, str([[x + 0.5, y] for x, y in path]), str(path)) == pytest.approx(1 - 0.5 / most)
     assert score_of(reward, "nowhere", path) == 0

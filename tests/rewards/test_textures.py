@@ -157,7 +157,7 @@ def test_photographs_have_no_grid_artifacts_and_their_grids_do(photograph: Image
 
 
 def test_sharpness_of_photographs_falls_with_blur_and_rises_with_grids() -> None:
-    """Of its own size a chequered picture is sharper than the photograph: the trap that grid_artifacts is for."""
+    """Of its own size a chequered image is sharper than the photograph: the trap that grid_artifacts is for."""
     for photograph in PHOTOGRAPHS:
         blurred = [photograph.filter(ImageFilter.GaussianBlur(radius)) for radius in (0, 1, 2, 4)]
         result = numbers(Sharpness(size=None)([drew(image) for image in (*blurred, chequered(photograph, 10))]))

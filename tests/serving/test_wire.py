@@ -247,7 +247,7 @@ def test_invalid_tensors_are_rejected(name: str):
 
 
 def test_a_tensor_counts_as_often_as_it_is_named():
-    """A small body may name one picture many times."""
+    """A small body may name one image many times."""
     three, four = (
         save({"a": np.zeros((100, 100), np.uint8)}, metadata={"request": document(samples=[NAMED] * num).decode()})
         for num in (3, 4)

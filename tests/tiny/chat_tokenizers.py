@@ -51,7 +51,7 @@ def qwen3() -> PreTrainedTokenizerFast:
 
 
 def qwen_vision() -> PreTrainedTokenizerFast:
-    """Qwen-VL's: ChatML with marks around each picture and video."""
+    """Qwen-VL's: ChatML with marks around each image and video."""
     return build([*CHATML, *QWEN_VISION_TOKENS], chat_templates.QWEN_VISION, **CHATML_ENDS)
 
 
@@ -73,13 +73,13 @@ def gemma2() -> PreTrainedTokenizerFast:
 
 
 def gemma3() -> PreTrainedTokenizerFast:
-    """Gemma 3's: the system turn joins the first user turn, marks around each picture."""
+    """Gemma 3's: the system turn joins the first user turn, marks around each image."""
     names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
     return build([*GEMMA, *names.values()], chat_templates.GEMMA3, extra_special_tokens=names, **GEMMA_NAMES)
 
 
 def paligemma() -> PreTrainedTokenizerFast:
-    """PaliGemma's: Gemma's without turns; its processor adds the beginning, after the picture."""
+    """PaliGemma's: Gemma's without turns; its processor adds the beginning, after the image."""
     names = {"image_token": "<image>"}
     return build([*GEMMA, "<image>"], chat_templates.PALIGEMMA, extra_special_tokens=names, **GEMMA_NAMES)
 
@@ -102,7 +102,7 @@ def cohere() -> PreTrainedTokenizerFast:
 
 
 def idefics3() -> PreTrainedTokenizerFast:
-    """Idefics 3's and SmolVLM's: a mark for each tile of a picture, turns without ChatML's marks."""
+    """Idefics 3's and SmolVLM's: a mark for each tile of an image, turns without ChatML's marks."""
     tiles = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     marks = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"]
     return build(

@@ -173,7 +173,7 @@ def chameleon() -> tuple[Any, Any, Any]:
 
 
 def llamagen() -> tuple[Any, Any, Any]:
-    """A stock Llama whose vocabulary ends in the codes of a stock autoencoder of grey pictures."""
+    """A stock Llama whose vocabulary ends in the codes of a stock autoencoder of grey images."""
     tokenizer = _tokenizer()
     config = LlamaConfig(**TEXT, vocab_size=len(tokenizer) + NUM_CODES, **_ids(tokenizer))
     return LlamaForCausalLM(config), tokenizer, vq_model(channels=1)

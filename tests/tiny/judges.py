@@ -37,7 +37,7 @@ from tests.tiny import tokenizers
 
 SIDE = 16  # pixels a side
 WIDTH = 32
-DRAW_STD = 0.2  # wider than for training, so that two pictures and two texts differ clearly
+DRAW_STD = 0.2  # wider than for training, so that two images and two texts differ clearly
 
 OPEN_CLIP = {
     "embed_dim": 24,
@@ -90,7 +90,7 @@ def save_encoder(folder: Path, seed: int = 0) -> Path:
 
 
 def save_owl(folder: Path, version: int = 2, seed: int = 0) -> Path:
-    """OWL-ViT (1) or OWLv2 (2) with its processor, on pictures of 16 x 16 pixels."""
+    """OWL-ViT (1) or OWLv2 (2) with its processor, on images of 16 x 16 pixels."""
     tokenizer = tokenizers.clip_tokenizer()
     tower = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

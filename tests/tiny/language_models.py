@@ -28,10 +28,10 @@ class Tiny:
         processor: makes the processor, or the tokenizer of a model that only reads text.
         model: makes the model for that tokenizer.
         ends: the tokens that end a generation.
-        images: the model takes pictures.
-        several: it takes several pictures in one prompt.
+        images: the model takes images.
+        several: it takes several images in one prompt.
         videos: it takes videos.
-        needs_image: it takes no prompt without a picture.
+        needs_image: it takes no prompt without an image.
         logit_std: standard deviation of a position's logits over the vocabulary, before scales and caps.
     """
 

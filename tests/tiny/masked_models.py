@@ -89,7 +89,7 @@ def bert() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def codes() -> tuple[Any, ...]:
-    """A language model whose last tokens are the codes of pictures, as MMaDA has them."""
+    """A language model whose last tokens are the codes of images, as MMaDA has them."""
     return *eurobert(extra=CODES), vq_model()
 
 

@@ -31,11 +31,11 @@ from tests.tiny import chat_templates, chat_tokenizers
 
 PATCH = 4  # pixels a side
 MERGE = 2  # patches a side that become one token, where a model merges them
-SIDE = 16  # pixels a side of a tile, for models whose pictures or tiles have one size
+SIDE = 16  # pixels a side of a tile, for models whose images or tiles have one size
 TILE_PATCHES = (SIDE // PATCH) ** 2
 TILE_TOKENS = TILE_PATCHES // MERGE**2  # of a merged tile
 TILE = {"height": SIDE, "width": SIDE}
-PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]  # heights and widths that a picture is tiled to
+PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]  # heights and widths that an image is tiled to
 QWEN_PATCHES: dict[str, Any] = {"patch_size": PATCH, "merge_size": MERGE, "temporal_patch_size": 2}
 QWEN_PICTURE = {"shortest_edge": 64, "longest_edge": 576}  # areas in pixels
 QWEN_VIDEO = {"shortest_edge": 64, "longest_edge": 2048}  # of all frames together
@@ -68,7 +68,7 @@ def idefics3() -> Idefics3Processor:
 
 
 def llava_next() -> LlavaNextProcessor:
-    """A picture becomes two or four tiles, whose padding is left out, and an overview."""
+    """An image becomes two or four tiles, whose padding is left out, and an overview."""
     tokenizer = chat_tokenizers.llava_next()
     images = LlavaNextImageProcessor(size={"shortest_edge": SIDE}, crop_size=TILE, image_grid_pinpoints=PINPOINTS)
     return LlavaNextProcessor(
@@ -82,7 +82,7 @@ def llava_next() -> LlavaNextProcessor:
 
 
 def llava_onevision() -> LlavaOnevisionProcessor:
-    """A picture alone is tiled as in LLaVA-NeXT, several pictures are not, a video's frames are pooled."""
+    """An image alone is tiled as in LLaVA-NeXT, several images are not, a video's frames are pooled."""
     tokenizer = chat_tokenizers.llava_onevision()
     return LlavaOnevisionProcessor(
         LlavaOnevisionImageProcessor(size=TILE, image_grid_pinpoints=PINPOINTS),
@@ -95,7 +95,7 @@ def llava_onevision() -> LlavaOnevisionProcessor:
 
 
 def internvl() -> InternVLProcessor:
-    """A picture becomes up to two tiles and an overview; a frame of a video is one tile."""
+    """An image becomes up to two tiles and an overview; a frame of a video is one tile."""
     tokenizer = chat_tokenizers.internvl()
     return InternVLProcessor(
         GotOcr2ImageProcessor(size=TILE, crop_to_patches=True, max_patches=2),
@@ -107,7 +107,7 @@ def internvl() -> InternVLProcessor:
 
 
 def gemma3() -> Gemma3Processor:
-    """Every picture is resized to 16 x 16 pixels and becomes 4 tokens between marks."""
+    """Every image is resized to 16 x 16 pixels and becomes 4 tokens between marks."""
     tokenizer = chat_tokenizers.gemma3()
     return Gemma3Processor(
         Gemma3ImageProcessor(size=TILE),
@@ -118,7 +118,7 @@ def gemma3() -> Gemma3Processor:
 
 
 def paligemma() -> PaliGemmaProcessor:
-    """The picture, 16 tokens, comes before the beginning of the text."""
+    """The image, 16 tokens, comes before the beginning of the text."""
     tokenizer = chat_tokenizers.paligemma()
     images = SiglipImageProcessor(size=TILE, image_seq_length=TILE_PATCHES)  # pyright: ignore[reportCallIssue]
     return PaliGemmaProcessor(images, tokenizer, chat_template=tokenizer.chat_template)

@@ -26,7 +26,7 @@ WORDS = "what is the colour of the picture"
 OTHER_WORDS = "how many cat"
 VISIBLE = 0.05  # a difference of logits, whose standard deviation over the vocabulary is about 2.5
 
-# Of a picture 20 pixels wide and 12 high, and of one 32 wide. Patches are 4 pixels, tiles 16.
+# Of an image 20 pixels wide and 12 high, and of one 32 wide. Patches are 4 pixels, tiles 16.
 IMAGE_TOKENS = [
     # 12 rounds to 16 and 20 to 16 (20 / 8 = 2.5, to even); a token is 8 x 8: 4, and 2 x 4
     *((name, 4, 8) for name in ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3.5-vl")),

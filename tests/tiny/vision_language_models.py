@@ -121,7 +121,7 @@ def idefics3(tokenizer: PreTrainedTokenizerBase) -> Idefics3ForConditionalGenera
 
 def llava_next(tokenizer: PreTrainedTokenizerBase) -> LlavaNextForConditionalGeneration:
     """CLIP's features before the last layer, a new-line embedding after each row, Mistral with a sliding window that
-    reaches from the answer back to the picture."""
+    reaches from the answer back to the image."""
     return LlavaNextForConditionalGeneration(
         LlavaNextConfig(
             text_config=text(tokenizer) | {"model_type": "mistral", "sliding_window": 3 * WINDOW},
@@ -160,7 +160,7 @@ def internvl(tokenizer: PreTrainedTokenizerBase) -> InternVLForConditionalGenera
 
 
 def gemma3(tokenizer: PreTrainedTokenizerBase) -> Gemma3ForConditionalGeneration:
-    """The tokens of a picture attend to each other both ways; a sliding window in one layer."""
+    """The tokens of an image attend to each other both ways; a sliding window in one layer."""
     return Gemma3ForConditionalGeneration(
         Gemma3Config(
             text_config=text(tokenizer) | WINDOWED | {"head_dim": HEAD_WIDTH, "query_pre_attn_scalar": HEAD_WIDTH},

@@ -51,7 +51,7 @@ TASKS: dict[str, Any] = {
 
 
 def prompt_reward(samples: Sequence[Sample]) -> list[float]:
-    """A number that goes by the picture and by the digit that the user's own prompt asks for."""
+    """A number that goes by the image and by the digit that the user's own prompt asks for."""
     SCORED_SAMPLES.extend(samples)
     return [worth(sample) for sample in samples]
 

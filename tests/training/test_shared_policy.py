@@ -307,7 +307,7 @@ def tiny() -> Any:
 
 @pytest.mark.nightly
 def test_a_model_of_texts_and_images_is_one_policy_of_two_tasks(tmp_path: Path) -> None:
-    """Texts are rewarded as texts and pictures as pictures, and an update moves the heads of both."""
+    """Texts are rewarded as texts and images as images, and an update moves the heads of both."""
     settings = {"rollout": {"prompts_per_step": 1, "group_size": 4}}
     tasks = {
         "writes": {**settings, "update": {"optimizer": {"lr": 1e-3}}},

@@ -56,7 +56,7 @@ class Family:
         kind: one of the four above.
         architecture: the model's class.
         make: builds model and processor.
-        prompts: of every kind the family takes: texts of two lengths, one picture or sound, several.
+        prompts: of every kind the family takes: texts of two lengths, one image or sound, several.
     """
 
     name: str
