@@ -88,28 +88,24 @@ class TokenBuffer:
             self._uniform_NT[row, : len(uniform_T)] = uniform_T.to(self._uniform_NT)
         self._supports[row] = []
 
-    def write(
-        self, t: int | Tensor, row_n: Tensor, logits_nV: Tensor, *, stored_positions: Sequence[int] | None = None
-    ) -> Tensor:
+    def write(self, t: int | Tensor, row_n: Tensor, logits_nV: Tensor) -> Tensor:
         """Samples and stores token t of some rows.
 
         Args:
             t: number of the token, of all rows or (n,) of each.
             row_n: the rows.
             logits_nV: their raw logits, float32.
-            stored_positions: positions of the rows whose tokens are stored; None: all.
 
         Returns:
-            The sampled tokens (n,), stored or not.
+            The sampled tokens (n,).
         """
         plain_nV = logits_nV / self._sampling.temperature if self._numbers else logits_nV
         logits_nV = self._sampling.tempered(logits_nV)
         if self._sampling.truncates and self._uniform_NT is not None:
             keep_nV = self._sampling.support(logits_nV)
             logits_nV = logits_nV.masked_fill(~keep_nV, -torch.inf)
-            supports, rows = Support.of(keep_nV), row_n.tolist()
-            for position in range(len(rows)) if stored_positions is None else stored_positions:
-                self._supports[rows[position]].append(supports[position])
+            for row, support in zip(row_n.tolist(), Support.of(keep_nV), strict=True):
+                self._supports[row].append(support)
         if self._forced_NT is not None:
             token_n = self._forced_NT[row_n, t]
         elif self._uniform_NT is not None and (self._random_T is None or bool(self._random_T[t])):
@@ -118,12 +114,10 @@ class TokenBuffer:
             token_n = logits_nV.argmax(-1)
         logprob_n = logits_nV.gather(-1, token_n[:, None])[:, 0] - logits_nV.logsumexp(-1)
         numbers = {name: TOKEN_STATISTICS[name](plain_nV, logits_nV, self._embedding_VD) for name in self._numbers}
-        position_m = slice(None) if stored_positions is None else torch.tensor(stored_positions, device=row_n.device)
-        index_m = (row_n[position_m], t if isinstance(t, int) else t[position_m])
-        self._token_NT[index_m] = token_n[position_m]
-        self._logprob_NT[index_m] = logprob_n[position_m]
+        self._token_NT[row_n, t] = token_n
+        self._logprob_NT[row_n, t] = logprob_n
         for name, number_n in numbers.items():
-            self._numbers[name][index_m] = number_n[position_m]
+            self._numbers[name][row_n, t] = number_n
         return token_n
 
     def completions(self, end_ids: Tensor) -> list[Completion]:

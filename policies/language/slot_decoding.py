@@ -56,15 +56,15 @@ class SlotDecoder:
         """
         device = self._transformer.device
         num = min(self._look_every, *(self._limits[slot] - self._num_written[slot] for slot in self.active))
-        slot_S = torch.arange(len(self._limits), device=device)
-        token_S, ended_S = slot_S, torch.zeros_like(slot_S, dtype=torch.bool)
-        stored = None if len(self.active) == len(slot_S) else self.active
+        token_S = torch.zeros(len(self._limits), dtype=torch.long, device=device)
+        ended_S = torch.zeros_like(token_S, dtype=torch.bool)
+        active_n = torch.tensor(self.active, device=device)
         for step in range(num):
             if step:
                 self.slots.extend(token_S, self.active)
-            logits_SV = self._transformer.logits(self.slots.hidden_SD)
-            t_S = torch.tensor(self._num_written, device=device)
-            token_S = self._buffer.write(t_S, slot_S, logits_SV, stored_positions=stored)
+            logits_nV = self.slots.logits(self.active)
+            t_n = torch.tensor([self._num_written[slot] for slot in self.active], device=device)
+            token_S[active_n] = self._buffer.write(t_n, active_n, logits_nV)
             ended_S = ended_S | torch.isin(token_S, self._end_ids)
             for slot in self.active:
                 self._num_written[slot] += 1

@@ -1,8 +1,9 @@
 """Slots: the memory of the rows that are decoded at a time, each with its own length.
 
 The tokens of a row begin at index 0 of its slot, attention reads up to a multiple of ``BLOCK`` tokens, and every
-forward runs all slots, or one of them alone. So the numbers of a row depend on its tokens and on the number of slots,
-not on the rows in the other slots: bitwise on a CPU, in float32 and in bfloat16 (``tests/policies/test_slots.py``).
+forward runs one slot alone, or all, or on a CPU a multiple of ``ROWS``, where that gives the same numbers. So the
+numbers of a row depend on its tokens and on the number of slots, not on the rows in the other slots: bitwise on a CPU,
+in float32 and in bfloat16 (``tests/policies/test_slots.py``).
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ from .transformer import Transformer
 BLOCK = 64
 """Tokens by which the part of a slot that attention reads grows: kernels add up blocks of this length in one order."""
 
+ROWS = 16
+"""Rows by which a forward of several slots grows on a CPU: from so many on, a row of a matrix product has the same
+numbers for any number of rows, unless several threads divide it (``Transformer.is_invariant``)."""
+
 
 @dataclass(slots=True)
 class _Target:
     """The tokens of the next forward.
 
     Attributes:
-        rows: their slots, all or one.
-        row_n1: the numbers of these slots.
+        rows: their rows of the memory.
+        row_n1: the numbers of these rows.
         position_nR: the index of each token in its slot.
         length: number of leading tokens of the slots that attention reads.
     """
@@ -91,6 +96,7 @@ class Slots:
         self._cache: Cache | None = None
         self._next_position = torch.zeros(num_slots, dtype=torch.long, device=transformer.device)
         self.num_stored = [0] * num_slots
+        self._slot_at = list(range(num_slots))  # the slot of each row of the memory
 
     def put(self, slots: Sequence[int], prefix: Prefix, rows: Sequence[int]) -> None:
         """Copies rows of a prefix, aligned on the left, into slots."""
@@ -100,10 +106,11 @@ class Slots:
         self._reserve(prefix.length)
         device = self._transformer.device
         slot_n, row_n = torch.tensor(slots, device=device), torch.tensor(rows, device=device)
+        to_n = torch.tensor([self._slot_at.index(slot) for slot in slots], device=device)
         layers: Any = zip(self._cache.layers, prefix.cache.layers, strict=True)
         for layer, source in layers:
-            layer.keys[slot_n, :, : prefix.length] = source.keys[row_n]
-            layer.values[slot_n, :, : prefix.length] = source.values[row_n]
+            layer.keys[to_n, :, : prefix.length] = source.keys[row_n]
+            layer.values[to_n, :, : prefix.length] = source.values[row_n]
         self.hidden_SD[slot_n] = prefix.hidden_ND[row_n]
         if prefix.next_position.ndim > self._next_position.ndim:
             self._next_position = self._next_position.expand(*prefix.next_position.shape[:-1], -1).clone()
@@ -113,19 +120,19 @@ class Slots:
             self.num_stored[slot] = lengths[row]
 
     def extend(self, token_S: Tensor, active: Sequence[int]) -> None:
-        """Runs a token of every slot, and appends it to the rows of the active ones."""
+        """Runs a token of the active slots, and appends it to their rows."""
+        slots = self._gather(active)
         length = max(self.num_stored[slot] for slot in active) + 1
-        self.hidden_SD = self._run(slice(None), token_S[:, None], length)[:, -1]
-        is_active = [0] * len(self.num_stored)
+        slot_n = torch.tensor(slots, device=token_S.device)
+        self.hidden_SD[slot_n] = self._run(slice(len(slots)), slots, token_S[slot_n, None], length)[:, -1]
         for slot in active:
-            is_active[slot] = 1
             self.num_stored[slot] += 1
-        self._next_position = self._next_position + torch.tensor(is_active, device=token_S.device)
+        self._next_position[..., torch.tensor(active, device=token_S.device)] += 1
 
     def extend_slot(self, slot: int, token_R: Tensor) -> None:
         """Appends tokens to the row of one slot, which runs alone."""
-        num, token_R = len(token_R), token_R.to(self._transformer.device)
-        hidden_1RD = self._run(slice(slot, slot + 1), token_R[None], self.num_stored[slot] + num)
+        num, token_R, row = len(token_R), token_R.to(self._transformer.device), self._slot_at.index(slot)
+        hidden_1RD = self._run(slice(row, row + 1), [slot], token_R[None], self.num_stored[slot] + num)
         self.hidden_SD[slot] = hidden_1RD[0, -1]
         self._next_position[..., slot] += num
         self.num_stored[slot] += num
@@ -135,13 +142,43 @@ class Slots:
         self._next_position[..., slot] -= self.num_stored[slot] - num_stored
         self.num_stored[slot] = num_stored
 
-    def _run(self, rows: slice, token_nR: Tensor, length: int) -> Tensor:
-        """Runs tokens after those of slots; their hidden states (n, R, D)."""
+    def logits(self, active: Sequence[int]) -> Tensor:
+        """Logits of the next token of each active slot, (n, V)."""
+        idle = sorted({*self._slot_at} - {*active})
+        slots = [*active, *idle[: self._num_rows(len(active)) - len(active)]]
+        return self._transformer.logits(self.hidden_SD[slots])[: len(active)]
+
+    def _num_rows(self, num_active: int) -> int:
+        """Number of rows that run for so many active slots."""
+        num, num_slots = -(-num_active // ROWS) * ROWS, len(self._slot_at)
+        return num if num < num_slots and self._transformer.is_invariant(num, num_slots) else num_slots
+
+    def _gather(self, active: Sequence[int]) -> list[int]:
+        """Moves the active slots to the first rows of the memory; returns the slots of the rows that run."""
+        num = self._num_rows(len(active))
+        active_slots = {*active}
+        is_active = [slot in active_slots for slot in self._slot_at]
+        behind = [row for row in range(num, len(is_active)) if is_active[row]]
+        idle = [row for row in range(num) if not is_active[row]][: len(behind)]
+        if behind:
+            self._swap(behind, idle)
+        return self._slot_at[:num]
+
+    def _swap(self, rows: Sequence[int], others: Sequence[int]) -> None:
+        """Swaps rows of the memory."""
+        old, new = [*rows, *others], [*others, *rows]
+        for layer in self._layers:
+            layer.keys[new], layer.values[new] = layer.keys[old], layer.values[old]
+        for row, slot in zip(new, [self._slot_at[row] for row in old], strict=True):
+            self._slot_at[row] = slot
+
+    def _run(self, rows: slice, slots: Sequence[int], token_nR: Tensor, length: int) -> Tensor:
+        """Runs tokens after those of slots, which have these rows of the memory; their hidden states (n, R, D)."""
         assert self._cache is not None
         R, device = token_nR.shape[1], token_nR.device
-        stored_n = torch.tensor(self.num_stored[rows], device=device)
-        position_nR = stored_n[:, None] + torch.arange(R, device=device)
-        self._reserve(max(self.num_stored[rows]) + R)
+        stored = [self.num_stored[slot] for slot in slots]
+        position_nR = torch.tensor(stored, device=device)[:, None] + torch.arange(R, device=device)
+        self._reserve(max(stored) + R)
         length = -(-length // BLOCK) * BLOCK
         row_n1 = torch.arange(len(self.num_stored), device=device)[rows, None]
         target = _Target(rows, row_n1, position_nR, length)
@@ -151,7 +188,7 @@ class Slots:
             token_nR,
             self._cache,
             attention_mask=self._transformer.slot_mask(position_nR, length),
-            position_ids=self._next_position[..., rows, None] + torch.arange(R, device=device),
+            position_ids=self._next_position[..., slots, None] + torch.arange(R, device=device),
         )
 
     @property

@@ -62,6 +62,7 @@ class Transformer:
         self._attention = model.config.get_text_config(decoder=True)._attn_implementation
         self._windows = _windows_of(cache)
         self.takes_slots = self._takes_positions and slots_hold(model, cache)
+        self._is_invariant: dict[tuple[int, int, int], bool] = {}
 
     @cached_property
     def _compiled(self) -> Any:
@@ -116,6 +117,28 @@ class Transformer:
         inputs[self._cache_argument] = cache
         with self._arithmetic():
             return forward(input_ids=token_NR, **inputs, use_cache=True).last_hidden_state
+
+    def is_invariant(self, num_rows: int, num_all: int) -> bool:
+        """Whether rows have bitwise the same numbers in a forward of fewer rows, by a trial; False but on a CPU.
+
+        Args:
+            num_rows: number of the fewer rows.
+            num_all: number of all rows.
+
+        Returns:
+            Whether they have.
+        """
+        key = (num_rows, num_all, torch.get_num_threads())
+        if self.device.type == "cpu" and key not in self._is_invariant:
+            all_N = self._trial_logits(num_all)
+            self._is_invariant[key] = torch.equal(self._trial_logits(num_rows), all_N[:num_rows])
+        return self._is_invariant.get(key, False)
+
+    @torch.no_grad()
+    def _trial_logits(self, num_rows: int) -> Tensor:
+        """Logits after one token, another one in each row."""
+        token_N1 = torch.arange(num_rows, device=self.device)[:, None] % self.vocabulary
+        return self.logits(self._run({"input_ids": token_N1}).last_hidden_state[:, -1])
 
     def slot_mask(self, position_NR: Tensor, length: int) -> Any:
         """The attention mask of tokens at some index of their rows, each of which begins at index 0 of the cache.

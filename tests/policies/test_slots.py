@@ -82,7 +82,9 @@ def num_bytes(cache: Any) -> int:
 
 
 @torch.no_grad()
-def states_in_slot(policy: LanguagePolicy, name: str, slot: int, neighbors: dict[int, int]) -> Tensor:
+def states_in_slot(
+    policy: LanguagePolicy, name: str, slot: int, neighbors: dict[int, int], *, num_slots: int = 4
+) -> Tensor:
     """The states of the first prompt's row in a slot: of its prompt, four tokens one by one, and three at once.
 
     Args:
@@ -90,28 +92,33 @@ def states_in_slot(policy: LanguagePolicy, name: str, slot: int, neighbors: dict
         name: its family.
         slot: the slot.
         neighbors: number of tokens after the second prompt, by slot.
+        num_slots: number of slots.
 
     Returns:
-        (6, D).
+        (6, D), and as many logits of the next token.
     """
     encoded = [policy._encoder(prompt) for prompt in prompts_of(name)]
     path = policy._path_for(encoded)
     assert isinstance(path, CachedPath)
     assert path.slots
     first, second = (left_aligned(path.transformer.prefill([prompt], max_tokens=9999)) for prompt in encoded)
-    slots = Slots(path.transformer, 4)
+    slots = Slots(path.transformer, num_slots)
     slots.put([slot], first, [0])
     for neighbor, num_tokens in neighbors.items():
         slots.put([neighbor], second, [0])
         slots.extend_slot(neighbor, torch.arange(num_tokens) % 9 + 60)
-    states = [slots.hidden_SD[slot].clone()]
+
+    def state() -> Tensor:
+        return torch.cat([slots.hidden_SD[slot], slots.logits([*neighbors, slot])[-1]])
+
+    states = [state()]
     for number in range(4):
-        token_S = torch.arange(4) + 70 + len(neighbors) + number
+        token_S = torch.arange(num_slots) % 9 + 60 + number
         token_S[slot] = 65 + number
         slots.extend(token_S, [slot, *neighbors])
-        states.append(slots.hidden_SD[slot].clone())
+        states.append(state())
     slots.extend_slot(slot, torch.tensor([61, 62, 63]))
-    return torch.stack([*states, slots.hidden_SD[slot].clone()])
+    return torch.stack([*states, state()])
 
 
 @pytest.mark.parametrize("name", families("language", sorted(set(TINY) - NO_SLOTS)))
@@ -123,6 +130,32 @@ def test_numbers_of_a_row_are_bitwise_independent_of_other_slots(name: str, dtyp
     alone = states_in_slot(policy, name, 0, {})
     assert torch.equal(states_in_slot(policy, name, 0, {1: 3, 2: 90, 3: 40}), alone)
     assert torch.equal(states_in_slot(policy, name, 2, {0: 200, 3: 1}), alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_numbers_of_a_row_are_bitwise_independent_of_the_number_of_rows_that_run(dtype: torch.dtype) -> None:
+    """Of 40 slots 16, 32 or all run; the slot of the row is behind the first ones, so that it moves."""
+    assert torch.get_num_threads() == 1  # several divide a matrix product by its number of rows
+    model, processor = make("llama")
+    policy = LanguagePolicy(model.to(dtype), processor, {"max_new_tokens": 7, "temperature": TEMPERATURE})
+    alone = states_in_slot(policy, "llama", 37, {}, num_slots=40)
+    for others in (15, 16, 31, 37):
+        neighbors = {slot: 1 + 3 * slot % 70 for slot in range(others)}
+        assert torch.equal(states_in_slot(policy, "llama", 37, neighbors, num_slots=40), alone)
+
+
+def test_idle_slots_do_not_run_in_multiples_of_sixteen() -> None:
+    policy = terse("llama", rollout_batch=40, max_new_tokens=60)
+    prompts = [Prompt("what number is this")]
+    policy.rollout(prompts, group_size=40, seed=SEED)  # checks the path, and the numbers of fewer rows
+    policy._verified.length = 10**6
+    with tokens_of_forwards(policy) as shapes:
+        rollout = policy.rollout(prompts, group_size=40, seed=SEED)
+    lengths = [len(sample.tokens or ()) for sample in rollout.samples]
+    unfinished = [sum(length > step for length in lengths) for step in range(1, max(lengths))]
+    assert min(unfinished) < 16 < 32 < max(unfinished)
+    expected = [(min(-(-num // 16) * 16, 40), 1) for num in unfinished]
+    assert shapes == [(1, policy._encoder(prompts[0]).length), *expected]
 
 
 @pytest.mark.parametrize("name", families("language", TINY))
