@@ -11,7 +11,7 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.explanation import explanation, formula_of
+from mmgrpo.explain.explanation import evaluation_notes, explanation, formula_of
 from mmgrpo.explain.forward_counts import SampleForwards, forwards_per_sample
 from mmgrpo.explain.lines import LABEL
 from mmgrpo.maths.advantages import ADVANTAGES
@@ -272,6 +272,26 @@ def test_geometry_passes_and_method() -> None:
     assert lines["method"] == "Flow-GRPO (arXiv:2505.05470)"
     assert (lines["deviation"], lines["evidence"]) == ("one window", "by hand")
     assert rows(changed(objective={"kl": {"beta": 0}}))["reference"] == "no pass: objective.kl.beta is 0"
+
+
+def test_the_evaluation_of_roles_that_take_turns_is_of_single_answers() -> None:
+    config = validated(
+        {
+            "prompts": {"source": "prompts.jsonl"},
+            "rewards": [{"name": "exact_match"}],
+            "policy": {"name": "language", "model": "m"},
+            "evaluation": {"prompts": {"source": "held_out.jsonl"}},
+            "rollout": {
+                "strategy": {"name": "take_turns", "roles": ["asker", "helper"], "turns": 2},
+                "prompt_templates": {name: {"name": "role", "text": "{prompt}"} for name in ("asker", "helper")},
+            },
+        }
+    )
+    assert evaluation_notes(config) == (
+        "a sample is one answer to the unchanged prompt: rollout.strategy take_turns and its prompt templates (asker, "
+        "helper) apply in training alone",
+    )
+    assert evaluation_notes(load_config("quickstart/arithmetic-text")) == ()
 
 
 @pytest.mark.parametrize("registry", [SURROGATES, AGGREGATES, ADVANTAGES, BOUNDS, SELECTIONS, {"gdpo": gdpo_advantage}])

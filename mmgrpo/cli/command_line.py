@@ -182,11 +182,14 @@ def evaluate(
 ) -> None:
     """Evaluate a run (all tasks of a mixed run), a checkpoint or the base model on held-out prompts."""
     with plain_errors():
+        from mmgrpo.explain.explanation import evaluation_notes
         from mmgrpo.training.mixed import under_task
 
         table = Table("reward", "mean", "spread", "scored", "failed", box=None, header_style="bold")
         metrics: dict[str, float] = {}
         for name, settings in evaluated_settings_of(config, overrides, task, trust=trust).items():
+            for note in evaluation_notes(settings):
+                PlainConsole(stderr=True).print_line(f"note: {f'{name}: ' if name else ''}{note}")
             result = evaluation_of(settings, weights_for(config, checkpoint, task or name, best=best), trust=trust)
             for row in result.rows() if result else ():
                 table.add_row(f"{name}/{row[0]}" if name else row[0], *row[1:])

@@ -412,7 +412,24 @@ def _evaluation_line(config: RunConfig, settings: Mapping[str, Any] | None) -> s
         f"before the first step, every {_plural(evaluation.every, 'step')} and after the last: "
         f"{_plural(evaluation.samples_per_prompt, 'sample')} a prompt{forwards}, "
         f"{'at random' if evaluation.sampled else 'without noise'}, "
-        f"scored by {rewards or 'the training rewards'}"
+        f"scored by {rewards or 'the training rewards'}" + "".join(f"; {note}" for note in evaluation_notes(config))
+    )
+
+
+def evaluation_notes(config: RunConfig) -> tuple[str, ...]:
+    """How the samples of an evaluation differ from those of the training.
+
+    Args:
+        config: the run.
+
+    Returns:
+        Sentences; none if the prompts are those of the training.
+    """
+    if not (names := ", ".join(config.rollout.prompt_templates)):
+        return ()
+    return (
+        "a sample is one answer to the unchanged prompt: "
+        f"rollout.strategy {config.rollout.strategy.name} and its prompt templates ({names}) apply in training alone",
     )
 
 
