@@ -250,10 +250,11 @@ class _GroupOwners:
             self.loads[self.process_of[prompt]] += costs[prompt]
 
     def _assign_by_roots(self, requests: Sequence[Request]) -> None:
-        new_requests = [request for request in requests if request.after and request.prompt not in self.process_of]
-        roots = {request.prompt: self.root_of.get(request.after[0][0], request.after[0][0]) for request in new_requests}
-        self.root_of.update(roots)
-        self.process_of.update({prompt: self.process_of[root] for prompt, root in self.root_of.items()})
+        for request in requests:
+            if request.after and request.prompt not in self.process_of:
+                group = request.after[0][0]
+                self.root_of[request.prompt] = self.root_of.get(group, group)
+                self.process_of[request.prompt] = self.process_of[group]
 
 
 def _blocks(costs: Sequence[int], num: int) -> list[int]:

@@ -138,6 +138,14 @@ def test_later_groups_are_sampled_on_the_process_of_the_earlier_ones() -> None:
     assert (owners.root_of[4], owners.process_of[4], owners.loads) == (1, 1, [3, 4])
 
 
+def test_groups_of_a_third_task_are_on_the_process_of_those_of_the_second() -> None:
+    """Groups 2 and 3 of the second task have the data rows of groups 0 and 1, which are of the first."""
+    owners = _GroupOwners({2: 1, 3: 0}, {2: 0, 3: 1}, [0, 0])
+    owners.assign([Request(prompt=n + 2, members=(0, 1), prompt_template="after", after=((n, 0),)) for n in (2, 3)])
+    assert owners.root_of == {2: 0, 3: 1, 4: 0, 5: 1}
+    assert owners.process_of == {2: 1, 3: 0, 4: 1, 5: 0}
+
+
 def test_tokens_that_an_answer_carries_over() -> None:
     written, ends = replace(sample(0, 0), text="abcdefgh"), (1, 2, 4, 6, 7, 8)  # tokens a b cd ef g h
     shortened = carried_over(tail=2, head=1)(Prompt("p"), 1, History(samples=[written], ends=[ends]))
