@@ -93,8 +93,12 @@ def forgotten() -> Iterator[None]:
 @cache
 def modules() -> dict[str, ast.Module]:
     """Every module of the engine, the adapters, the rewards and the examples, by its imported name."""
-    paths = [path for folder in ("mmgrpo", *TOP_FOLDERS) for path in sorted((ROOT / folder).rglob("*.py"))]
-    return {module_name(path): parsed(path) for path in paths}
+    return {module_name(path): parsed(path) for path in source_files()}
+
+
+def source_files() -> list[Path]:
+    """The files of these modules."""
+    return [path for folder in ("mmgrpo", *TOP_FOLDERS) for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def parsed(path: Path) -> ast.Module:

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import pickle
+import re
 import zipfile
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from mmgrpo.rewards.models.checkpoints import load_state_dict
 
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.runs.checkpoint import MANIFEST, TRAINING, RunPosition, load_checkpoint, save_checkpoint
-from tests.test_architecture import modules
+from tests.test_architecture import module_name, parsed, source_files
 from tests.test_docs import page_names
 
 UNPICKLING = ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
@@ -38,15 +39,44 @@ LOADS_FOREIGN_CODE = {
 """Where ``trust_remote_code`` may be written: as off, and as a user's setting."""
 
 
+NAMES = (
+    *UNPICKLING,
+    "load",
+    "load_all",
+    "unsafe_load",
+    "unsafe_load_all",
+    "full_load",
+    "eval",
+    "exec",
+    "shell",
+    "system",
+)
+WORDS = re.compile(rf"\b({'|'.join((*NAMES, 'trust_remote_code'))})\b")
+"""The words that these tests look for: modules without them need not be parsed."""
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """The modules with one of these words, by their imported names."""
+    return {module_name(path): parsed(path) for path in source_files() if WORDS.search(path.read_text())}
+
+
 @cache
 def calls() -> list[tuple[str, str, ast.Call]]:
     """(module, what is called as it is written, the call) of all our code."""
     return [
-        (module, ast.unparse(node.func), node)
+        (module, dotted(node.func), node)
         for module, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
     ]
+
+
+def dotted(function: ast.expr) -> str:
+    """A name with its attributes, as it is written; of what is called otherwise, the attributes."""
+    if isinstance(function, ast.Attribute):
+        return f"{dotted(function.value)}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def keyword(call: ast.Call, name: str) -> str | None:

@@ -27,6 +27,7 @@ def subject(name: str, settings: dict[str, Any]) -> Subject:
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", families("language", TINY))
 @laws(full=FULL, lora=LORA)
 def test_the_laws(name: str, law: Law, settings: dict[str, Any]) -> None:
