@@ -58,7 +58,7 @@ def guided(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(params=families("denoising", PIPELINES))
 def any_subject(request: pytest.FixtureRequest, guided: bool) -> Subject:
-    """A pipeline, with or without guidance, that measures its batches and replays anew."""
+    """A pipeline, with or without guidance, with its own measurements of batches and replays."""
     return _subject(request.param, guided=guided, measures=True)
 
 
