@@ -122,11 +122,11 @@ def test_the_section_applies_to_live_rows(in_file: bool, tmp_path: Path) -> None
     file.write_text(json.dumps(rows[0]))
     reading = {"source": "elsewhere.jsonl", "text_column": "question"}
     source = file if in_file else rows
-    (result,) = prompts_of(source, validated({"prompts": reading | {"allow_fetch": True}}))
+    (result,) = prompts_of(source, validated({"prompts": reading | {"outside_media": ["urls"]}}))
     assert result.text == "what is shown"
     with pytest.raises(DataError, match=r"http://127.0.0.1:9/a.png cannot be fetched"):
         list(result.images)
-    with pytest.raises(DataError, match="allow_fetch"):
+    with pytest.raises(DataError, match="outside_media"):
         prompts_of(source, validated({"prompts": reading}))
 
 

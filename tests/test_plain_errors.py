@@ -84,7 +84,7 @@ def test_a_single_reward_and_a_single_source_may_be_bare_names() -> None:
         ("prompts=3", "prompts: must be a mapping, such as prompts={source: prompts.jsonl}; got 3"),
         ("steps=many", "steps: must be an integer; got 'many'"),
         ("update.optimizer.lr=fast", "update.optimizer.lr: must be a number; got 'fast'"),
-        ("prompts.allow_fetch=perhaps", "prompts.allow_fetch: must be true or false; got 'perhaps'"),
+        ("update.cycle_masks=perhaps", "update.cycle_masks: must be true or false; got 'perhaps'"),
         ("steps=-1", "steps: must be greater than or equal to 0; got -1"),
         ("evaluation.watchdog.stop=reward", "evaluation.watchdog.stop: must be a list, such as [a, b]; got 'reward'"),
     ],

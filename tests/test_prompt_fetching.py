@@ -180,7 +180,7 @@ def colours(prompt: Prompt) -> list[int]:
 def test_with_the_setting_images_are_fetched_when_they_are_looked_at(server: Server, tmp_path: Path) -> None:
     rows = [{"prompt": "p", "images": [f"{server.url}/{name}.png"]} for name in ("a", "gone", "huge")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = validated({"prompts": {"source": str(tmp_path / "rows.jsonl"), "allow_fetch": True}})
+    config = validated({"prompts": {"source": str(tmp_path / "rows.jsonl"), "outside_media": ["urls"]}})
     assert config.prompts is not None
     here, gone, huge = load_prompts_of(config.prompts)
     assert server.paths == []

@@ -78,10 +78,10 @@ def test_media_outside_raise_unless_allowed(form: str, outside: Path) -> None:
     file = written(forms(outside)[form], outside.parent / "data")
     pictures = ("mask",) if form == "mask" else ()
     with pytest.raises(
-        DataError, match=r"rows.jsonl, line 1: .* is outside of .*/data, .*set prompts.allow_outside: true"
+        DataError, match=r"rows.jsonl, line 1: .* is outside of .*/data, .*set prompts.outside_media: \[paths\]"
     ):
         load_prompts(file, image_columns=pictures)
-    (prompt,) = load_prompts(file, image_columns=pictures, allow_outside=True)
+    (prompt,) = load_prompts(file, image_columns=pictures, outside_media=["paths"])
     media = [*prompt.columns.get("mask", ()), *prompt.images]
     if media:
         assert load_image(media[-1]).getpixel((0, 0)) == (200, 0, 0)
@@ -127,13 +127,13 @@ def test_stored_images_that_are_paths_raise_in_any_column(outside: Path) -> None
         pyarrow.parquet.write_table(table, outside.parent / "data/rows.parquet")
         with pytest.raises(DataError, match=r"row 0.*a.png' is outside of .*/data"):
             load_prompts(outside.parent / "data/rows.parquet")
-        assert len(load_prompts(outside.parent / "data/rows.parquet", allow_outside=True)) == 1
+        assert len(load_prompts(outside.parent / "data/rows.parquet", outside_media=["paths"])) == 1
 
 
 def test_the_configuration_allows_outside_media(outside: Path) -> None:
     source = str(written(forms(outside)["absolute"], outside.parent / "data"))
     refused, allowed = (
-        validated({"prompts": {"source": source, **more}}).prompts for more in ({}, {"allow_outside": True})
+        validated({"prompts": {"source": source, **more}}).prompts for more in ({}, {"outside_media": ["paths"]})
     )
     assert refused is not None
     assert allowed is not None
@@ -141,8 +141,10 @@ def test_the_configuration_allows_outside_media(outside: Path) -> None:
         load_prompts_of(refused)
     assert len(load_prompts_of(allowed)) == 1
     (outside / "prompts.txt").write_text("p\n")
-    with pytest.raises(DataError, match="names no files, so allow_outside do nothing; remove that"):
-        load_prompts(outside / "prompts.txt", allow_outside=True)
+    with pytest.raises(DataError, match="names no files, so outside_media does nothing; remove that"):
+        load_prompts(outside / "prompts.txt", outside_media=["paths"])
+    with pytest.raises(DataError, match="outside_media is a list of urls and paths, got 'files'"):
+        load_prompts(outside / "prompts.txt", outside_media=["files"])  # pyright: ignore[reportArgumentType]
 
 
 def bomb(side: int) -> bytes:

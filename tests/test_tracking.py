@@ -12,8 +12,10 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
 from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import validated
 from mmgrpo.distributed import trackers as trackers_module
-from mmgrpo.distributed.trackers import Trackers
+from mmgrpo.distributed.trackers import Trackers, TrackerSettings, tracker_settings
+from mmgrpo.errors import ConfigError
 from tests.test_trainer import lines, run, weights
 
 
@@ -78,8 +80,32 @@ def test_failing_tracker_is_reported_once_and_skipped(
 def test_tracker_that_cannot_start_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = run(tmp_path / "plain", steps=1)
     # tensorboard makes a folder of the project's name in that of the run, where there is a file of it
-    down = run(tmp_path / "down", steps=1, runtime={"trackers": ["tensorboard"], "project": "config.yaml"})
+    down = run(tmp_path / "down", steps=1, runtime={"trackers": [{"name": "tensorboard", "project": "config.yaml"}]})
     assert torch.equal(weights(plain), weights(down))
     assert len(lines(down)) == len(lines(plain)) == 2
     assert down.status == "finished"
     assert "tracker tensorboard got nothing: it could not start (FileExistsError: " in capsys.readouterr().out
+
+
+def test_a_tracker_has_its_own_settings() -> None:
+    wandb = {"name": "wandb", "project": "digits", "entity": "team", "tags": ["lora"]}
+    trackers = validated({"runtime": {"trackers": ["tensorboard", wandb]}}).runtime.trackers
+    assert tracker_settings(trackers) == {
+        "tensorboard": TrackerSettings(project="mmgrpo"),
+        "wandb": TrackerSettings(project="digits", arguments={"entity": "team", "tags": ["lora"]}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("trackers", "message"),
+    [
+        (["wanbd"], "wanbd"),
+        (["wandb", {"name": "wandb", "project": "p"}], "wandb, wandb repeat: name each tracker once"),
+        ([{"name": "tensorboard", "entity": "team"}], "tensorboard takes no 'entity'"),
+        ([{"name": "wandb", "projct": "p"}], "wandb takes no 'projct'; did you mean project"),
+        ([{"name": "wandb", "tags": "lora"}], "tags of wandb must be a list of str, got 'lora'"),
+    ],
+)
+def test_settings_that_a_tracker_does_not_take_raise(trackers: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tracker_settings(validated({"runtime": {"trackers": trackers}}).runtime.trackers)

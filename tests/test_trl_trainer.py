@@ -126,7 +126,11 @@ def test_values_of_trl_are_those_of_the_run() -> None:
     assert values["advantage"] == {"scale": "none", "combine": "nansum"}
     assert values["update"]["reference"] == {"ema": {"decay": 0.4, "every": 4}}
     assert values["update"]["optimizer"]["max_grad_norm"] is None
-    assert (values["runtime"]["trackers"], values["runtime"]["collective_timeout_s"]) == (["wandb", "tensorboard"], 60)
+    assert values["runtime"]["trackers"] == [
+        {"name": "wandb", "project": "huggingface"},
+        {"name": "tensorboard", "project": "huggingface"},
+    ]
+    assert values["runtime"]["collective_timeout_s"] == 60
     assert (values["about"]["name"], values["rollout"]["environment_timeout_s"]) == ("first", 5.0)
 
 

@@ -131,7 +131,11 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"rewards": [{"name": "api_judge", "key_variable": "AWS_SECRET_ACCESS_KEY"}]},
         "rewards[0].key_variable: 'AWS_SECRET_ACCESS_KEY'",
     ),
-    "addresses in data": ({"prompts": {"source": "x.jsonl", "allow_fetch": True}}, "prompts.allow_fetch: True"),
+    "addresses in data": (
+        {"prompts": {"source": "x.jsonl", "outside_media": ["urls"]}},
+        "prompts.outside_media: ['urls']",
+    ),
+    "files anywhere": ({"evaluation": {"prompts": {"outside_media": ["paths"]}}}, "outside_media: ['paths']"),
     "a task": ({"tasks": {"a": {"rewards": [{"name": "python:os:abort"}]}}}, "tasks.a.rewards[0].name"),
     "a run of a series": ({"tasks": [{"name": "a", "set": {"prompts.source": "python:os:abort"}}]}, "tasks[0].set."),
 }

@@ -59,7 +59,7 @@ def settings_of(
         require_trusted(Path(file), trust=trust)
     settings = load_config(file, overrides or [])
     if trains:
-        require_installed(settings.runtime.trackers, TRACKERS_KEY)
+        require_installed(settings.runtime.tracker_names, TRACKERS_KEY)
     if computes:
         _print_loading(settings)
         _silence_libraries()

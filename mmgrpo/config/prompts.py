@@ -31,13 +31,10 @@ class ReadingConfig(Section):
         "an error that names the row; skip, the row is counted, named and left out (the media of each step are decoded "
         "once more to find such rows)",
     )
-    allow_fetch: bool = Field(
-        default=False, description="images of rows may be URLs, fetched on every use; false: a URL is an error"
-    )
-    allow_outside: bool = Field(
-        default=False,
-        description="media of rows may be outside of the folder of their file, or of the hub's cache: by absolute "
-        "paths, .. and links; false: such a path is an error",
+    outside_media: tuple[Literal["urls", "paths"], ...] = Field(
+        default=(),
+        description="media of rows outside of the folder of their file, or of the hub's cache, which are an error "
+        "otherwise: urls, images fetched on every use; paths, absolute ones, .. and links",
     )
 
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from mmgrpo.config.sections import Section
+from mmgrpo.config.sections import Named, Section
+
+
+class TrackerConfig(Named):
+    """A tracker with its settings: {name: wandb, project: my-project, entity: my-team}."""
+
+    name: Literal["tensorboard", "wandb", "trackio"]
 
 
 class RuntimeConfig(Section):
     """The machine."""
 
     device: str | None = Field(default=None, description="device; null: the one that accelerate chooses")
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
-        default=(), description="trackers of accelerate, in addition to the files of the run folder"
+    trackers: tuple[TrackerConfig, ...] = Field(
+        default=(),
+        description="trackers of accelerate, in addition to the files of the run folder: names, or {name: wandb, "
+        "project: my-project}",
     )
-    project: str = Field(default="mmgrpo", description="of the trackers")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; null: torch's default")
     collective_timeout_s: float = Field(
         default=3600.0,
@@ -48,3 +55,14 @@ class RuntimeConfig(Section):
         le=1,
         description="share of the samples of a call on which a reward may fail before the run stops",
     )
+
+    @property
+    def tracker_names(self) -> tuple[str, ...]:
+        """The names of the trackers, each that of a package."""
+        return tuple(tracker.name for tracker in self.trackers)
+
+    @model_validator(mode="after")
+    def _names_each_tracker_once(self) -> RuntimeConfig:
+        if len(set(self.tracker_names)) < len(self.trackers):
+            raise ValueError(f"trackers: {', '.join(self.tracker_names)} repeat: name each tracker once")
+        return self

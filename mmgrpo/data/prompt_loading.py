@@ -54,9 +54,8 @@ def load_prompts(
     split: str | None = None,
     text_column: str = "prompt",
     limit: int | None = None,
-    allow_fetch: bool = False,
     image_columns: Sequence[str] = (),
-    allow_outside: bool = False,
+    outside_media: Sequence[Literal["urls", "paths"]] = (),
     on_error: Literal["raise", "skip"] = "raise",
 ) -> list[Prompt]:
     """The prompts of a file, a folder, a dataset of the Hub or a Python function.
@@ -85,11 +84,10 @@ def load_prompts(
         split: split of a folder or dataset; required if there are several.
         text_column: column of the prompt.
         limit: maximal number of prompts.
-        allow_fetch: whether images, and media in columns for the rewards, may be on the network; videos of the prompt
-            may not.
         image_columns: further columns of images, one or a list each (masks, edges), loaded like ``image``.
-        allow_outside: whether media may be outside of the file's folder, by absolute paths, ``..`` and links; always
-            allowed for a live dataset.
+        outside_media: media that may be outside of the file's folder. ``urls``: images, and media in columns for the
+            rewards, may be on the network; videos of the prompt may not. ``paths``: absolute ones, ``..`` and links,
+            always allowed for a live dataset.
         on_error: ``raise`` for unreadable rows, or ``skip`` them with a warning that counts and names them.
 
     Returns:
@@ -102,9 +100,11 @@ def load_prompts(
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
+    if unknown := [kind for kind in outside_media if kind not in ("urls", "paths")]:
+        raise DataError(f"outside_media is a list of urls and paths, got {', '.join(map(repr, unknown))}")
     require_limit(source, limit)
     unreadable = UnreadableRows(skip=on_error == "skip")
-    rules = _ReadingRules(text_column, allow_fetch, unreadable, tuple(image_columns), allow_outside)
+    rules = _ReadingRules(text_column, unreadable, tuple(image_columns), frozenset(outside_media))
     read = (
         _read(str(source), split, rules) if isinstance(source, str | Path) else _from_live_dataset(source, split, rules)
     )
@@ -198,14 +198,18 @@ class _ReadingRules:
     """Rules for reading rows: the prompt column, allowed locations of media, further image columns."""
 
     text_column: str
-    allow_fetch: bool
     unreadable: UnreadableRows
     image_columns: tuple[str, ...] = ()
-    allow_outside: bool = False
+    outside_media: frozenset[str] = frozenset()
+
+    @property
+    def allow_fetch(self) -> bool:
+        """Whether media may be on the network."""
+        return "urls" in self.outside_media
 
     def roots(self, folder: Path | None) -> tuple[Path, ...] | None:
         """Returns the allowed folders of media: that of the file, or for a dataset of the hub its caches."""
-        if self.allow_outside:
+        if "paths" in self.outside_media:
             return None
         return hub_folders() if folder is None else (folder,)
 
@@ -243,7 +247,8 @@ def _read(source: str, split: str | None, rules: _ReadingRules) -> Iterable[Prom
 
 
 def _from_live_dataset(dataset: Dataset | DatasetDict, split: str | None, rules: _ReadingRules) -> Iterator[Prompt]:
-    rules = replace(rules, allow_outside=True)  # the caller, who passed the dataset, trusts its media
+    outside_media = rules.outside_media | {"paths"}  # the caller, who passed the dataset, trusts its media
+    rules = replace(rules, outside_media=outside_media)
     return _from_dataset(_select_split(dataset, "the dataset", split), rules, "the dataset", None)
 
 
@@ -411,10 +416,7 @@ def _require_no_split(source: str, split: str | None) -> None:
 def _require_no_rules(source: str | Path, rules: _ReadingRules) -> None:
     if rules.text_column != "prompt":
         raise DataError(f"{source} has no columns, so text_column={rules.text_column!r} does nothing; remove it")
-    settings = {
-        "allow_fetch": rules.allow_fetch,
-        "allow_outside": rules.allow_outside,
-        "image_columns": list(rules.image_columns),
-    }
+    settings = {"outside_media": rules.outside_media, "image_columns": rules.image_columns}
     if idle := [name for name, value in settings.items() if value]:
-        raise DataError(f"{source} names no files, so {' and '.join(idle)} do nothing; remove that")
+        verb = "does" if len(idle) == 1 else "do"
+        raise DataError(f"{source} names no files, so {' and '.join(idle)} {verb} nothing; remove that")

@@ -126,7 +126,7 @@ def require_fetch_allowed(source: str, where: str, *, allow_fetch: bool) -> None
     if is_fetched(source) and not allow_fetch:
         raise DataError(
             f"{where}: {source[:200]!r} would be fetched from the network, which data may not ask for; download it and "
-            f"give its path, or set prompts.allow_fetch: true"
+            f"give its path, or set prompts.outside_media: [urls]"
         )
 
 
@@ -138,7 +138,7 @@ def require_inside(path: str, where: str, roots: Sequence[Path] | None) -> None:
     if not any(real.is_relative_to(_real_path(root.absolute())) for root in roots):
         raise DataError(
             f"{where}: {path[:200]!r} is outside of {' and '.join(map(str, roots))}, the only folders that data may "
-            "read; move it there, or set prompts.allow_outside: true if the data is yours"
+            "read; move it there, or set prompts.outside_media: [paths] if the data is yours"
         )
 
 

@@ -7,14 +7,16 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 from accelerate import Accelerator
 
 from mmgrpo.config import RunConfig
+from mmgrpo.config.numbers import bound
+from mmgrpo.config.runtime import TrackerConfig
 from mmgrpo.system.files import replace_text
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,39 @@ def wandb_settings(config: RunConfig, folder: Path) -> dict[str, str]:
         run_id = secrets.token_hex(4)
         replace_text(file, run_id)
     return {"name": config.about.name, "dir": os.environ.get("WANDB_DIR", str(folder)), "id": run_id, "resume": "allow"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerSettings:
+    """The settings of a tracker.
+
+    Attributes:
+        project: the project that the run belongs to.
+        arguments: further arguments with which accelerate starts the tracker.
+    """
+
+    project: str = "mmgrpo"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _project(*, project: str = "mmgrpo") -> TrackerSettings:
+    return TrackerSettings(project=project)
+
+
+def _wandb(
+    *, project: str = "mmgrpo", entity: str | None = None, group: str | None = None, tags: Sequence[str] = ()
+) -> TrackerSettings:
+    arguments = {"entity": entity, "group": group, "tags": list(tags)}
+    return TrackerSettings(project=project, arguments={name: value for name, value in arguments.items() if value})
+
+
+TRACKERS: Mapping[str, Callable[..., TrackerSettings]] = {"tensorboard": _project, "wandb": _wandb, "trackio": _project}
+"""Trackers by the name that ``runtime.trackers`` uses; called with their settings."""
+
+
+def tracker_settings(trackers: Sequence[TrackerConfig]) -> dict[str, TrackerSettings]:
+    """The settings of each tracker, by its name. Raises ConfigError for a setting that a tracker does not take."""
+    return {tracker.name: bound("runtime.trackers", TRACKERS, tracker)() for tracker in trackers}
 
 
 @dataclass(slots=True)
@@ -85,17 +120,19 @@ class Trackers:
         """
         flat = {key: str(value) for key, value in config.model_dump(mode="json").items()}
         accelerator = self._accelerator
-        uses_wandb = accelerator.is_main_process and "wandb" in config.runtime.trackers
-        wandb = wandb_settings(config, folder) if uses_wandb else {}
+        settings = tracker_settings(config.runtime.trackers)
+        uses_wandb = accelerator.is_main_process and "wandb" in settings
+        wandb = {**wandb_settings(config, folder), **settings["wandb"].arguments} if uses_wandb else {}
         accelerator.project_configuration.logging_dir = str(folder)
         log_with, started = accelerator.log_with, []
         for kind in log_with:  # separately: one that raises would prevent the others from starting
             accelerator.log_with, accelerator.trackers = [kind], []
+            name = str(getattr(kind, "value", kind))
             try:
-                accelerator.init_trackers(config.runtime.project, flat, {"wandb": wandb})
+                accelerator.init_trackers(settings.get(name, TrackerSettings()).project, flat, {"wandb": wandb})
                 started += accelerator.trackers
             except (Exception, SystemExit) as error:  # third-party code must not end a long run
-                self._not_started[str(getattr(kind, "value", kind))] = f"{type(error).__name__}: {error}"[:300]
+                self._not_started[name] = f"{type(error).__name__}: {error}"[:300]
         for name, message in self._not_started.items():
             logger.warning("tracker %s could not start (%s); training continues without it", name, message)
         accelerator.log_with, accelerator.trackers = log_with, started

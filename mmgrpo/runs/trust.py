@@ -26,8 +26,8 @@ TRUSTED_MODULES = "mmgrpo.examples."
 SERVERS = ("url", "key_variable", "token_variable", "command")
 """Settings that send samples, and secrets of the environment, to a server."""
 
-SWITCHES = ("trust_remote_code", "allow_fetch")
-"""Settings that download code or data."""
+SWITCHES = ("trust_remote_code", "outside_media")
+"""Settings that download code or data, or read files of data anywhere."""
 
 FUNCTIONS = "functions"
 """Setting of an environment that names functions, with or without ``python:``."""

@@ -250,7 +250,7 @@ def _prompt_of(item: Any, number: int, section: PromptsConfig | None) -> Prompt:
         require_unicode(item, f"prompts, item {number}")
         return Prompt(item)
     if isinstance(item, Mapping):
-        column, allow_fetch = (section.text_column, section.allow_fetch) if section else ("prompt", False)
+        column, allow_fetch = (section.text_column, "urls" in section.outside_media) if section else ("prompt", False)
         return prompt_of_row(item, column, where=f"prompts, row {number}", folder=None, allow_fetch=allow_fetch)
     raise DataError(f"prompts, item {number}: a prompt is a text, a row or a Prompt, got {type(item).__name__}")
 

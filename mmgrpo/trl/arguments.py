@@ -317,7 +317,7 @@ class GRPOConfig:
     logging_strategy: Annotated[str, Key("trainer.state.log_history")] = "steps"
     logging_steps: Annotated[float, Key("trainer.state.log_history", needs=("logging_strategy", "steps"))] = 10
     report_to: Annotated[None | str | list[str], Key("runtime.trackers")] = "none"  # noqa: RUF036
-    project: Annotated[str, Key("runtime.project", copied=True, needs=("report_to",))] = "huggingface"
+    project: Annotated[str, Key("runtime.trackers", needs=("report_to",))] = "huggingface"
     run_name: Annotated[str | None, Key("about.name")] = None
     log_completions: Annotated[bool, Key("rollout.saved_groups")] = False
     num_completions_to_print: Annotated[int | None, Fixed(LOGS)] = None

@@ -192,11 +192,11 @@ class _Steps:
         return None if updates is None else math.ceil(updates / self.updates)
 
 
-def _trackers(args: GRPOConfig) -> list[str]:
+def _trackers(args: GRPOConfig) -> list[dict[str, str]]:
     names = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
     if unknown := [name for name in names if name not in (*TRACKERS, "none")]:
         raise ConfigError(f"report_to has {', '.join(unknown)}; supported are {', '.join(TRACKERS)} and none")
-    return [name for name in names if name != "none"]
+    return [{"name": name, "project": args.project} for name in names if name != "none"]
 
 
 def _sampling(args: GRPOConfig, data: TrainingData) -> dict[str, Any]:
