@@ -41,6 +41,10 @@ def _may_truncate(run: Algorithm) -> bool:
     return policy is None or not is_scheduled(policy.name)
 
 
+def _may_be_off_policy(run: Algorithm) -> bool:
+    return run.strategy.off_policy or any(key.startswith("rollout.strategy") for key in run.schedules.keys)
+
+
 def _samples_differ(run: Algorithm) -> bool:
     policy, evaluation = run.config.policy, run.config.evaluation
     is_noisy = policy is None or decides(policy.name) != "tokens"  # masked ones have evaluation_temperature
@@ -55,8 +59,8 @@ NEEDS = (
     ),
     Needs(
         keys=("advantage.off_policy_baseline", "objective.off_policy"),
-        other="a rollout.strategy with rows of replay or of the data",
-        is_met=lambda run: run.config.rollout.strategy.name != "fixed",
+        other="a rollout.strategy with rows of replay, of the data, or trained without their prompt template",
+        is_met=_may_be_off_policy,
     ),
     Needs(
         keys=("advantage.filtered_samples",),

@@ -88,6 +88,10 @@ TURNS = {
         "tester": {"name": "role", "text": "{prompt}"},
     },
 }
+DRAFTED = {
+    "rollout.strategy": {"name": "revise", "prompt_template": "draft"},
+    "rollout.prompt_templates": {"draft": {"name": "after_answers", "text": "{answer}"}},
+}
 VIEW = {"objective.views": {"blind": {"prompt_template": {"name": "masked_image", "share": 0.6}}}}
 
 UNMET: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -119,6 +123,16 @@ UNMET: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         "advantage.off_policy_baseline without a rollout.strategy with rows",
         {"advantage.off_policy_baseline": "separate"},
         {"rollout.strategy": {"name": "with_answer", "column": "answer"}},
+    ),
+    (
+        "advantage.off_policy_baseline without a rollout.strategy with rows",
+        {"advantage.off_policy_baseline": "separate", "rollout.strategy": "refill"},
+        {"rollout.strategy": {"name": "with_replay"}},
+    ),
+    (
+        "objective.off_policy without a rollout.strategy with rows",
+        {**DRAFTED, "objective.off_policy": {"surrogate": "unclipped"}},
+        {"rollout.strategy.train_without_template": True},
     ),
     (
         "advantage.filtered_samples without advantage.filters",

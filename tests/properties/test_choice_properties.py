@@ -238,6 +238,14 @@ def strategy_asks_the_same_again(case: Case, data: st.DataObject) -> None:
         assert tuple(strategy.ask(rounds[:before], setting)) == tuple(round_.requests)
 
 
+def strategy_names_its_off_policy_rows(case: Case, data: st.DataObject) -> None:
+    """Rows of replay, of the data, or trained without their template are declared; drafts count as sampled now."""
+    strategy, _, rounds = played(case, data)
+    requests = [request for round_ in rounds for request in round_.requests]
+    reads = [bool(request.off_policy_rows) and request.lenience is None for request in requests]
+    assert strategy.off_policy or not any((*reads, *(request.train_without_template for request in requests)))
+
+
 def strategy_keeps_rows_that_train(case: Case, data: st.DataObject) -> None:
     """Flags of the rows of every round, none of rows that are not trained on."""
     strategy, setting, rounds = played(case, data)
@@ -297,6 +305,7 @@ CHECKS: dict[str, list[Callable[..., None]]] = {
     "sampler": [sampler_takes_prompts_of_the_pool],
     "strategy": [
         strategy_asks_the_same_again,
+        strategy_names_its_off_policy_rows,
         strategy_keeps_rows_that_train,
         member_numbers_are_unique,
         requests_refer_to_earlier_rows,

@@ -234,6 +234,9 @@ class Strategy:
         weights: names of the policy's weights that requests may name, besides those of ``forgetting``.
         forgetting: the unlearning step of weights that requests may name; None: no such
             weights.
+        start: step of its first further round or row, counted from 0.
+        off_policy: whether its rows may be of replay, of the data, or trained with another prompt than they were
+            sampled from.
     """
 
     ask: Callable[[Sequence[Round], Setting], Sequence[Request]]
@@ -245,6 +248,7 @@ class Strategy:
     weights: tuple[str, ...] = ()
     forgetting: Forgetting | None = None
     start: int = 0
+    off_policy: bool = False
 
 
 def strategy(
@@ -256,6 +260,7 @@ def strategy(
     memory: tuple[Column, ...] = (),
     weights: Callable[..., tuple[str, ...]] | tuple[str, ...] = (),
     start: Callable[..., int] | int = 0,
+    off_policy: Callable[..., bool] | bool = False,
     check: Callable[..., Any] | None = None,
 ) -> Callable[
     [Callable[Concatenate[Sequence[Round], Setting, Numbers], Sequence[Request]]], Callable[Numbers, Strategy]
@@ -270,6 +275,7 @@ def strategy(
         memory: as the attribute.
         weights: as ``looks_back``.
         start: as ``looks_back``.
+        off_policy: as ``looks_back``.
         check: raises ConfigError for numbers that do not go together; called with those that it names.
 
     Returns:
@@ -286,6 +292,7 @@ def strategy(
         memory=memory,
         weights=weights,
         start=start,
+        off_policy=off_policy,
     )
 
 
@@ -294,6 +301,7 @@ def second_round(
     keep: Callable[..., Sequence[Tensor]] = all_trained,
     places: Callable[..., Places] | None = None,
     start: Callable[..., int] | int = 0,
+    off_policy: Callable[..., bool] | bool = False,
     check: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[Concatenate[Round, Setting, Numbers], Sequence[Request]]], Callable[Numbers, Strategy]]:
     """A decorator: a function (first round, setting, *, numbers) -> requests becomes a factory of strategies.
@@ -304,12 +312,21 @@ def second_round(
         keep: as that of ``strategy``.
         places: likewise.
         start: likewise.
+        off_policy: likewise.
         check: likewise.
 
     Returns:
         The decorator.
     """
-    return factory(_of_two_rounds, "further", check=check, functions={"keep": keep}, places=places, start=start)
+    return factory(
+        _of_two_rounds,
+        "further",
+        check=check,
+        functions={"keep": keep},
+        places=places,
+        start=start,
+        off_policy=off_policy,
+    )
 
 
 def _of_two_rounds(
@@ -318,8 +335,10 @@ def _of_two_rounds(
     keep: Callable[[Sequence[Round], Setting], Sequence[Tensor]],
     places: Places | None,
     start: int,
+    off_policy: bool,
 ) -> Strategy:
-    return Strategy(ask=partial(ask_then, further=further), keep=keep, looks_back=True, places=places, start=start)
+    ask = partial(ask_then, further=further)
+    return Strategy(ask=ask, keep=keep, looks_back=True, places=places, start=start, off_policy=off_policy)
 
 
 def ask_then(

@@ -41,6 +41,7 @@ def _check_resample_until_correct(
     looks_back=True,
     replay=lambda reuse, rows_per_prompt: Replay(per_prompt=rows_per_prompt, total=100_000) if reuse else None,
     start=lambda start: start,
+    off_policy=lambda reuse: reuse > 0,
     check=_check_resample_until_correct,
 )
 def resample_until_correct(
@@ -130,7 +131,12 @@ def _check_revise(drafts: int | None, members: int | None, keep: int | None) -> 
 
 
 @STRATEGIES.register
-@strategy(keep=_best_second, looks_back=True, check=_check_revise)
+@strategy(
+    keep=_best_second,
+    looks_back=True,
+    off_policy=lambda train_without_template: train_without_template,
+    check=_check_revise,
+)
 def revise(
     rounds: Sequence[Round],
     setting: Setting,

@@ -50,7 +50,11 @@ def _check_on_failure(members: int, prompt_template: str | None, settings: Mappi
 
 
 @STRATEGIES.register
-@second_round(keep=_keep_on_failure, check=_check_on_failure)
+@second_round(
+    keep=_keep_on_failure,
+    off_policy=lambda prompt_template, train_without_template: prompt_template is not None and train_without_template,
+    check=_check_on_failure,
+)
 def on_failure(
     first: Round,
     setting: Setting,
@@ -138,6 +142,7 @@ def _check_with_replay(strategy: str, num: int, per_prompt: int, total: int, lea
 @strategy(
     replay=lambda per_prompt, total: Replay(per_prompt=per_prompt, total=total),
     start=lambda start: start,
+    off_policy=True,
     check=_check_with_replay,
 )
 def with_replay(
@@ -192,7 +197,12 @@ def _check_with_answer(below: float | None, replace_failed: bool) -> None:
 
 
 @STRATEGIES.register
-@strategy(keep=_keep_with_answer, looks_back=lambda below: below is not None, check=_check_with_answer)
+@strategy(
+    keep=_keep_with_answer,
+    looks_back=lambda below: below is not None,
+    off_policy=True,
+    check=_check_with_answer,
+)
 def with_answer(
     rounds: Sequence[Round],
     setting: Setting,
@@ -230,7 +240,7 @@ def _check_mixed_prompt_templates(prompt_templates: Sequence[str | None], sizes:
 
 
 @STRATEGIES.register
-@strategy(check=_check_mixed_prompt_templates)
+@strategy(off_policy=lambda train_without_template: train_without_template, check=_check_mixed_prompt_templates)
 def mixed_prompt_templates(
     rounds: Sequence[Round],
     setting: Setting,

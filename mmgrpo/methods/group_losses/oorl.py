@@ -48,7 +48,7 @@ def _check_answers_of_source(columns: Sequence[str]) -> None:
 
 
 @STRATEGIES.register
-@strategy(check=_check_answers_of_source)
+@strategy(off_policy=True, check=_check_answers_of_source)
 def answers_of_source(
     rounds: Sequence[Round], setting: Setting, *, source: str, columns: Sequence[str]
 ) -> Sequence[Request]:

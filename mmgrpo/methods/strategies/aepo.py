@@ -61,7 +61,7 @@ def _check_with_tempered(share: float, most: int, temperature: float) -> None:
 
 
 @STRATEGIES.register
-@second_round(keep=_select_rows, check=_check_with_tempered)
+@second_round(keep=_select_rows, off_policy=True, check=_check_with_tempered)
 def with_tempered(
     first: Round,
     setting: Setting,

@@ -39,7 +39,12 @@ def _check_scaffold(prompt_templates: Sequence[str], start: int) -> None:
 
 
 @STRATEGIES.register
-@second_round(keep=_with_least_hinted, start=lambda start: start, check=_check_scaffold)
+@second_round(
+    keep=_with_least_hinted,
+    start=lambda start: start,
+    off_policy=lambda train_without_template: train_without_template,
+    check=_check_scaffold,
+)
 def scaffold(
     first: Round,
     setting: Setting,
