@@ -98,8 +98,7 @@ class CallJudge:
             reply_params=ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
         )
         self._judge = judge_of("CallJudge", model, system=system, endpoint=endpoint, local=local)
-        self.concurrent = endpoint is not None
-        self.deterministic = endpoint is None
+        self.concurrent, self.deterministic = self._judge.is_remote, not self._judge.is_remote
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         calls = [_calls(sample) for sample in samples]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
-from typing import Any, Literal, TypeVar, final
+from typing import Any, ClassVar, Literal, TypeVar, final
 
 from PIL import Image
 
@@ -58,6 +58,7 @@ class Endpoint:
     concurrency: int = 8
     picture: PictureFormat = "png"
     extra: Mapping[str, Any] = field(default_factory=dict)
+    is_remote: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_server(self.url, "the url of a judge")

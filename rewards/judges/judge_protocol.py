@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from PIL import Image
 
@@ -66,7 +66,14 @@ class ReplyParams:
 
 
 class Judge(Protocol):
-    """Interface of judge models."""
+    """Interface of judge models.
+
+    Attributes:
+        is_remote: whether a server replies: many requests run at a time, and the same question may get another reply.
+            The replies of a local model depend on the question alone, as their seed is derived from it.
+    """
+
+    is_remote: ClassVar[bool]
 
     def replies(self, questions: Sequence[Question], reply_params: ReplyParams) -> list[list[str]]:
         """Replies to each question; fewer than ``reply_params.draws`` if requests failed."""

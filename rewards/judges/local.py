@@ -12,7 +12,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ class JudgeSource:
     device: str | None = None
     dtype: Dtype = "float32"
     batch_size: int = 8
+    is_remote: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         resolve_dtype("judge", self.dtype)

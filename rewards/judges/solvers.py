@@ -46,8 +46,6 @@ class Solver:
     problems increase the length, so combine it with agreement. Every sample costs ``draws`` replies.
     """
 
-    deterministic = True
-
     def __init__(
         self,
         model: str,
@@ -80,7 +78,7 @@ class Solver:
         self._reply_params = ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature)
         self._shows_source = source
         self._judge = judge_of("Solver", model, system=system, endpoint=endpoint, local=local)
-        self.concurrent = endpoint is not None
+        self.concurrent, self.deterministic = self._judge.is_remote, not self._judge.is_remote
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         responses = [None if s.text is None else extract_answer(s.text, self._extract) for s in samples]

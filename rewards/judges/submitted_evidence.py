@@ -81,7 +81,7 @@ class SubmittedEvidence:
         self._free, self._penalty = free, penalty
         self._reply_params = ReplyParams(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature)
         self._judge = judge_of("SubmittedEvidence", model, system=system, endpoint=endpoint, local=local)
-        self.concurrent = endpoint is not None
+        self.concurrent, self.deterministic = self._judge.is_remote, not self._judge.is_remote
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         values: list[float | Score | None] = [None] * len(samples)

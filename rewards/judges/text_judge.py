@@ -91,8 +91,7 @@ class TextJudge:
         self._judge = judge_of("TextJudge", model, system=system, endpoint=endpoint, local=local)
         if "{response}" not in self._question and "{text}" not in self._question:
             raise ConfigError("TextJudge.question must contain {response} or {text}, the text to judge")
-        self.concurrent = endpoint is not None
-        self.deterministic = endpoint is None
+        self.concurrent, self.deterministic = self._judge.is_remote, not self._judge.is_remote
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         rubrics = self._rubrics(samples)

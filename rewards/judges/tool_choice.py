@@ -72,8 +72,7 @@ class ToolChoice:
         self._spoiled = spoiled
         self._reply_params = ReplyParams(max_new_tokens=max_new_tokens, temperature=temperature)
         self._judge = judge_of("ToolChoice", model, system=system, endpoint=endpoint, local=local)
-        self.concurrent = endpoint is not None
-        self.deterministic = temperature == 0
+        self.concurrent, self.deterministic = self._judge.is_remote, not self._judge.is_remote
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         outputs = read_references("tool_choice", samples, self.column, _outputs)

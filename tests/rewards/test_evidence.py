@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
+from mmgrpo.rewards.judges.call_judge import CallJudge
+from mmgrpo.rewards.judges.solvers import Solver
 from mmgrpo.rewards.judges.submitted_evidence import SubmittedEvidence
+from mmgrpo.rewards.judges.text_judge import TextJudge
 from mmgrpo.rewards.judges.tool_choice import ToolChoice
 from mmgrpo.rewards.text.answers import ExactMatch
 from mmgrpo.rewards.video.frame_evidence import FrameEvidence
@@ -18,6 +22,14 @@ from mmgrpo.types import Sample
 from tests.rewards.endpoint import Server
 from tests.rewards.written import conversation, explained, scores_of, wrote
 from tests.running import running
+
+JUDGES: Mapping[str, Callable[..., Any]] = {
+    "call_judge": partial(CallJudge, "tiny"),
+    "solver": partial(Solver, "tiny", of=ExactMatch()),
+    "submitted_evidence": partial(SubmittedEvidence, "tiny", draws=1),
+    "text_judge": partial(TextJudge, "tiny"),
+    "tool_choice": partial(ToolChoice, "tiny", ExactMatch()),
+}
 
 
 def choice(server: Server, **settings: Any) -> ToolChoice:
@@ -64,8 +76,16 @@ def test_a_failed_reward_of_the_answers_is_a_failure_of_the_choice() -> None:
         assert math.isnan(value or 0.0)
         with pytest.raises(RewardError, match="1 values for 2 samples"):
             ToolChoice("tiny", lambda samples: [1.0], endpoint=endpoint)([row])
-        assert ToolChoice("tiny", ExactMatch(), endpoint=endpoint).deterministic
-        assert not ToolChoice("tiny", ExactMatch(), endpoint=endpoint, temperature=1.0).deterministic
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("build", JUDGES)
+def test_a_server_may_reply_otherwise_and_a_local_model_may_not(build: str, temperature: float) -> None:
+    """One rule for all judges, at any temperature: the seed of a local model's reply is derived from the question."""
+    remote = JUDGES[build](endpoint={"url": "http://127.0.0.1:9"}, temperature=temperature)
+    local = JUDGES[build](temperature=temperature)
+    assert (remote.concurrent, remote.deterministic) == (True, False)
+    assert (local.concurrent, local.deterministic) == (False, True)
 
 
 def submitted(*numbers: Any, before: int = 5, after: Sequence[ToolResult] = (), task: str = "buy tea") -> Sample:
