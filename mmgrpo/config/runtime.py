@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import Named, Section
+
+TRACKER_SETTINGS: Mapping[str, Sequence[str]] = MappingProxyType(
+    {"tensorboard": ("project",), "wandb": ("project", "entity", "group", "tags"), "trackio": ("project",)}
+)
+"""The settings of each tracker: texts, of ``tags`` a list."""
 
 
 class TrackerConfig(Named):
     """A tracker with its settings: {name: wandb, project: my-project, entity: my-team}."""
 
     name: Literal["tensorboard", "wandb", "trackio"]
+
+    @property
+    def project(self) -> str:
+        """The project that the run belongs to."""
+        return self.numbers.get("project", "mmgrpo")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Further arguments with which accelerate starts the tracker."""
+        return {key: value for key, value in self.numbers.items() if key != "project"}
+
+    @model_validator(mode="after")
+    def _takes_its_settings(self) -> TrackerConfig:
+        for key, value in self.numbers.items():
+            if key not in TRACKER_SETTINGS[self.name]:
+                raise ValueError(f"{self.name} takes no {key!r}{suggestion(key, TRACKER_SETTINGS[self.name])}")
+            texts = value if key == "tags" and isinstance(value, list | tuple) else [value]
+            if not all(isinstance(text, str) for text in texts) or (key == "tags" and texts is not value):
+                raise ValueError(f"{key} of {self.name} must be {'a list of texts' if key == 'tags' else 'a text'}")
+        return self
 
 
 class RuntimeConfig(Section):

@@ -11,7 +11,6 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs
 
 from mmgrpo.config import RunConfig
-from mmgrpo.distributed.trackers import tracker_settings
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import TRACKERS_KEY, require_installed
 from mmgrpo.system.launch_environment import launched_by, num_launched
@@ -30,11 +29,9 @@ def make_accelerator(config: RunConfig) -> Accelerator:
 
     Raises:
         MissingPackageError: a tracker is not installed.
-        ConfigError: a tracker does not take a setting; or several processes were launched, and Accelerate does not
-            connect them to one job.
+        ConfigError: several processes were launched, and Accelerate does not connect them to one job.
     """
     require_installed(config.runtime.tracker_names, TRACKERS_KEY)
-    tracker_settings(config.runtime.trackers)  # raises for settings that a tracker does not take
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # else transformers loads the weights on one process only
     num_processes, device = num_launched(), config.runtime.device
     accelerator = Accelerator(

@@ -7,15 +7,14 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from accelerate import Accelerator
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.numbers import bound
 from mmgrpo.config.runtime import TrackerConfig
 from mmgrpo.system.files import replace_text
 
@@ -23,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S, MAX_PAUSE_S = 30.0, 900.0
 """Initial and maximal time for which a failing tracker is skipped: a call to one that is down may take minutes."""
+
+DEFAULT = TrackerConfig(name="tensorboard")
+"""The settings of a tracker that the configuration does not name: a live one of the accelerator."""
 
 WANDB_ID = "wandb-id.txt"
 """File in the run folder that holds the id of the wandb run."""
@@ -47,39 +49,6 @@ def wandb_settings(config: RunConfig, folder: Path) -> dict[str, str]:
         run_id = secrets.token_hex(4)
         replace_text(file, run_id)
     return {"name": config.about.name, "dir": os.environ.get("WANDB_DIR", str(folder)), "id": run_id, "resume": "allow"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackerSettings:
-    """The settings of a tracker.
-
-    Attributes:
-        project: the project that the run belongs to.
-        arguments: further arguments with which accelerate starts the tracker.
-    """
-
-    project: str = "mmgrpo"
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _project(*, project: str = "mmgrpo") -> TrackerSettings:
-    return TrackerSettings(project=project)
-
-
-def _wandb(
-    *, project: str = "mmgrpo", entity: str | None = None, group: str | None = None, tags: Sequence[str] = ()
-) -> TrackerSettings:
-    arguments = {"entity": entity, "group": group, "tags": list(tags)}
-    return TrackerSettings(project=project, arguments={name: value for name, value in arguments.items() if value})
-
-
-TRACKERS: Mapping[str, Callable[..., TrackerSettings]] = {"tensorboard": _project, "wandb": _wandb, "trackio": _project}
-"""Trackers by the name that ``runtime.trackers`` uses; called with their settings."""
-
-
-def tracker_settings(trackers: Sequence[TrackerConfig]) -> dict[str, TrackerSettings]:
-    """The settings of each tracker, by its name. Raises ConfigError for a setting that a tracker does not take."""
-    return {tracker.name: bound("runtime.trackers", TRACKERS, tracker)() for tracker in trackers}
 
 
 @dataclass(slots=True)
@@ -120,7 +89,7 @@ class Trackers:
         """
         flat = {key: str(value) for key, value in config.model_dump(mode="json").items()}
         accelerator = self._accelerator
-        settings = tracker_settings(config.runtime.trackers)
+        settings = {tracker.name: tracker for tracker in config.runtime.trackers}
         uses_wandb = accelerator.is_main_process and "wandb" in settings
         wandb = {**wandb_settings(config, folder), **settings["wandb"].arguments} if uses_wandb else {}
         accelerator.project_configuration.logging_dir = str(folder)
@@ -129,7 +98,8 @@ class Trackers:
             accelerator.log_with, accelerator.trackers = [kind], []
             name = str(getattr(kind, "value", kind))
             try:
-                accelerator.init_trackers(settings.get(name, TrackerSettings()).project, flat, {"wandb": wandb})
+                project = settings.get(name, DEFAULT).project
+                accelerator.init_trackers(project, flat, {"wandb": wandb})
                 started += accelerator.trackers
             except (Exception, SystemExit) as error:  # third-party code must not end a long run
                 self._not_started[name] = f"{type(error).__name__}: {error}"[:300]
