@@ -458,6 +458,12 @@ def _is_transient(error: BaseException) -> bool:
 
 def _text_of(result: Any, images: list[Image.Image]) -> str:
     """The text of a result; its images are appended to ``images``."""
+    if isinstance(result, list | tuple) and (kinds := {part["type"] for part in result if _is_medium(part)}):
+        blocks = " and ".join(sorted(kinds))
+        raise TypeError(
+            f"a tool returns text, JSON values and images, and this one returned a block of {blocks}: "
+            "return frames as images; a turn with videos or audio is the mmgrpo.environment.Turn of an Environment"
+        )
     if isinstance(result, list | tuple) and result and all(map(_is_block, result)):
         texts = []
         for part in result:
@@ -474,6 +480,11 @@ def _text_of(result: Any, images: list[Image.Image]) -> str:
 
 def _is_block(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in ("image", "text") and part["type"] in part
+
+
+def _is_medium(part: Any) -> bool:
+    """Whether a part is a content block of a medium that no result of a tool has."""
+    return isinstance(part, Mapping) and part.get("type") in ("video", "audio") and part["type"] in part
 
 
 def _without_images(result: Any, images: list[Image.Image]) -> Any:

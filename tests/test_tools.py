@@ -311,6 +311,20 @@ def test_content_blocks_are_text_and_images_of_the_turn() -> None:
     assert (turn.text, [image.size for image in turn.images]) == ("3 wide", [(3, 2)])
 
 
+def heard() -> list[dict[str, Any]]:
+    """Returns audio and its duration."""
+    return [{"type": "text", "text": "1 s"}, {"type": "audio", "audio": [0.0] * 16_000}]
+
+
+def test_blocks_of_other_media_than_images_are_an_error_that_the_model_reads() -> None:
+    turn = ToolEnvironment([heard]).step(call("heard"))
+    assert turn.results[0].failed
+    assert json.loads(turn.text)["error"] == (
+        "TypeError: a tool returns text, JSON values and images, and this one returned a block of audio: return frames "
+        "as images; a turn with videos or audio is the mmgrpo.environment.Turn of an Environment"
+    )
+
+
 class Counter:
     """An object in the form of TRL's ``environment_factory``."""
 

@@ -158,10 +158,10 @@ class Slots:
         num = self._num_rows(len(active))
         active_slots = {*active}
         is_active = [slot in active_slots for slot in self._slot_at]
-        behind = [row for row in range(num, len(is_active)) if is_active[row]]
-        idle = [row for row in range(num) if not is_active[row]][: len(behind)]
-        if behind:
-            self._swap(behind, idle)
+        later = [row for row in range(num, len(is_active)) if is_active[row]]
+        idle = [row for row in range(num) if not is_active[row]][: len(later)]
+        if later:
+            self._swap(later, idle)
         return self._slot_at[:num]
 
     def _swap(self, rows: Sequence[int], others: Sequence[int]) -> None:

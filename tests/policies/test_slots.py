@@ -134,7 +134,7 @@ def test_numbers_of_a_row_are_bitwise_independent_of_other_slots(name: str, dtyp
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_numbers_of_a_row_are_bitwise_independent_of_the_number_of_rows_that_run(dtype: torch.dtype) -> None:
-    """Of 40 slots 16, 32 or all run; the slot of the row is behind the first ones, so that it moves."""
+    """Of 40 slots 16, 32 or all run; the slot of the row is after the first 32, so that it moves."""
     assert torch.get_num_threads() == 1  # several divide a matrix product by its number of rows
     model, processor = make("llama")
     policy = LanguagePolicy(model.to(dtype), processor, {"max_new_tokens": 7, "temperature": TEMPERATURE})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from mmgrpo.types import Sample
 from tests.test_cli import call
 
 SMALL: dict[str, Any] = {
@@ -148,3 +150,63 @@ def test_evaluate_samples_the_prompts_of_the_task_before(tmp_path: Path) -> None
     for name in ("recall", "spread"):
         assert of_run[f"eval/painter/{name}/mean"] == last[f"eval/{name}/mean"] != first[f"eval/{name}/mean"]
         assert of_first[f"eval/{name}/mean"] == first[f"eval/{name}/mean"]
+
+
+def checksum(samples: Sequence[Sample]) -> list[float]:
+    """A number of each text."""
+    return [float(sum(n * ord(letter) for n, letter in enumerate(sample.text or "", 1))) for sample in samples]
+
+
+LEARNING = {"warmup": WARM, "optimizer": {"lr": 0.05}}
+CHECKSUM = [{"name": "python:tests.training.test_mixed_commands:checksum"}]
+CHAINED = {"rewards": CHECKSUM, "evaluation": {**SMALL["evaluation"], "rewards": CHECKSUM}}
+CHAIN: dict[str, Any] = {
+    "about": {"name": "chain"},
+    "steps": 2,
+    "runtime": {"device": "cpu"},
+    "checkpoint": {"every": 1},
+    "tasks": {
+        "first": {**SMALL, **CHAINED, "update": LEARNING},
+        "second": {
+            **SMALL,
+            **CHAINED,
+            "rollout": {
+                "group_size": 2,
+                "task": {"after": "first", "prompt_template": {"name": "after_answers", "text": "{answer}+12="}},
+            },
+            "update": LEARNING,
+        },
+        "third": {
+            **SMALL,
+            **CHAINED,
+            "rollout": {
+                "group_size": 2,
+                "task": {
+                    "after": "second",
+                    "policy_of": "first",
+                    "prompt_template": {"name": "after_answers", "text": "7+{answer}="},
+                },
+            },
+        },
+    },
+}
+
+
+@pytest.mark.nightly
+def test_evaluate_plays_a_chain_of_three_tasks(tmp_path: Path) -> None:
+    """The run, a checkpoint and a task have the means of the evaluations of the run."""
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(CHAIN, sort_keys=False))
+    result = call("train", str(file), f"output={tmp_path}")
+    assert result.exit_code == 0, result.output
+    run, key = tmp_path / "chain", "eval/checksum/mean"
+    recorded = {task: [row[key] for row in rows(run / task / "evaluation.jsonl")] for task in CHAIN["tasks"]}
+    assert len(set(recorded["third"])) > 1
+    evaluated = call("evaluate", str(run), "--json")
+    assert evaluated.exit_code == 0, evaluated.output
+    of_run = json.loads(evaluated.stdout)
+    assert {task: of_run[f"eval/{task}/checksum/mean"] for task in recorded} == {t: v[-1] for t, v in recorded.items()}
+    checkpoint = str(run / "second/checkpoints/step-000001")
+    assert json.loads(call("evaluate", checkpoint, "--json").stdout)[key] == recorded["second"][1]
+    of_task = json.loads(call("evaluate", str(file), "--task", "third", "--checkpoint", str(run), "--json").stdout)
+    assert of_task[key] == recorded["third"][-1]
