@@ -15,6 +15,7 @@ from tests.words import (
     parts_of,
     phrase_places,
     phrase_places_of_configs,
+    phrase_places_of_pages,
     prose_per_thousand,
     python_files,
     repeated_classes,
@@ -85,6 +86,10 @@ def test_docstrings_comments_and_messages_are_in_plain_words() -> None:
 
 def test_comments_and_metadata_of_configurations_are_in_plain_words() -> None:
     assert phrase_places_of_configs() == {}
+
+
+def test_pages_are_in_plain_words() -> None:
+    assert phrase_places_of_pages() == {}
 
 
 def test_docstrings_comments_and_messages_name_their_subject() -> None:

@@ -288,6 +288,16 @@ def phrase_places_of_configs() -> dict[str, list[str]]:
     return dict(places)
 
 
+def phrase_places_of_pages() -> dict[str, list[str]]:
+    """The same of the hand-written pages, without their code; tables of tried models quote errors of libraries."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests" / "README.md"]):
+        if not path.name.startswith("breadth-"):
+            text = re.sub(r"```.*?```", lambda code: "\n" * code[0].count("\n"), path.read_text(), flags=re.S)
+            _add_places(places, path, [(n, _without_code(line)) for n, line in enumerate(text.splitlines(), 1)])
+    return dict(places)
+
+
 def _metadata(text: str) -> Iterator[tuple[int, str]]:
     in_metadata = False
     for number, line in enumerate(text.splitlines(), 1):
