@@ -28,8 +28,8 @@ class ViewConfig(Section):
     )
     prompt_template: Named | None = Field(
         default=None,
-        description="prompt template applied to each member (rollout.prompt_templates); null: the prompt that it was "
-        "sampled from, and for another policy the prompt of the data",
+        description="prompt template of each member, applied to the prompt of the data whatever template the strategy "
+        "sampled it under; null: the prompt that it was sampled from, and for another policy the prompt of the data",
     )
 
     @model_validator(mode="after")
