@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import final, overload
+from typing import Literal, final, overload
 from urllib.parse import unquote, unquote_to_bytes, urlparse
 
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -32,6 +32,16 @@ _LOCAL_HOPS = frozenset(("file", "local", "zip", "tar", "gzip", "bz2", "xz", "lz
 """Protocols within an fsspec chain that read local files."""
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}+={0,2}+\s*+")
+
+
+PictureFormat = Literal["png", "jpeg"]
+
+
+def data_url(image: Image.Image, form: PictureFormat) -> str:
+    """An image as a ``data:`` URL: PNG (lossless) or JPEG of quality 95."""
+    buffer = BytesIO()
+    image.convert("RGB").save(buffer, format=form.upper(), **({"quality": 95} if form == "jpeg" else {}))
+    return f"data:image/{form};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def load_image(image: object) -> Image.Image:

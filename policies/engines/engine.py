@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from PIL.Image import Image
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSampling:
@@ -43,6 +45,8 @@ class EngineRequest:
         seed: completion n has the random numbers of the seed ``seed + n``.
         max_tokens: maximum number of tokens of a completion.
         sampling: the sampling distribution.
+        images: images of the prompt, in order.
+        image_tokens: the tokens that stand for parts of images; a run of one of them is one image.
     """
 
     token_ids: tuple[int, ...]
@@ -50,6 +54,8 @@ class EngineRequest:
     seed: int
     max_tokens: int
     sampling: EngineSampling
+    images: tuple[Image, ...] = ()
+    image_tokens: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

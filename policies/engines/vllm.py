@@ -15,6 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, final
 
+from mmgrpo.data.image_loading import data_url
 from mmgrpo.errors import ConfigError, EngineError
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, get_json, post_json, require_server
 
@@ -152,7 +153,7 @@ class VllmEngine(Engine):
 
     def _completions(self, request: EngineRequest) -> list[EngineCompletion]:
         body = {
-            "token_ids": list(request.token_ids),
+            **_prompt(request),
             "sampling_params": {
                 "n": request.num,
                 "seed": request.seed,
@@ -162,8 +163,25 @@ class VllmEngine(Engine):
                 **_sampling_params(request.sampling),
             },
         }
-        choices = sorted(self._post("/inference/v1/generate", body)["choices"], key=lambda choice: choice["index"])
-        return [self._completion(choice, request) for choice in choices]
+        reply = self._post("/inference/v1/generate", body)
+        try:
+            if request.images:
+                self._require_same_prompt(reply.get("prompt_token_ids") or (), request)
+            choices = sorted(reply["choices"], key=lambda choice: choice["index"])
+            return [self._completion(choice, request) for choice in choices]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise EngineError(
+                f"rollout.engine: {self._url} sent an unknown reply ({type(error).__name__}: {error}): use vLLM 0.32"
+            ) from error
+
+    def _require_same_prompt(self, token_ids: Sequence[int], request: EngineRequest) -> None:
+        """Raises EngineError if the server inserts other parts of images than the trainer."""
+        if tuple(token_ids) != request.token_ids:
+            raise EngineError(
+                f"rollout.engine: {self._url} reads a prompt with images as {len(token_ids)} tokens, and the trainer as "
+                f"{len(request.token_ids)}, or as other ones: start it with the settings of policy.processor as "
+                "--mm-processor-kwargs, and leave out media options"
+            )
 
     def _completion(self, choice: Mapping[str, Any], request: EngineRequest) -> EngineCompletion:
         token_ids = tuple(choice["token_ids"] or ())
@@ -193,7 +211,9 @@ class VllmEngine(Engine):
         params = {"max_tokens": 1, "allowed_token_ids": [token], "detokenize": False}
         try:
             self._post("/inference/v1/generate", {"token_ids": [0], "sampling_params": params})
-        except EngineError:
+        except EngineError as error:
+            if "HTTP 400" not in str(error):
+                raise
             return False
         return True
 
@@ -212,6 +232,19 @@ class VllmEngine(Engine):
                 f"rollout.engine.url: the server {self._url} did not do {path.partition('?')[0]} ({error}). See its "
                 "log, start it again, and resume the run"
             ) from error
+
+
+def _prompt(request: EngineRequest) -> dict[str, Any]:
+    """The tokens; with images those before the server inserts their parts, and the images themselves."""
+    if not request.images:
+        return {"token_ids": list(request.token_ids)}
+    parts = [{"type": "image_url", "url": data_url(image, "png")} for image in request.images]
+    tokens = [
+        token
+        for token, previous in zip(request.token_ids, (None, *request.token_ids), strict=False)
+        if token != previous or token not in request.image_tokens
+    ]
+    return {"token_ids": tokens, "content_parts": parts, "return_token_ids": True}
 
 
 def _sampling_params(sampling: EngineSampling) -> dict[str, Any]:

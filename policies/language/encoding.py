@@ -186,7 +186,8 @@ class PromptEncoder:
         self._context = context
         self._switch = switch
         self._ends = [self.tokenizer.decode([token]) for token in control_ids if token not in media_ids]
-        self._media_ids = torch.tensor(list(media_ids), dtype=torch.long)
+        self.media_ids = tuple(media_ids)
+        self._media_ids = torch.tensor(self.media_ids, dtype=torch.long)
         self._takes_media = self.tokenizer is not processor
         self._uses_template = self._has_template() if settings.chat is None else settings.chat
         if self._uses_template and not self._has_template():

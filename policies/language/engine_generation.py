@@ -7,9 +7,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import final
 
 import torch
+from PIL.Image import Image
 
+from mmgrpo.data.image_loading import load_image
+from mmgrpo.data.media_options import options_of
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.types import Prompt
 from mmgrpo.values import ENTROPY
 
 from ..completion import Completion
@@ -71,11 +75,6 @@ class EngineGenerator(RowGenerator):
         starts, owners = shared_starts(requests)
         for number, start in enumerate(starts):
             rows = [request for request, owner in zip(requests, owners, strict=True) if owner == number]
-            if start.prompt.media:
-                raise DataError(
-                    f"the prompt {start.prompt.prompt.text!r:.60} has images, videos or audio, which rollout.engine "
-                    "does not support yet: remove rollout.engine"
-                )
             initial = [] if start.initial is None else start.initial.token_T.tolist()
             request = EngineRequest(
                 token_ids=(*start.prompt.ids_P.tolist(), *initial),
@@ -83,6 +82,8 @@ class EngineGenerator(RowGenerator):
                 seed=derive_seed(rows[0].seed, len(initial)) // 2,  # the server adds the number of the completion
                 max_tokens=rows[0].limit(self._params),
                 sampling=self._sampling,
+                images=_images(start.prompt.prompt),
+                image_tokens=frozenset(self._params.media_ids),
             )
             self._pending[self._engine.submit(request)] = rows
         return [[request.row] for request in requests]
@@ -114,3 +115,18 @@ class EngineGenerator(RowGenerator):
             finished=completion.finished,
             numbers={name: torch.zeros(len(token_T)) for name in self._params.numbers},
         )
+
+
+def _images(prompt: Prompt) -> tuple[Image, ...]:
+    """The images of a prompt. Raises DataError for other media, and for media options."""
+    if prompt.videos or prompt.audios:
+        raise DataError(
+            f"the prompt {prompt.text!r:.60} has videos or audio, which rollout.engine does not support: remove "
+            "rollout.engine"
+        )
+    if any(options_of(prompt, "image")):
+        raise DataError(
+            f"an image of the prompt {prompt.text!r:.60} has media options, which rollout.engine does not support: "
+            "remove them, or rollout.engine"
+        )
+    return tuple(load_image(image) for image in prompt.images)

@@ -57,6 +57,7 @@ class GenerationParams:
         end_ids: tokens that end an answer.
         embedding_VD: the model's token embeddings, if a statistic needs them.
         engine: generates the rows; None: the model does.
+        media_ids: tokens that stand for parts of images, videos and audio.
     """
 
     sampling: SamplingDistribution
@@ -67,6 +68,7 @@ class GenerationParams:
     end_ids: Tensor
     embedding_VD: Tensor | None = None
     engine: Engine | None = None
+    media_ids: tuple[int, ...] = ()
 
     def buffer(self, limit_N: Tensor) -> TokenBuffer:
         """An empty buffer for rows of at most so many tokens; their random numbers are zeros."""

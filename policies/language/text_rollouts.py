@@ -372,6 +372,7 @@ class TextRollouts:
             end_ids=self.end_ids,
             embedding_VD=self.vectors() if SEMANTIC_ENTROPY.name in statistics else None,
             engine=engine,
+            media_ids=self.encoder.media_ids,
         )
 
     def _initial(

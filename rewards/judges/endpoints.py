@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import math
@@ -10,11 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from io import BytesIO
-from typing import Any, ClassVar, Literal, TypeVar, final
+from typing import Any, ClassVar, TypeVar, final
 
-from PIL import Image
-
+from mmgrpo.data.image_loading import PictureFormat, data_url
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, post_json, require_server
 from mmgrpo.types import Sample, Score
@@ -27,8 +24,6 @@ from .questions import Question, Scale, WhichScore, default_image_question, fill
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-PictureFormat = Literal["png", "jpeg"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,13 +188,6 @@ class ApiJudge:
         texts = [fill_template(self._question, sample, self._judge_scoring.scale) for sample in samples]
         images = [judge_images(sample, self._frames, self._shows_source) for sample in samples]
         return score_pairs(images, texts, partial(self._judge_scoring.scores, self._endpoint))
-
-
-def data_url(image: Image.Image, form: PictureFormat) -> str:
-    """An image as a ``data:`` URL: PNG (lossless) or JPEG of quality 95."""
-    buffer = BytesIO()
-    image.convert("RGB").save(buffer, format=form.upper(), **({"quality": 95} if form == "jpeg" else {}))
-    return f"data:image/{form};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _content(body: bytes) -> str:

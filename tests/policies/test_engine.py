@@ -13,14 +13,15 @@ from mmgrpo.policies.language import LanguagePolicy
 
 from mmgrpo import Trainer
 from mmgrpo.config.loading import validated
+from mmgrpo.data.image_loading import load_image
 from mmgrpo.errors import ConfigError, DataError, EngineError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.types import Plan, Rollout, Sample
+from mmgrpo.types import Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, SAMPLER_LOGPROB
 from tests.policies.contract import largest_difference, move, values
 from tests.policies.test_language_exchanges import Asking, terse
 from tests.policies.test_language_ways import t5
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import picture, policy_of, prompts_of
 from tests.policies.token_server import TokenServer
 
 SEED = 5
@@ -170,12 +171,27 @@ def test_models_that_server_lacks_raise_errors(server: TokenServer) -> None:
         policy_of("llama").use_engine(VllmEngine(url="http://127.0.0.1:9", retries=0))
 
 
-def test_images_raise_error() -> None:
-    policy = policy_of("qwen2.5-vl")
+def test_images_are_sent_once_with_tokens_before_their_expansion() -> None:
+    policy, prompts = policy_of("qwen2.5-vl"), prompts_of("qwen2.5-vl")[1:]
     server = TokenServer(policy.model)
     policy.use_engine(VllmEngine(url=server.url))
-    with pytest.raises(DataError, match=r"has images, videos or audio, which rollout\.engine does not support yet"):
-        policy.rollout(prompts_of("qwen2.5-vl"), group_size=2, seed=SEED)
+    with pytest.raises(EngineError, match=r"reads a prompt with images as 0 tokens, and the trainer as \d+"):
+        policy.rollout(prompts, group_size=2, seed=SEED)  # this server reads no images
+    (request,) = server.bodies("/inference/v1/generate")[2:]
+    images = [load_image(part["url"]) for part in request["content_parts"]]
+    assert [image.tobytes() for image in images] == [image.tobytes() for image in prompts[0].images]
+    tokens, expanded = request["token_ids"], policy._encoder(prompts[0]).ids_P.tolist()
+    pad = policy.model.config.image_token_id
+    assert sum(token == pad for token in tokens) == len(images) == 2
+    assert [token for token in tokens if token != pad] == [token for token in expanded if token != pad]
+    with pytest.raises(DataError, match=r"has media options, which rollout\.engine does not support"):
+        sized = {"type": "image", "max_pixels": 784}
+        prompt = Prompt(
+            "what",
+            images=[picture()],
+            messages=[{"role": "user", "content": [sized, {"type": "text", "text": "what"}]}],
+        )
+        policy.rollout([prompt], group_size=2, seed=SEED)
     server.shutdown()
     server.server_close()
 
