@@ -178,8 +178,8 @@ class VllmEngine(Engine):
         """Raises EngineError if the server inserts other parts of images than the trainer."""
         if tuple(token_ids) != request.token_ids:
             raise EngineError(
-                f"rollout.engine: {self._url} reads a prompt with images as {len(token_ids)} tokens, and the trainer as "
-                f"{len(request.token_ids)}, or as other ones: start it with the settings of policy.processor as "
+                f"rollout.engine: {self._url} reads a prompt with images as {len(token_ids)} tokens, the trainer as "
+                f"{len(request.token_ids)} or as other ones: start it with the settings of policy.processor as "
                 "--mm-processor-kwargs, and leave out media options"
             )
 

@@ -177,6 +177,8 @@ class LanguagePolicy(
             raise ConfigError(
                 f"rollout.engine: {type(self.model).__name__} is an encoder-decoder: remove rollout.engine"
             )
+        if self.settings.compile:
+            raise ConfigError("policy.compile speeds up sampling by the trainer: remove it, or rollout.engine")
         engine_sampling(self._rollouts.params(Plan(), engine))
         engine.require_model(num_logits(self.model))
         weights = SyncedWeights(

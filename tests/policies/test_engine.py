@@ -149,6 +149,7 @@ def test_conversation_sends_each_turn(server: TokenServer) -> None:
     [
         ({"temperature_schedule": {"pace": 5.0}}, Plan(), "temperature_schedule"),
         ({"min_p": 0.1, "top_k": 5}, Plan(), "min_p alone"),
+        ({"compile": True}, Plan(), r"policy\.compile speeds up sampling by the trainer"),
         ({}, Plan(sample_values=("certainty",)), "returns no certainty"),
     ],
 )
@@ -175,7 +176,7 @@ def test_images_are_sent_once_with_tokens_before_their_expansion() -> None:
     policy, prompts = policy_of("qwen2.5-vl"), prompts_of("qwen2.5-vl")[1:]
     server = TokenServer(policy.model)
     policy.use_engine(VllmEngine(url=server.url))
-    with pytest.raises(EngineError, match=r"reads a prompt with images as 0 tokens, and the trainer as \d+"):
+    with pytest.raises(EngineError, match=r"reads a prompt with images as 0 tokens, the trainer as \d+"):
         policy.rollout(prompts, group_size=2, seed=SEED)  # this server reads no images
     (request,) = server.bodies("/inference/v1/generate")[2:]
     images = [load_image(part["url"]) for part in request["content_parts"]]
@@ -184,14 +185,10 @@ def test_images_are_sent_once_with_tokens_before_their_expansion() -> None:
     pad = policy.model.config.image_token_id
     assert sum(token == pad for token in tokens) == len(images) == 2
     assert [token for token in tokens if token != pad] == [token for token in expanded if token != pad]
+    parts = [{"type": "image", "max_pixels": 784}, {"type": "text", "text": "what"}]
+    sized = Prompt("what", images=[picture()], messages=[{"role": "user", "content": parts}])
     with pytest.raises(DataError, match=r"has media options, which rollout\.engine does not support"):
-        sized = {"type": "image", "max_pixels": 784}
-        prompt = Prompt(
-            "what",
-            images=[picture()],
-            messages=[{"role": "user", "content": [sized, {"type": "text", "text": "what"}]}],
-        )
-        policy.rollout([prompt], group_size=2, seed=SEED)
+        policy.rollout([sized], group_size=2, seed=SEED)
     server.shutdown()
     server.server_close()
 
