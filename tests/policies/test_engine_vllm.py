@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import socket
@@ -12,12 +13,14 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from mmgrpo.examples.language_models import arithmetic_lm
+from mmgrpo.examples.digits import digit_questions
+from mmgrpo.examples.language_models import arithmetic_lm, digits_vlm
 from mmgrpo.policies.engines.vllm import VllmEngine
 from mmgrpo.policies.language import LanguagePolicy
 
@@ -40,19 +43,17 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    folder = tmp_path_factory.mktemp("model")
-    for part in arithmetic_lm():
-        part.save_pretrained(folder)
+@contextmanager
+def started(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server with the model of a folder, killed at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--dtype", "float32", "--enforce-eager"]
+    modes = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--dtype", "float32", "--enforce-eager"]
     command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--host", "127.0.0.1"]
     environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(
-        [*command, "--port", str(port), "--max-model-len", "32", *options], env=environment, start_new_session=True
+        [*command, "--port", str(port), *modes, *options], env=environment, start_new_session=True
     )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -61,6 +62,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    folder = tmp_path_factory.mktemp("model")
+    for part in arithmetic_lm():
+        part.save_pretrained(folder)
+    with started(folder, "--max-model-len", "32") as running:
+        yield running
 
 
 def wait_for(url: str) -> None:
@@ -119,6 +129,27 @@ def test_greedy_samples_and_seeds(server: tuple[str, subprocess.Popen[bytes]]) -
     assert torch.equal(first.token_BT, again.token_BT)  # pyright: ignore[reportArgumentType]
     assert [sample.text for sample in first.samples] != [sample.text for sample in other.samples]
     assert len({sample.text for sample in first.samples[:8]}) > 4
+
+
+def test_images_are_read_as_by_trainer(tmp_path: Path) -> None:
+    quickstart, processor = digits_vlm()
+    config = copy.deepcopy(quickstart.config)
+    text = config.text_config
+    text.num_attention_heads = text.num_key_value_heads = 3  # of size 32: vLLM has no attention of size 24 on the CPU
+    text.rope_parameters = {**text.rope_parameters, "mrope_section": [6, 5, 5]}
+    torch.manual_seed(0)
+    model = type(quickstart)(config)
+    for part in (model, processor):
+        part.save_pretrained(tmp_path)
+    policy = LanguagePolicy(model, processor, {"max_new_tokens": 5})
+    with started(tmp_path) as (url, _):
+        policy.use_engine(VllmEngine(url=url))
+        for seed in range(2):
+            rollout = policy.rollout(digit_questions()[:3], group_size=4, seed=seed)
+            gap_BT = (rollout.values[SAMPLER_LOGPROB] - rollout.old_logprob_BT)[rollout.mask_BT]
+            assert float(gap_BT.abs().max()) < 1e-4
+            assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
+            move(policy.trainable, seed=seed)
 
 
 def test_hung_and_killed_server_raise_errors(server: tuple[str, subprocess.Popen[bytes]], tmp_path: Path) -> None:
