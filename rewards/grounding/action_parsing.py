@@ -196,9 +196,9 @@ def _action(kind: str, fields: Mapping[str, Any]) -> Action:
 
 
 def _integer(value: Any) -> int | None:
-    """An integer of at least 0, or its text; None for another value."""
-    text = str(value)
-    return int(text) if isinstance(value, int | str) and text.isascii() and text.isdigit() and len(text) < 10 else None
+    """An integer of at least 0, also written as 3.0, or its text; None for another value."""
+    text = str(value).removesuffix(".0") if isinstance(value, int | float | str) else ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def _position_value(fields: Mapping[str, Any]) -> Any:

@@ -84,10 +84,11 @@ def test_other_actions():
 
 
 def test_elements_are_numbers_in_place_of_positions():
-    for text in ("click(element=3)", '{"action": "click", "index": 3}', "click(element='3')"):
+    texts = ("click(element=3)", "click(element='3')", "click(element=3.0)", "click(element='3.0')")
+    for text in (*texts, '{"action": "click", "index": 3}', '{"action": "click", "index": 3.0}'):
         assert parse_actions(text) == [Action("click", element=3)]
     assert parse_actions("type(element=0, content='a')") == [Action("type", text="a", element=0)]
-    for value in ("true", "2.5", '"ok"', "null", "-1"):
+    for value in ("true", "2.5", '"ok"', "null", "-1", "-1.0", "1e9"):
         assert parse_actions(f'{{"action": "click", "element": {value}}}') == [Action("click")]
     third = {"action": "click", "element": 3}
     assert score_of(reward(), "click(element=3)", third) == 1
