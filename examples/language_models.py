@@ -1,7 +1,8 @@
 """The models of the language quickstarts: stock classes, small enough to train on two CPU cores.
 
 ``quickstart/digits-vlm`` and ``quickstart/zoom-vlm`` show images to a Qwen2.5-VL of 0.5 M weights,
-``quickstart/arithmetic-text`` gives sums to a Llama of 0.3 M. Tokenizers are built here; nothing is downloaded.
+``quickstart/arithmetic-text`` gives sums to a Llama of 0.3 M, ``quickstart/miniwob-click`` web pages to one of 0.1 M.
+Tokenizers are built here; nothing is downloaded.
 """
 
 # The bindings of `tokenizers` carry wrong annotations.
@@ -41,6 +42,17 @@ CALL_PIECES = ('<tool_call>{"name": "multiply", "arguments": {"a": ', ', "b": ',
 """A function call with two numbers: the text before, between and after them, one token each."""
 ZOOM_PIECES = ('<tool_call>{"name": "zoom", "arguments": {"bbox_2d": [', ", ", "]}}</tool_call>")
 """A call with four numbers: the text before, between and after them, one token each."""
+CLICK_PIECES = (" click(element=", ")")
+"""A click on an element: the text before and after its number, one token each."""
+NUM_ELEMENTS = 16
+"""The largest number of an element of a page."""
+PAGE_WORDS = (
+    *("Click", "on", "the", "a", "all", "widget"),
+    *("div", "span", "label", "button", "checkbox", "radio", "text", "textarea"),
+    *("submit", "okay", "ok", "yes", "no", "cancel", "next", "previous"),
+    *("Submit", "Okay", "Ok", "Yes", "No", "Cancel", "Next", "Previous"),
+)
+"""The words of instructions, the kinds of elements and the names of buttons."""
 CANVAS = 128
 """Pixels of a side of the images of ``quickstart/zoom-vlm``; their coordinates are multiples of 8."""
 AUDIO, AUDIO_START, AUDIO_END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
@@ -176,6 +188,16 @@ def calculator_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerF
     return _llama(tokenizer, max_positions=64, seed=seed), tokenizer
 
 
+def clicker_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """An untrained language model that reads ``PAGE_WORDS`` and numbers of elements; the seed fixes its weights."""
+    numbers = [str(number + 1) for number in range(NUM_ELEMENTS)]
+    pieces = "|".join(map(re.escape, CLICK_PIECES))
+    split = rf"{pieces}|(?<=\[)\d+(?=\])|(?<==)\d+(?=\))|(?<!\w)(?:{'|'.join(PAGE_WORDS)})(?!\w)"
+    tokenizer = _tokenizer([END], [*PAGE_WORDS, *numbers, *CLICK_PIECES], split=split, eos_token=END, pad_token=END)
+    tokenizer.backend_tokenizer.decoder = Fuse()
+    return _llama(tokenizer, max_positions=128, seed=seed, width=64, initializer_range=0.125), tokenizer
+
+
 def rewriter_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """An untrained language model that reads requests for digits and writes captions, word by word."""
     from mmgrpo.examples.digits import DIGIT_NAMES
@@ -185,11 +207,19 @@ def rewriter_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFas
     return _llama(tokenizer, max_positions=32, seed=seed), tokenizer
 
 
-def _llama(tokenizer: PreTrainedTokenizerFast, *, max_positions: int, seed: int) -> LlamaForCausalLM:
+def _llama(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    max_positions: int,
+    seed: int,
+    width: int = 128,
+    initializer_range: float = 0.02,
+) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        initializer_range=initializer_range,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=4,
