@@ -30,9 +30,11 @@ def constant(step: int, *, value: float = 1.0, warmup_steps: int = 0) -> float:
 
 @SCHEDULES.register
 def linear(step: int, *, start: float, end: float, steps: int, begin: int = 0, warmup_steps: int = 0) -> float:
-    """A line from one number to another over so many steps; level before, after the warm-up, and after.
+    """A line from one number to another over so many steps; level before and after.
 
-    value = start + (end - start) min(max(step - max(begin, warmup_steps), 0) / steps, 1)
+    value = start + (end - start) min(max(step - begin, 0) / steps, 1)
+
+    With a warm-up the change begins at ``warmup_steps`` at the earliest, and the ramp to ``start`` is before it.
 
     Units: steps, counted from 0 -> any.   Raises: ConfigError unless steps >= 1 and warmup_steps >= 0.
     """
@@ -42,9 +44,11 @@ def linear(step: int, *, start: float, end: float, steps: int, begin: int = 0, w
 
 @SCHEDULES.register
 def cosine(step: int, *, start: float, end: float, steps: int, begin: int = 0, warmup_steps: int = 0) -> float:
-    """Half a cosine from one number to another over so many steps; level before, after the warm-up, and after.
+    """Half a cosine from one number to another over so many steps; level before and after.
 
-    value = end + (start - end) (1 + cos(pi x)) / 2, x = min(max(step - max(begin, warmup_steps), 0) / steps, 1)
+    value = end + (start - end) (1 + cos(pi x)) / 2, x = min(max(step - begin, 0) / steps, 1)
+
+    With a warm-up the change begins at ``warmup_steps`` at the earliest, and the ramp to ``start`` is before it.
 
     Units: steps, counted from 0 -> any.   Raises: ConfigError unless steps >= 1 and warmup_steps >= 0.
     Source: SGDR, arXiv:1608.03983, eq. 5, without restarts.
