@@ -13,8 +13,6 @@ from typing import Any
 from diffusers.hooks.hooks import StateManager
 from torch import nn
 
-from .components import submodules
-
 
 def cache_names(modules: Sequence[nn.Module]) -> list[str]:
     """Class names of the caching hooks on these modules and their submodules."""
@@ -37,7 +35,7 @@ def caches_off(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _caching_hooks(modules: Sequence[nn.Module]) -> list[Any]:
-    registries = [vars(part).get("_diffusers_hook") for module in modules for part in submodules(module)]
+    registries = [vars(part).get("_diffusers_hook") for module in modules for part in module.modules()]
     hooks = [hook for registry in registries if registry is not None for hook in registry.hooks.values()]
     return [hook for hook in hooks if hook._is_stateful or _shares_state(hook)]
 

@@ -14,8 +14,6 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from .components import submodules
-
 _DIGESTIBLE = (Tensor, Image, bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -122,7 +120,7 @@ def _has_hooks(module: Any) -> bool:
 
     Hooks of transformers, which collect the output, do not count.
     """
-    layers = submodules(module) if isinstance(module, nn.Module) else ()
+    layers = module.modules() if isinstance(module, nn.Module) else ()
     hooks = (hook for layer in layers for hook in (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()))
     return not all((getattr(hook, "__module__", None) or "").startswith("transformers.") for hook in hooks)
 
