@@ -46,7 +46,7 @@ class EngineRequest:
         max_tokens: maximum number of tokens of a completion.
         sampling: the sampling distribution.
         images: images of the prompt, in order.
-        image_tokens: the tokens that stand for parts of images; a run of one of them is one image.
+        image_tokens: placeholder tokens of images; a run of equal ones is an image.
     """
 
     token_ids: tuple[int, ...]

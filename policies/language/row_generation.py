@@ -57,7 +57,7 @@ class GenerationParams:
         end_ids: tokens that end an answer.
         embedding_VD: the model's token embeddings, if a statistic needs them.
         engine: generates the rows; None: the model does.
-        media_ids: tokens that stand for parts of images, videos and audio.
+        media_ids: placeholder tokens of images, videos and audio.
     """
 
     sampling: SamplingDistribution
