@@ -29,7 +29,7 @@ from mmgrpo.types import Rollout
 from mmgrpo.values import ENTROPY, Value, from_reference
 from tests.policies.contract import move
 from tests.policies.families import daily
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 from tests.tiny.pipelines import PIPELINES
 
 ALL = [0, 1, 2, 3, 4, 5]
@@ -90,7 +90,7 @@ OF_GROUPS = ("anchored entropy",)
 
 def moved_rollout(*, batch: int = 8) -> tuple[LanguagePolicy, Rollout]:
     """A policy that has moved since it drew two groups of three."""
-    policy = policy_of("llama", batch=batch)
+    policy = measured_policy_of("llama", batch=batch)
     rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=3)
     with policy.reference():  # a full fine-tune's reference is what the weights are now
         pass
@@ -309,7 +309,7 @@ def test_decisions_left_out_by_a_selection_take_no_forward_where_steps_are_separ
 
 
 def test_high_entropy_needs_entropies_even_on_policy() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=3)
     _, _, spent = streamed(policy, rollout, OBJECTIVES["near"])
     assert spent == int((ADVANTAGE_B >= 0).sum())  # a limit below 0 leaves the others out, where nothing has moved
@@ -349,7 +349,7 @@ def test_a_measured_rollout_knows_the_divergence_of_each_decision() -> None:
 
 def test_departure_from_the_current_weights_has_no_gradient() -> None:
     # the rollout's log-probabilities are recorded with a rounding error of 1e-6
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=3)
     noise_BT = 1e-6 * torch.randn(rollout.shape, generator=torch.Generator().manual_seed(0))
     rollout = replace(rollout, old_logprob_BT=rollout.old_logprob_BT + noise_BT)

@@ -27,7 +27,7 @@ from mmgrpo.training.views import View, ViewRows, Views
 from mmgrpo.types import Prompt, Rollout
 from mmgrpo.values import Value, mask_of_view, of_view
 from tests.policies.contract import move
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 from tests.policies.tiny_policies import pipeline_of, settings_of
 
 Built = LanguagePolicy | DenoisingPolicy
@@ -42,7 +42,7 @@ def odd_ones(prompt: Prompt, member: int, history: Any) -> Prompt | None:
 
 
 def tokens() -> Built:
-    return policy_of("llama")
+    return measured_policy_of("llama")
 
 
 def steps() -> Built:

@@ -23,7 +23,7 @@ from tests.configs.mechanisms import CHAINS, IMITATION, PARTING, PARTING_ONCE, R
 from tests.configs.test_chain_methods import by_text, half_are_right, second_half
 from tests.configs.turn_runs import turn_run
 from tests.policies.test_language_exchanges import terse
-from tests.policies.tiny_language import picture, policy_of
+from tests.policies.tiny_language import measured_policy_of, picture, policy_of
 from tests.policies.tiny_masked import prompts_of as masked_prompts_of
 from tests.policies.tiny_policies import pipeline_of, settings_of
 
@@ -31,7 +31,7 @@ from tests.policies.tiny_policies import pipeline_of, settings_of
 @cache
 def _other_tokens() -> tuple[int, ...]:
     """All tokens but some ends and those of the answers that rows bring along, so that texts have many lengths."""
-    bare = policy_of("llama")
+    bare = measured_policy_of("llama")
     tokenizer = getattr(bare.processor, "tokenizer", bare.processor)
     texts = [str(text) for text in COLUMNS.values()]
     written = {token for text in texts for variant in (text, f" {text}") for token in tokenizer(variant)["input_ids"]}
@@ -44,7 +44,7 @@ def _other_tokens() -> tuple[int, ...]:
 @cache
 def _no_formula_tokens() -> tuple[int, ...]:
     """All tokens but a dollar sign and three letters, so that texts hold formulas between dollar signs."""
-    bare = policy_of("llama")
+    bare = measured_policy_of("llama")
     tokenizer = getattr(bare.processor, "tokenizer", bare.processor)
     formula_tokens = {*tokenizer("$", add_special_tokens=False)["input_ids"], 60, 61, 62}
     return tuple(
@@ -280,13 +280,13 @@ def _language(name: str) -> TinyRun:
     def policy(config: RunConfig) -> Policy:
         if name == "ead":
             numbers = {key: value for key, value in (config.policy or Named(name="")).numbers.items() if key != "model"}
-            return policy_of("llama", max_new_tokens=length, **numbers)
+            return measured_policy_of("llama", max_new_tokens=length, **numbers)
         if name in ("papo", "vogue"):
             return policy_of("qwen2.5-vl", max_new_tokens=5)
         if name == "diver":
             return terse("llama", max_new_tokens=length, suppress=_no_formula_tokens())
         if name in (*READING, *IMITATION):
-            return policy_of("llama", max_new_tokens=length, suppress=_other_tokens(), temperature=8.0)
+            return measured_policy_of("llama", max_new_tokens=length, suppress=_other_tokens(), temperature=8.0)
         return terse("llama", max_new_tokens=length)
 
     reward = some_right

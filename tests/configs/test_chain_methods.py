@@ -28,7 +28,7 @@ from tests.configs.mechanisms import CHAINS
 from tests.configs.method_steps import config_of
 from tests.maths.feedback_rows import feedback_of
 from tests.maths.round_rows import round_of
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 
 After = tuple[tuple[int, int], ...]
 
@@ -343,7 +343,7 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
     if name in replacing:
         rewards += [NamedReward(*replacing[name], from_method=name)]
     prompts = [replace(prompt, columns=COLUMNS) for prompt in prompts_of("llama")]
-    policy = policy_of("llama", max_new_tokens=12)
+    policy = measured_policy_of("llama", max_new_tokens=12)
     before = [parameter.detach().clone() for parameter in policy.trainable]
     folder = Trainer(policy, rewards, prompts[:2], config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -20,7 +20,7 @@ from mmgrpo.explain.advantage_inputs import require_advantages
 from mmgrpo.explain.method_settings import method_rows
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 
 # One of: scale, remembered baseline, filter, surrogate, ratio level, group loss, strategy, order of prompts, moving
 # reference, group reward, replayed rows.
@@ -229,7 +229,9 @@ def test_a_pair_trains(lower: str, upper: str, tmp_path: Path) -> None:
     def right(samples: Sequence[Sample]) -> list[float]:
         return [float(sample.member < 1 + sample.group % 2) for sample in samples]
 
-    folder = Trainer(policy_of("llama", max_new_tokens=5), {"right": right}, prompts_of("llama"), config).train()
+    folder = Trainer(
+        measured_policy_of("llama", max_new_tokens=5), {"right": right}, prompts_of("llama"), config
+    ).train()
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     assert line["policy/on_policy_gap"] < 1e-5
     assert line["optimizer/grad_norm"] > 0

@@ -21,7 +21,7 @@ from mmgrpo.explain.idle import idle_mechanisms
 from mmgrpo.scoring import NamedReward
 from mmgrpo.types import Prompt, Sample
 from tests.policies.test_language_exchanges import terse
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 
 LATE = {
     "prorl": ("update.reference: it first moves after step 250", 251),
@@ -220,7 +220,7 @@ def test_setting_of_a_method_for_runs_that_turn_it_on_is_no_warning() -> None:
 def test_warning_is_printed_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
     config = load_config("methods/ppl-position", {**small, "rollout.strategy": {"name": "fixed"}})
-    Trainer(policy_of("llama", max_new_tokens=2), by_member, prompts_of("llama"), config).train()
+    Trainer(measured_policy_of("llama", max_new_tokens=2), by_member, prompts_of("llama"), config).train()
     output = capsys.readouterr()
     assert "late_decisions starts at step 200" in " ".join((output.out + output.err).split())
 
@@ -233,14 +233,14 @@ def test_view_of_images_without_images_is_an_error(tmp_path: Path) -> None:
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
     bare = {**small, "about.method.needs": []}  # as in a custom file, whose method states no needs
     with pytest.raises(ConfigError) as raised:
-        Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/papo", bare))
+        Trainer(measured_policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/papo", bare))
     assert str(raised.value) == (
         "objective.views.masked: masked_image changes the images of a prompt, and none of the "
         f"{len(prompts_of('llama'))} prompts has one: train on rows with images, or leave out objective.views.masked "
         "and its reader (objective.terms)"
     )
     with pytest.raises(ConfigError, match="noised_image changes the images of a prompt, and none"):
-        Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/vogue", bare))
+        Trainer(measured_policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/vogue", bare))
 
 
 def test_rewards_of_turns_that_the_tools_never_give_are_an_error(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_filter_without_effect_is_a_note_at_the_first_step(tmp_path: Path, capsy
         config = load_config(
             "methods/capo", {**small, "advantage.filters": filters, "advantage.filtered_samples": "mask"}
         )
-        folder = Trainer(policy_of("llama", max_new_tokens=3), by_member, prompts_of("llama"), config).train()
+        folder = Trainer(measured_policy_of("llama", max_new_tokens=3), by_member, prompts_of("llama"), config).train()
         output = capsys.readouterr()
         text = " ".join((output.out + output.err).split())
         assert text.count("no decision is changed by credit/within_curvature in the first step") == is_idle

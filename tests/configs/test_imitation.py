@@ -30,7 +30,7 @@ from mmgrpo.types import Prompt, Sample
 from tests.configs.mechanisms import IMITATION
 from tests.configs.method_steps import config_of
 from tests.data.test_samplers import pool
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 
 ANSWERS = ("equivalent_1", "equivalent_2", "different_1", "different_2")
 
@@ -149,7 +149,7 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
     rewards = [NamedReward("right", first_is_right), *REWARDS.get(name, ())]
     prompts = [replace(prompt, columns=COLUMNS) for prompt in prompts_of("llama")[:2]]
     prompts = [replace(prompt, source=label) for prompt, label in zip(prompts, labels, strict=True)]
-    trainer = Trainer(policy_of("llama", max_new_tokens=8), rewards, prompts, config)
+    trainer = Trainer(measured_policy_of("llama", max_new_tokens=8), rewards, prompts, config)
     folder = trainer.train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["step"] == 2
@@ -172,4 +172,4 @@ def test_an_unknown_source_raises(tmp_path: Path) -> None:
     small = {"rewards": [], "output": str(tmp_path), "policy": None, "rollout.prompts_per_step": 2}
     config = load_config("methods/oorl", {**small, "update.minibatches": 1})
     with pytest.raises(ConfigError, match=r"rollout.strategy.source: 'equivalents' is the label of none"):
-        Trainer(policy_of("llama"), [NamedReward("right", first_is_right)], prompts_of("llama")[:2], config)
+        Trainer(measured_policy_of("llama"), [NamedReward("right", first_is_right)], prompts_of("llama")[:2], config)

@@ -32,7 +32,7 @@ from tests.configs.mechanisms import (
     untrained,
 )
 from tests.policies.families import daily
-from tests.policies.tiny_language import picture, policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, picture, prompts_of
 from tests.tiny.language_models import make
 
 SHRUNK: dict[str, Any] = {
@@ -113,7 +113,7 @@ def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
     def right(samples: Sequence[Sample]) -> list[float]:
         return [float(sample.member < 1 + sample.group % 2) for sample in samples]  # one of four, two of four
 
-    policy = policy_of("llama", max_new_tokens=5)
+    policy = measured_policy_of("llama", max_new_tokens=5)
     before = [parameter.detach().clone() for parameter in policy.trainable]
     rewards = [NamedReward("right", right), *EXTRA_REWARDS.get(name, [])]
     folder = Trainer(policy, rewards, prompts_of("llama"), config).train()
@@ -138,7 +138,7 @@ def test_method_of_trees_trains_a_language_policy(name: str, tmp_path: Path) -> 
     def right(samples: Sequence[Sample]) -> list[float]:
         return [float(sample.member in (0, 2)) for sample in samples]
 
-    policy = policy_of("llama", max_new_tokens=6)
+    policy = measured_policy_of("llama", max_new_tokens=6)
     before = [parameter.detach().clone() for parameter in policy.trainable]
     folder = Trainer(policy, {"right": right}, prompts_of("llama"), config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -160,7 +160,7 @@ def test_method_with_one_branching_round_trains_a_language_policy(name: str, tmp
     def right(samples: Sequence[Sample]) -> list[float]:
         return [float(sample.member in (0, 3, 4)) for sample in samples]
 
-    policy = policy_of("llama", max_new_tokens=8)
+    policy = measured_policy_of("llama", max_new_tokens=8)
     before = [parameter.detach().clone() for parameter in policy.trainable]
     folder = Trainer(
         policy,
@@ -190,7 +190,7 @@ def test_groups_of_equal_rewards_train_by_entropy(tmp_path: Path) -> None:
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
     right = {"right": lambda samples: [float(sample.group % 2) for sample in samples]}
     folder = Trainer(
-        policy_of("llama", max_new_tokens=5), right, prompts_of("llama"), load_config("methods/rl-zvp", small)
+        measured_policy_of("llama", max_new_tokens=5), right, prompts_of("llama"), load_config("methods/rl-zvp", small)
     ).train()
     (line,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert line["reward/std"] == 0.5  # 0 in one group, 1 in the other
@@ -202,7 +202,7 @@ def test_process_supervision_trains(tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.minibatches": 2}
     config = load_config("methods/process-supervision", {**small, "update.optimizer.lr": 1e-3, "output": str(tmp_path)})
 
-    policy = policy_of("llama", max_new_tokens=5)
+    policy = measured_policy_of("llama", max_new_tokens=5)
     before = [parameter.detach().clone() for parameter in policy.trainable]
     folder = Trainer(policy, [NamedReward("steps", halves, weight=0.0)], prompts_of("llama"), config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -220,7 +220,7 @@ def test_groups_that_are_all_wrong_train(name: str, tmp_path: Path) -> None:
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
     config = load_config(f"methods/{name}", small)
     wrong = {"right": lambda samples: [0.0 for _ in samples]}
-    folder = Trainer(policy_of("llama", max_new_tokens=5), wrong, prompts_of("llama"), config).train()
+    folder = Trainer(measured_policy_of("llama", max_new_tokens=5), wrong, prompts_of("llama"), config).train()
     (line,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert line["groups/zero_std_frac"] == 0.0
     assert line["policy/trained_frac"] == 1.0

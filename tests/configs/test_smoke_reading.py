@@ -15,7 +15,7 @@ from mmgrpo.config.loading import load_config
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
 from tests.configs.mechanisms import EVERYDAY, READING, nightly, strategies
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 
 HINTS = {f"{kind}_{n}": f"a {kind} {n}" for kind in ("knowledge", "solution", "paraphrase") for n in range(1, 7)}
 COLUMNS = {
@@ -131,7 +131,7 @@ def test_daily_methods_have_every_strategy() -> None:
 def test_method_trains(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.optimizer.lr": 1e-3}
     config = load_config(f"methods/{name}", {**small, "output": str(tmp_path), **SMALL.get(name, {})})
-    policy = policy_of("llama", max_new_tokens={"hbpo": 96, "g2rpo-a": 12, "seele": 12}.get(name, 5))
+    policy = measured_policy_of("llama", max_new_tokens={"hbpo": 96, "g2rpo-a": 12, "seele": 12}.get(name, 5))
     before = [parameter.detach().clone() for parameter in policy.trainable]
     folder = Trainer(policy, {"right": rewarded(name)}, prompts()[:2], config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -14,7 +14,7 @@ from mmgrpo.errors import DataError
 from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 from mmgrpo.values import ENTROPY
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, policy_of, prompts_of
 
 SEED = 3
 
@@ -56,7 +56,7 @@ def test_its_samples_are_rescored_exactly(name: str, settings: dict[str, Any], s
 
 
 def test_settings_of_a_plan_are_those_that_rows_are_read_under() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     rollout = rollout_of(policy, settings={"temperature": 7.0})
     read = policy.read(off_policy_samples_of(rollout, stored=False), seed=0, plan=Plan(settings={"temperature": 7.0}))
     assert largest_difference(read.old_logprob_BT, rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
@@ -65,7 +65,7 @@ def test_settings_of_a_plan_are_those_that_rows_are_read_under() -> None:
 
 
 def test_an_answer_of_a_data_set_is_its_text_and_the_end() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     prompt = prompts_of("llama")[0]
     answers = [Sample(prompt, 4, 0, text="one red"), Sample(prompt, 4, 1, text="one red", finished=False)]
     handed: list[Any] = []
@@ -82,7 +82,7 @@ def test_an_answer_of_a_data_set_is_its_text_and_the_end() -> None:
 
 
 def test_forced_beginnings_of_read_rows_are_masked() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     rollout = rollout_of(policy)
     rows = [replace(item, num_forced=2) for item in off_policy_samples_of(rollout, stored=False)]
     read = policy.read(rows, seed=0)
@@ -128,7 +128,7 @@ def plainly(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
 
 
 def test_entropies_are_computed_with_the_current_log_probabilities() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     rollout = rollout_of(policy, values=(ENTROPY,))
     read = policy.read(off_policy_samples_of(rollout, stored=False), seed=0, plan=Plan(values=(ENTROPY,)))
     assert (read.values[ENTROPY] - rollout.values[ENTROPY]).abs().max() < 1e-5
@@ -137,7 +137,7 @@ def test_entropies_are_computed_with_the_current_log_probabilities() -> None:
 
 
 def test_the_warm_up_is_the_mean_of_read_rows() -> None:
-    policy = policy_of("llama", temperature=1.0)
+    policy = measured_policy_of("llama", temperature=1.0)
     examples = [Example(prompt, text) for prompt, text in zip(prompts_of("llama"), ("one", "two red"), strict=True)]
     read = policy.read(
         [OffPolicySample(sample=Sample(e.prompt, n, 0, text=e.text)) for n, e in enumerate(examples)], seed=0
@@ -148,7 +148,7 @@ def test_the_warm_up_is_the_mean_of_read_rows() -> None:
 
 
 def test_samples_that_cannot_be_rows_raise() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     prompt = Prompt("what")
     with pytest.raises(DataError, match="is no text: a language policy cannot score it"):
         policy.read([OffPolicySample(sample=Sample(prompt, 0, 0))], seed=0)
@@ -161,11 +161,11 @@ def test_samples_that_cannot_be_rows_raise() -> None:
 
 
 def test_an_answer_with_a_token_that_is_never_sampled_names_row_and_token() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     sample = policy.rollout(prompts_of("llama"), group_size=1, seed=SEED).samples[1]
     assert sample.tokens is not None
     token = sample.tokens[2]
-    never = policy_of("llama", suppress=(token,))
+    never = measured_policy_of("llama", suppress=(token,))
     with pytest.raises(DataError, match=rf"group 1, member 0.* the token {token} \(.*at position 2.*policy.suppress"):
         never.read([OffPolicySample(sample=sample)], seed=0)
     forced = never.read(

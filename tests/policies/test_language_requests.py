@@ -15,7 +15,7 @@ from mmgrpo.types import Continuation, Plan, Prompt, Rollout
 from mmgrpo.values import ENTROPY
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.test_language_ways import t5
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, policy_of, prompts_of
 
 SEED = 3
 PREFIX = " is red is"
@@ -52,14 +52,14 @@ def test_members_are_sampled_by_their_numbers(name: str) -> None:
 
 
 def test_a_greedy_plan_writes_once_for_all_the_members_it_names() -> None:
-    rollout = rollout_of(policy_of("llama"), stochastic=(), members=((4,), (1, 2, 3)))
+    rollout = rollout_of(measured_policy_of("llama"), stochastic=(), members=((4,), (1, 2, 3)))
     assert len({tuple(sample.tokens or ()) for sample in rollout.samples[1:]}) == 1
     assert [sample.member for sample in rollout.samples] == [4, 1, 2, 3]
     assert not rollout.mask_BT.any()
 
 
 def test_a_group_may_have_several_prompts() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     hinted, bare = prompts_of("llama")
     plan = Plan(prompt_ids=(7, 7, 7), members=((0, 1), (2,), (3,)))
     rollout = policy.rollout([bare, hinted, bare], group_size=1, seed=SEED, plan=plan)
@@ -76,23 +76,23 @@ def test_a_group_may_have_several_prompts() -> None:
 
 @pytest.mark.parametrize("settings", [{"temperature": 6.0}, {"top_k": 4}, {"temperature": 9.0, "top_p": 0.7}])
 def test_settings_of_a_rollout_are_those_it_is_scored_under(settings: dict[str, Any]) -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     plain, other = rollout_of(policy), rollout_of(policy, settings=settings)
     assert on_policy_gap(policy, other) < 1e-6
     assert on_policy_gap(policy, plain) < 1e-6  # the policy's own settings are as they were
     assert [sample.tokens for sample in other.samples] != [sample.tokens for sample in plain.samples]
-    same = policy_of("llama", **settings)
+    same = measured_policy_of("llama", **settings)
     assert [sample.tokens for sample in rollout_of(same).samples] == [sample.tokens for sample in other.samples]
 
 
 def test_the_length_of_a_rollout_is_its_own() -> None:
-    assert rollout_of(policy_of("llama"), settings={"max_new_tokens": 2}).shape[1] == 2
+    assert rollout_of(measured_policy_of("llama"), settings={"max_new_tokens": 2}).shape[1] == 2
     with pytest.raises(DataError, match="more than the model's context"):
-        rollout_of(policy_of("llama"), settings={"max_new_tokens": 10**6})
+        rollout_of(measured_policy_of("llama"), settings={"max_new_tokens": 10**6})
 
 
 def test_settings_that_a_rollout_has_not_are_named() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     with pytest.raises(ConfigError, match=r"no setting 'strength'; it takes temperature, top_k"):
         rollout_of(policy, settings={"strength": 0.3})
     with pytest.raises(ConfigError, match="temperature: must be greater than 0"):
@@ -147,7 +147,7 @@ def ends_with_the_beginning(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
 
 
 def test_an_empty_beginning_is_none() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     plain = rollout_of(policy)
     empty = policy.rollout([replace(p, prefix="") for p in prompts_of("llama")], group_size=3, seed=SEED)
     assert torch.equal(plain.old_logprob_BT, empty.old_logprob_BT)
@@ -156,7 +156,7 @@ def test_an_empty_beginning_is_none() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
 def test_a_branch_is_trained_like_the_row_it_leaves(settings: dict[str, Any]) -> None:
-    policy = policy_of("llama", **settings)
+    policy = measured_policy_of("llama", **settings)
     (prompt, _), at = prompts_of("llama"), 3
     trunk = policy.rollout([prompt], group_size=2, seed=SEED)
     tokens = list(trunk.samples[0].tokens or ())[:at]
@@ -174,7 +174,7 @@ def test_a_branch_is_trained_like_the_row_it_leaves(settings: dict[str, Any]) ->
 
 
 def test_a_branch_without_log_probabilities_is_masked() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     (prompt, _), tokens = prompts_of("llama"), [20, 21, 22]
     forced = policy.rollout([prompt], group_size=2, seed=SEED, plan=Plan(continues=(Continuation(tokens),)))
     assert forced.mask_BT[:, :3].sum() == 0
@@ -188,7 +188,7 @@ def test_a_branch_without_log_probabilities_is_masked() -> None:
 
 
 def test_beginnings_of_several_lengths_are_written_in_one_batch() -> None:
-    policy, alone = policy_of("llama", batch=64), policy_of("llama", batch=1)
+    policy, alone = measured_policy_of("llama", batch=64), measured_policy_of("llama", batch=1)
     prompts = [replace(p, prefix=prefix) for p, prefix in zip(prompts_of("llama"), (PREFIX, None), strict=True)]
     together, apart = (policy.rollout(prompts, group_size=4, seed=SEED) for policy in (policy, alone))
     assert [sample.tokens for sample in together.samples] == [sample.tokens for sample in apart.samples]
@@ -200,7 +200,7 @@ def test_beginnings_of_several_lengths_are_written_in_one_batch() -> None:
 
 
 def test_prefixes_that_cannot_be_continued_raise() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     prompt = prompts_of("llama")[0]
 
     def draw(tokens: list[int]) -> None:
@@ -218,7 +218,7 @@ def test_prefixes_that_cannot_be_continued_raise() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 5}], ids=["whole", "top_k"])
 def test_entropies_of_a_rollout_are_those_of_its_evaluation(settings: dict[str, Any]) -> None:
-    policy = policy_of("llama", **settings)
+    policy = measured_policy_of("llama", **settings)
     rollout = rollout_of(policy, values=(ENTROPY,))
     plain = rollout_of(policy)
     assert ENTROPY not in plain.values

@@ -19,7 +19,7 @@ from mmgrpo.memory import Memory
 from mmgrpo.types import Plan, Rollout
 from tests.policies.contract import largest_difference, move, values
 from tests.policies.families import daily, families
-from tests.policies.tiny_language import TEMPERATURE, policy_of, prompts_of
+from tests.policies.tiny_language import TEMPERATURE, measured_policy_of, policy_of, prompts_of
 from tests.tiny.language_models import TINY, make
 
 GREEDY = Plan(stochastic=())
@@ -62,7 +62,7 @@ def test_greedy_completions_are_those_of_generate(name: str) -> None:
     "truncation", [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.05}]
 )
 def test_truncated_sampling_is_scored_on_the_same_tokens(truncation: dict[str, Any]) -> None:
-    policy = policy_of("llama", **truncation)
+    policy = measured_policy_of("llama", **truncation)
     rollout = rollout_of(policy, "llama", group_size=6)
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
     limit = truncation.get("top_k", 10**6)
@@ -84,7 +84,7 @@ def test_temperatures_of_later_tokens_by_hand() -> None:
 
 def test_scheduled_temperatures_apply_to_sampling_and_scoring() -> None:
     cold = {"high": 1e-4, "low": 1e-4, "after": 0}
-    policy = policy_of("llama", temperature_schedule=cold)
+    policy = measured_policy_of("llama", temperature_schedule=cold)
     rollout = rollout_of(policy, "llama")
     greedy = policy.rollout(prompts_of("llama"), group_size=3, seed=SEED, plan=GREEDY)
     assert [sample.tokens for sample in rollout.samples] == [sample.tokens for sample in greedy.samples]
@@ -95,7 +95,7 @@ def test_scheduled_temperatures_apply_to_sampling_and_scoring() -> None:
     warm = policy.rollout(
         prompts_of("llama"), group_size=3, seed=SEED, plan=Plan(settings={"temperature_schedule": {"after": 99}})
     )
-    plain = rollout_of(policy_of("llama"), "llama")
+    plain = rollout_of(measured_policy_of("llama"), "llama")
     assert [sample.tokens for sample in warm.samples] == [sample.tokens for sample in plain.samples]
 
 
@@ -167,7 +167,7 @@ def test_image_tokens_are_never_sampled(name: str) -> None:
 
 
 def test_every_end_token_ends_a_completion() -> None:
-    policy = policy_of("llama", temperature=50.0, max_new_tokens=200)
+    policy = measured_policy_of("llama", temperature=50.0, max_new_tokens=200)
     ends = set(policy._end_ids.tolist())
     assert len(ends) > 1
     rollout = rollout_of(policy, "llama", group_size=12)
@@ -182,7 +182,7 @@ def test_every_end_token_ends_a_completion() -> None:
 
 
 def test_groups_share_their_first_state_and_no_other() -> None:
-    rollout = rollout_of(policy_of("llama"), "llama")
+    rollout = rollout_of(measured_policy_of("llama"), "llama")
     assert rollout.state_BT[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
     later = rollout.state_BT[:, 1:]
     assert later.unique().numel() == later.numel()
@@ -190,7 +190,7 @@ def test_groups_share_their_first_state_and_no_other() -> None:
 
 
 def test_segments_end_at_the_configured_text() -> None:
-    policy = policy_of("llama", segment_end="e")
+    policy = measured_policy_of("llama", segment_end="e")
     rollout = rollout_of(policy, "llama")
     for row, sample in enumerate(rollout.samples):
         pieces = [policy._tokenizer.decode([token]) for token in sample.tokens or ()]
@@ -226,13 +226,13 @@ def test_a_rescored_rollout_is_scored_by_the_update() -> None:
 
 
 def test_a_sample_carries_its_mean_log_probability() -> None:
-    rollout = rollout_of(policy_of("llama"), "llama")
+    rollout = rollout_of(measured_policy_of("llama"), "llama")
     mean_B = (rollout.old_logprob_BT * rollout.mask_BT).sum(1) / rollout.mask_BT.sum(1)
     assert [sample.logprob for sample in rollout.samples] == pytest.approx(mean_B.tolist())
 
 
 def test_certainty_is_the_divergence_of_the_uniform_distribution() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     names = ("certainty", "entropy")
     rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=SEED, plan=Plan(sample_values=names))
     sample = rollout.samples[0]
@@ -246,7 +246,7 @@ def test_certainty_is_the_divergence_of_the_uniform_distribution() -> None:
 
 
 def test_requested_values_of_samples_are_stored() -> None:
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     sample = rollout_of(policy, "llama").samples[0]
     assert sample.values == {}
     with pytest.raises(AttributeError, match=r'sample\.values\["certainty"\], with "certainty" in Plan\.sample_values'):

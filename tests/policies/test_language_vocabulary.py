@@ -16,7 +16,7 @@ from torch import Tensor
 from mmgrpo.training.gradients import with_values
 from mmgrpo.training.views import View, ViewRows
 from mmgrpo.values import ENTROPY, LOGPROB_MEAN, OF_DISTRIBUTION, RANK, Value, nucleus_entropy, top_logprob
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 
 PLAIN = SamplingDistribution(
     temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([], dtype=torch.long)
@@ -99,7 +99,7 @@ def test_the_gradient_of_the_nucleus_stays_within_it() -> None:
 
 
 def test_requested_values_change_no_log_probability_and_match_in_a_view() -> None:
-    policy = policy_of("llama", temperature=0.05)  # so that the likeliest tokens are sampled
+    policy = measured_policy_of("llama", temperature=0.05)  # so that the likeliest tokens are sampled
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=3)
     values = (LOGPROB_MEAN, top_logprob(3), nucleus_entropy(0.8), RANK)
     measured = with_values(policy, rollout, values)

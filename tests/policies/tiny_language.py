@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -34,6 +35,25 @@ def policy_of(name: str, *, batch: int = 8, **settings: Any) -> LanguagePolicy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of fresh adapters
         return LanguagePolicy(copy.deepcopy(model), processor, options)
+
+
+_prompts_of_kind: dict[str, Mapping[Any, Sequence[Any]]] = {}
+
+
+def measured_policy_of(name: str, **settings: Any) -> LanguagePolicy:
+    """``policy_of``, with the rows on which an equal policy has compared its forward paths, once per process.
+
+    That takes most of the time of a small run. A policy that selects any but its first path compares them itself.
+    """
+    key = f"{name} {sorted(item for item in settings.items() if item[0] != 'max_new_tokens')}"  # no path depends on it
+    if key not in _prompts_of_kind:
+        selector = (equal := policy_of(name, **settings))._selector
+        first = selector.path
+        selector.see([equal._encoder(prompt) for prompt in prompts_of(name)])
+        _prompts_of_kind[key] = selector._prompts_of_kind if selector.path is first else {}
+    policy = policy_of(name, **settings)
+    policy._selector._prompts_of_kind = {kind: list(prompts) for kind, prompts in _prompts_of_kind[key].items()}
+    return policy
 
 
 def build_llama() -> tuple[Any, Any]:

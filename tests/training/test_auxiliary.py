@@ -22,7 +22,7 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import below
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.training.supervision import EXAMPLES_SEED, SupervisedBatch, accumulate_supervised, accumulate_weighted
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 from tests.test_trainer import brightness, lines, make_policy
 
 ALOUD = {"name": "python:tests.test_world_sizes:read_aloud"}
@@ -50,7 +50,7 @@ def words(
     rollout = {"prompts_per_step": 2, "group_size": 2, **sections.pop("rollout", {})}
     values = {"output": str(output), "steps": 1, "rollout": rollout, "runtime": {"device": "cpu"}, **sections}
     used_prompts = prompts or prompts_of("llama")[:2]
-    trainer = Trainer(policy_of("llama"), {"reward": reward}, used_prompts, values, resume=resume)
+    trainer = Trainer(measured_policy_of("llama"), {"reward": reward}, used_prompts, values, resume=resume)
     trainer.train()
     return trainer
 
@@ -135,7 +135,7 @@ def test_an_answer_is_supervised_where_its_group_fails(tmp_path: Path) -> None:
     )
     (line,) = lines(trainer)
     first = next(s.prompt for s in read(trainer) if s.group == 0)
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     loss = policy.supervised_loss([Example(first, str(first.columns["solution"]))], seeds=[0]).mean
     assert line["policy/loss"] == pytest.approx(0.5 * 0.5 * float(loss.detach()), rel=1e-6)
     assert line["policy/expert_mean"] == pytest.approx(float(loss.detach()), rel=1e-6)
@@ -176,7 +176,7 @@ def test_an_answer_is_supervised_for_the_failing_part(tmp_path: Path) -> None:
         replace(s.prompt, messages=[{"role": "system", "content": "brief"}, *_label_column(s.prompt)])
         for s in read(trainer)
     ]
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     losses = [
         policy.supervised_loss([Example(prompt, str(prompt.columns["solution"]))], seeds=[0]).mean
         for prompt in expected_prompts
@@ -241,7 +241,7 @@ EXAMPLES = [Example(Prompt("what"), text) for text in ("one", "two red squares")
 
 
 def test_a_mean_is_over_terms_and_a_weighted_one_over_examples() -> None:
-    policy, job = policy_of("llama"), Job(Accelerator(cpu=True))
+    policy, job = measured_policy_of("llama"), Job(Accelerator(cpu=True))
     lesson = SupervisedBatch(examples=EXAMPLES, seeds=[0, 1])
     losses = [policy.supervised_loss([example], seeds=[0]) for example in EXAMPLES]
     n, m = (loss.num_terms for loss in losses)

@@ -23,7 +23,7 @@ from mmgrpo.training.rollout_rounds import Rollouts, _GroupOwners
 from mmgrpo.types import Prompt, Scores
 from tests.policies.contract import largest_difference
 from tests.policies.families import daily
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 from tests.training.test_rounds import PROMPTS, gathered, scored
 
 VARIANT = {"prompt_template": "variant", "rows": "right", "most": 1}
@@ -64,7 +64,7 @@ def test_later_rows_follow_earlier_texts_and_are_separate_groups() -> None:
     assert all(
         sample.prompt is PROMPTS[rollouts.root_of.get(sample.group, sample.group)] for sample in rollouts.samples
     )
-    policy = policy_of("llama", max_new_tokens=4)
+    policy = measured_policy_of("llama", max_new_tokens=4)
     text = f"Vary: {by_identity[0, 0].text}"
     alone = policy.rollout([replace(PROMPTS[0], text=text)], group_size=2, seed=7, plan=Plan(prompt_ids=(2,)))
     assert [sample.tokens for sample in alone.samples] == [by_identity[2, m].tokens for m in (0, 1)]
@@ -168,7 +168,7 @@ def test_texts_that_answers_insert() -> None:
 
 
 def test_chunks_of_an_answer_continue_from_their_tails() -> None:
-    policy = policy_of("llama", max_new_tokens=12)
+    policy = measured_policy_of("llama", max_new_tokens=12)
     prompt_templates = {"tail": carried_over(tail=2)}
     rollouts = gathered(stages(then=[CHUNK]), first_is_right, prompt_templates=prompt_templates, policy=policy)
     by_identity = {sample.identity: sample for sample in rollouts.samples}
@@ -234,7 +234,9 @@ def run(output: Path, kind: str, **changes: Any) -> Trainer:
         **METHODS[kind],
         "rollout": {"prompts_per_step": 2, "group_size": 2, **METHODS[kind]["rollout"]},
     } | changes.pop("changes", {})
-    trainer = Trainer(policy_of("llama", max_new_tokens=12), REWARDS[kind], prompts_of("llama"), values, **changes)
+    trainer = Trainer(
+        measured_policy_of("llama", max_new_tokens=12), REWARDS[kind], prompts_of("llama"), values, **changes
+    )
     trainer.train()
     return trainer
 
@@ -259,7 +261,7 @@ def weighted_stage(weights: str) -> dict[str, Any]:
 
 
 def test_a_stage_that_samples_with_the_reference_has_the_weights_before_the_first_step(tmp_path: Path) -> None:
-    start = [parameter.detach().clone() for parameter in policy_of("llama", max_new_tokens=12).trainable]
+    start = [parameter.detach().clone() for parameter in measured_policy_of("llama", max_new_tokens=12).trainable]
     policy: Any = run(tmp_path, "proposed", changes=weighted_stage("reference")).policy
     with policy.reference():
         (reference,) = policy.weights.active_copies.values()

@@ -23,7 +23,7 @@ from mmgrpo.training.request_sampling import sample_requests
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 from tests.policies.contract import largest_difference, values
 from tests.policies.test_language_exchanges import exchange, terse
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 from tests.training.test_scoped_rewards import credit
 
 CORRIDOR = "python:tests.training.test_credit_of_turns:Corridor"
@@ -167,8 +167,8 @@ def test_turns_without_an_environment_raise(tmp_path: Path) -> None:
     estimator = {"name": "anchor_states"}
     section = {"advantage": {"estimators": [estimator]}, "output": str(tmp_path)}
     with pytest.raises(ConfigError, match=r"anchor_states reads turns of conversations: set rollout\.environment"):
-        Trainer(policy_of("llama"), RETURNS, prompts_of("llama"), section)
-    policy = policy_of("llama")
+        Trainer(measured_policy_of("llama"), RETURNS, prompts_of("llama"), section)
+    policy = measured_policy_of("llama")
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=0)
     rewards = [NamedReward("length", lambda samples: [float(len(sample.text or "")) for sample in samples])]
     with pytest.raises(ConfigError, match=r"these samples have none: set rollout\.environment"):

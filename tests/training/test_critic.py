@@ -20,7 +20,7 @@ from mmgrpo.types import Sample
 from mmgrpo.values import ENTROPY, VALUE
 from tests.policies.contract import move
 from tests.policies.test_language_ways import t5
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 
 HERE = "tests.training.test_critic"
 SMALL = {
@@ -34,7 +34,7 @@ SMALL = {
 
 def writer() -> tuple[Any, Any]:
     """The model that the runs train."""
-    policy = policy_of("llama", lora=None)
+    policy = measured_policy_of("llama", lora=None)
     return policy.model, policy.processor
 
 
@@ -52,7 +52,7 @@ def config_of(output: Path, base: str = "ppo", **changes: Any) -> RunConfig:
 
 
 def trainer_of(config: RunConfig, reward: Any = sometimes, *, resume: Path | None = None) -> Trainer:
-    return Trainer(policy_of("llama", max_new_tokens=5), reward, prompts_of("llama"), config, resume=resume)
+    return Trainer(measured_policy_of("llama", max_new_tokens=5), reward, prompts_of("llama"), config, resume=resume)
 
 
 def lines_of(trainer: Trainer) -> list[dict[str, Any]]:
@@ -88,8 +88,8 @@ def test_the_policy_trains_on_unexpected_rewards(tmp_path: Path) -> None:
 
 
 def test_the_value_is_a_number_on_the_state_before_the_token() -> None:
-    policy = policy_of("llama", max_new_tokens=5)
-    body = policy_of("llama", max_new_tokens=5, lora=None)
+    policy = measured_policy_of("llama", max_new_tokens=5)
+    body = measured_policy_of("llama", max_new_tokens=5, lora=None)
     critic, model = body.critic(), body.model
     move(critic.trainable)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=0)
@@ -210,7 +210,7 @@ def test_a_checkpoint_without_a_critic_is_of_another_run(tmp_path: Path) -> None
 
 def test_doctor_checks_the_critic(tmp_path: Path) -> None:
     """Four samples, by a head that begins at 0."""
-    policy = policy_of("llama", max_new_tokens=5)
+    policy = measured_policy_of("llama", max_new_tokens=5)
     findings = examine(config_of(tmp_path), policy, [NamedReward("sometimes", sometimes)], prompts_of("llama"))
     (result,) = [finding for finding in findings if finding.check == "critic"]
     assert result.ok

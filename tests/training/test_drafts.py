@@ -14,7 +14,7 @@ from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.methods.strategies.spec_rl import with_drafts
 from mmgrpo.types import Rollout
 from tests.policies.contract import largest_difference, values
-from tests.policies.tiny_language import policy_of
+from tests.policies.tiny_language import measured_policy_of
 from tests.training.test_rounds import even_prompts_differ, gathered
 
 
@@ -52,7 +52,7 @@ def drafts(rollout: Rollout, surer: float) -> Memory:
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
 def test_accepted_prefixes_count_as_sampled_now(settings: dict[str, int]) -> None:
-    policy = policy_of("llama", max_new_tokens=6, **settings)
+    policy = measured_policy_of("llama", max_new_tokens=6, **settings)
     plain = gathered(fixed(), even_prompts_differ, policy=policy)
     tokens = {(sample.group, sample.member): list(sample.tokens or ()) for sample in plain.samples}
     for strategy, surer, same in (

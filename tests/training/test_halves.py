@@ -14,7 +14,7 @@ from mmgrpo.maths.forgetting import FORGETTING, Forgetting
 from mmgrpo.policy import Policy
 from mmgrpo.training.rollout_rounds import keep_forgetting
 from mmgrpo.types import Rollout
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 
 
 def logprobs(policy: Policy, rollout: Rollout) -> Tensor:
@@ -28,7 +28,7 @@ def logprobs(policy: Policy, rollout: Rollout) -> Tensor:
 
 @pytest.mark.parametrize(("settings", "below"), [({}, 99.0), ({"lora": None}, 99.0), ({}, 0.0)])
 def test_sampled_answers_are_less_likely_where_the_policy_is_certain(settings: dict[str, Any], below: float) -> None:
-    policy = policy_of("llama", max_new_tokens=5, **settings)
+    policy = measured_policy_of("llama", max_new_tokens=5, **settings)
     rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=0)
     before = [parameter.detach().clone() for parameter in policy.trainable]
     current_BT = logprobs(policy, rollout)

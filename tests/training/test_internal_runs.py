@@ -32,13 +32,13 @@ from mmgrpo.values import (
 )
 from tests.configs.method_steps import Step, advantages_of, config_of
 from tests.policies.test_language_ways import t5
-from tests.policies.tiny_language import TEMPERATURE, policy_of, prompts_of
+from tests.policies.tiny_language import TEMPERATURE, measured_policy_of, policy_of, prompts_of
 
 SMALL = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.optimizer.lr": 1e-3}
 
 
 def test_values_are_those_of_the_plain_model() -> None:
-    policy = policy_of("llama", max_new_tokens=6)
+    policy = measured_policy_of("llama", max_new_tokens=6)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=1)
     requested = (RANK_OF_STATES, ENTROPY, rank_velocity(2), GRADIENT_SQUARE, GRADIENT_CURVATURE)
     values = with_values(policy, rollout, requested).values
@@ -60,7 +60,7 @@ def test_values_are_those_of_the_plain_model() -> None:
 
 
 def test_attention_is_that_of_the_plain_model() -> None:
-    policy = policy_of("llama", max_new_tokens=6)
+    policy = measured_policy_of("llama", max_new_tokens=6)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=1)
     requested = (attention_distance(2), attention_influence(1, 3))
     values = with_values(policy, rollout, requested).values
@@ -100,7 +100,7 @@ def test_a_model_without_states_or_attention_raises() -> None:
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=0)
     with pytest.raises(ConfigError, match=r"effective_rank: T5ForConditionalGeneration needs the plain path"):
         with_values(policy, rollout, (RANK_OF_STATES,))
-    policy = policy_of("llama", max_new_tokens=3)
+    policy = measured_policy_of("llama", max_new_tokens=3)
     for layer in policy.model.model.layers:
         layer.self_attn.config = copy.deepcopy(layer.self_attn.config)  # so that nothing sets it to eager
     rollout = policy.rollout(prompts_of("llama"), group_size=1, seed=0)
@@ -115,7 +115,9 @@ def lines_of(name: str, output: Path, **changes: Any) -> list[dict[str, Any]]:
         return [float(sample.member) for sample in samples]
 
     config = load_config(f"methods/{name}", {**SMALL, "output": str(output), **changes})
-    folder = Trainer(policy_of("llama", max_new_tokens=6), {"right": right}, prompts_of("llama"), config).train()
+    folder = Trainer(
+        measured_policy_of("llama", max_new_tokens=6), {"right": right}, prompts_of("llama"), config
+    ).train()
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -12,7 +12,7 @@ from mmgrpo.config.loading import load_config
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 
 
 def by_member(samples: Sequence[Sample]) -> list[float | None]:
@@ -28,6 +28,6 @@ def test_a_reward_that_never_applies_is_logged_once(tmp_path: Path, caplog: pyte
     config = load_config("methods/grpo", {**small, "rewards": [], "output": str(tmp_path), "policy": None})
     rewards = [NamedReward("by_member", by_member), NamedReward("to_nobody", to_nobody)]
     with caplog.at_level(logging.WARNING, logger="mmgrpo.training.score_rollouts"):
-        Trainer(policy_of("llama", max_new_tokens=4), rewards, prompts_of("llama")[:2], config).train()
+        Trainer(measured_policy_of("llama", max_new_tokens=4), rewards, prompts_of("llama")[:2], config).train()
     (message,) = (record.getMessage() for record in caplog.records if record.name == "mmgrpo.training.score_rollouts")
     assert message.startswith("reward to_nobody applied to none of the 4 samples of the first step: see that the rows")

@@ -26,7 +26,7 @@ from mmgrpo.training.mixed import MixedTrainer
 from mmgrpo.types import Prompt, Sample
 from tests.forked import fork
 from tests.policies.letters import letters
-from tests.policies.tiny_language import policy_of
+from tests.policies.tiny_language import measured_policy_of
 from tests.test_resuming import failing, timeless
 from tests.test_trainer import BASE, lines, make_policy, weights
 from tests.test_trainer_language import TEXTS, vowels
@@ -60,7 +60,7 @@ REWARDS = {"writing": {"vowels": vowels}, "drawing": {"brightness": brightness}}
 
 
 def policies() -> dict[str, Any]:
-    return {"writing": policy_of("llama"), "drawing": make_policy()}
+    return {"writing": measured_policy_of("llama"), "drawing": make_policy()}
 
 
 def mixed(output: Path, *, resume: Path | None = None, rewards: Any = None, **changes: Any) -> MixedTrainer:
@@ -269,9 +269,9 @@ def test_a_run_killed_during_a_save_resumes_from_a_common_step(trained: MixedTra
 
 def test_invalid_configurations_raise(trained: MixedTrainer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="writing is a task of a mixed run, which resumes as one run"):
-        Trainer(policy_of("llama"), vowels, ["a"], resume=trained.folder.path / "writing")
+        Trainer(measured_policy_of("llama"), vowels, ["a"], resume=trained.folder.path / "writing")
     with pytest.raises(ConfigError, match="this is a mixed run of writing, drawing"):
-        Trainer(policy_of("llama"), vowels, ["a"], MIXED)
+        Trainer(measured_policy_of("llama"), vowels, ["a"], MIXED)
     with pytest.raises(ConfigError, match="has the tasks writing, drawing, and cannot resume with writing"):
         mixed(tmp_path, resume=trained.folder.path, tasks={"writing": WRITING})
     with pytest.raises(ConfigError, match="seed: 0 -> 1"):

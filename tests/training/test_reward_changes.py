@@ -11,7 +11,7 @@ import pytest
 from mmgrpo import Sample, Trainer, load_config
 from mmgrpo.scoring import NamedReward
 from mmgrpo.types import Score
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 
 SMALL = {
     "steps": 2,
@@ -46,7 +46,7 @@ def test_reward_of_a_method_without_its_marks_raises_an_alert(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, name: str
 ) -> None:
     config = load_config(f"methods/{method}", {**SMALL, "output": str(tmp_path)})
-    folder = Trainer(policy_of("llama", max_new_tokens=3), right, prompts_of("llama"), config).train()
+    folder = Trainer(measured_policy_of("llama", max_new_tokens=3), right, prompts_of("llama"), config).train()
     lines, alerts = lines_and_alerts(folder)
     assert [line[f"reward/{name}/changed_frac"] for line in lines] == [0.0, 0.0]
     assert len(alerts) == 1
@@ -58,7 +58,7 @@ def test_reward_of_a_method_without_its_marks_raises_an_alert(
 def test_reward_of_a_method_that_acts_changes_advantages(tmp_path: Path) -> None:
     rewards = [NamedReward("right", right), NamedReward("rarity", longer, from_method="arm")]
     config = load_config("methods/arm", {**SMALL, "output": str(tmp_path)})
-    folder = Trainer(policy_of("llama", max_new_tokens=3), rewards, prompts_of("llama"), config).train()
+    folder = Trainer(measured_policy_of("llama", max_new_tokens=3), rewards, prompts_of("llama"), config).train()
     lines, alerts = lines_and_alerts(folder)
     assert [line["reward/rarity/changed_frac"] for line in lines] == [1.0, 1.0]
     assert "reward/right/changed_frac" not in lines[0]
@@ -67,7 +67,7 @@ def test_reward_of_a_method_that_acts_changes_advantages(tmp_path: Path) -> None
 
 def test_substitute_of_a_method_changes_advantages(tmp_path: Path) -> None:
     config = load_config("methods/noisy-verifiers", {**SMALL, "output": str(tmp_path)})
-    folder = Trainer(policy_of("llama", max_new_tokens=3), right, prompts_of("llama"), config).train()
+    folder = Trainer(measured_policy_of("llama", max_new_tokens=3), right, prompts_of("llama"), config).train()
     lines, alerts = lines_and_alerts(folder)
     assert [line["reward/noisy_verifier/changed_frac"] for line in lines] == [1.0, 1.0]
     assert alerts == []
@@ -76,7 +76,7 @@ def test_substitute_of_a_method_changes_advantages(tmp_path: Path) -> None:
 def test_reward_without_weight_has_no_share(tmp_path: Path) -> None:
     rewards = [NamedReward("right", right), NamedReward("rarity", longer, weight=0.0, from_method="arm")]
     config = load_config("methods/arm", {**SMALL, "steps": 1, "output": str(tmp_path)})
-    folder = Trainer(policy_of("llama", max_new_tokens=3), rewards, prompts_of("llama"), config).train()
+    folder = Trainer(measured_policy_of("llama", max_new_tokens=3), rewards, prompts_of("llama"), config).train()
     (line,), alerts = lines_and_alerts(folder)
     assert line["reward/rarity/mean"] == 0.25
     assert "reward/rarity/changed_frac" not in line

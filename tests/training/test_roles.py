@@ -23,7 +23,7 @@ from mmgrpo.training.mixed import MixedTrainer
 from mmgrpo.types import Prompt
 from tests.maths.round_rows import round_of
 from tests.policies.contract import largest_difference
-from tests.policies.tiny_language import picture, policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, picture, policy_of, prompts_of
 from tests.test_trainer import weights
 from tests.tiny.language_models import make
 from tests.training.test_chain_runs import first_is_right
@@ -150,7 +150,7 @@ def plain_logprobs(name: str, messages: Sequence[dict[str, Any]], tokens: Sequen
 
 @pytest.mark.parametrize("follow", ["each", "best"])
 def test_turns_are_groups_with_the_log_probabilities_of_a_plain_call(follow: str) -> None:
-    policy = policy_of("llama", max_new_tokens=4)
+    policy = measured_policy_of("llama", max_new_tokens=4)
     strategy = take_turns(roles=["asker", "helper"], turns=3, follow=follow)
     rollouts = gathered(strategy, first_is_right, prompt_templates=TEMPLATES, policy=policy)
     by_identity = {sample.identity: sample for sample in rollouts.samples}
@@ -210,7 +210,10 @@ def of_tasks(output: Path, *, steps: int, resume: Path | None = None) -> MixedTr
                 "again": {"rollout": {"group_size": 2, "task": again}},
             },
         },
-        policies={"asker": policy_of("llama", max_new_tokens=5), "helper": policy_of("qwen2", max_new_tokens=5)},
+        policies={
+            "asker": measured_policy_of("llama", max_new_tokens=5),
+            "helper": policy_of("qwen2", max_new_tokens=5),
+        },
         rewards={
             "asker": [NamedReward("of_task", OfTask("helper"))],
             "helper": [NamedReward("of_task", OfTask("again"))],

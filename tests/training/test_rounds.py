@@ -31,7 +31,7 @@ from mmgrpo.training.compute_advantages import combine_rewards
 from mmgrpo.training.rollout_rounds import Rollouts, collect_rollouts
 from mmgrpo.training.score_rollouts import score_rollouts
 from mmgrpo.types import OffPolicySample, Rollout, Source
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 from tests.test_trainer import make_policy
 
 PROMPTS = [
@@ -56,7 +56,7 @@ def gathered(
         )
 
     return collect_rollouts(
-        policy or policy_of("llama", max_new_tokens=4),
+        policy or measured_policy_of("llama", max_new_tokens=4),
         strategy,
         lambda number: PROMPTS[number % len(PROMPTS)],
         Scorer(rewards),
@@ -77,7 +77,7 @@ def test_refilled_groups_are_those_of_their_numbers() -> None:
     assert rollouts.num_rounds == 2
     assert rollouts.rollout.prompt_index_B.tolist() == [0, 0, 1, 1, 2, 2]
     assert rollouts.keep_B.tolist() == [True, True, False, False, True, True]
-    alone = policy_of("llama", max_new_tokens=4).rollout(
+    alone = measured_policy_of("llama", max_new_tokens=4).rollout(
         [PROMPTS[2 % len(PROMPTS)]], group_size=2, seed=7, plan=Plan(prompt_ids=(2,))
     )
     assert [s.tokens for s in rollouts.samples[4:]] == [s.tokens for s in alone.samples]
@@ -89,7 +89,7 @@ def test_refilled_groups_are_those_of_their_numbers() -> None:
 def test_minibatches_share_the_groups_that_are_kept(tmp_path: Path) -> None:
     rollout = {"prompts_per_step": 2, "group_size": 2, "strategy": "refill"}
     values = {"output": str(tmp_path), "steps": 1, "rollout": rollout, "update": {"minibatches": 2}}
-    policy = policy_of("llama", max_new_tokens=4)
+    policy = measured_policy_of("llama", max_new_tokens=4)
     trainer = Trainer(policy, {"even": even_prompts_differ}, PROMPTS, values | {"runtime": {"device": "cpu"}})
     trainer.train()
     lines = [json.loads(text) for text in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
@@ -98,7 +98,7 @@ def test_minibatches_share_the_groups_that_are_kept(tmp_path: Path) -> None:
 
 
 def test_an_answer_with_a_hint_is_trained_with_the_unchanged_prompt() -> None:
-    policy = policy_of("llama", max_new_tokens=4)
+    policy = measured_policy_of("llama", max_new_tokens=4)
     hint = {"hint": column_hint(column="hint")}
     rollouts = gathered(
         on_failure(members=1, prompt_template="hint"),
@@ -152,7 +152,7 @@ def test_a_context_without_effect_equals_none() -> None:
 
 
 def test_a_replayed_row_of_the_current_policy_has_the_ratio_one() -> None:
-    policy = policy_of("llama", max_new_tokens=4)
+    policy = measured_policy_of("llama", max_new_tokens=4)
     replayed = gathered(fixed(), even_prompts_differ, policy=policy)
     sample, T = replayed.samples[0], len(replayed.samples[0].tokens or ())
     row = ReplayRow(
@@ -246,7 +246,7 @@ def test_a_reward_of_complete_groups_is_called_once() -> None:
 
 
 def test_scouts_count_among_the_forwards_alone() -> None:
-    policy, exact = policy_of("llama", max_new_tokens=4), policy_of("llama", max_new_tokens=4)
+    policy, exact = measured_policy_of("llama", max_new_tokens=4), measured_policy_of("llama", max_new_tokens=4)
     strategy = two_stage_scouts(scouts=3, best=1, worst=1, settings={"temperature": 0.5})
     rollouts = gathered(strategy, lambda samples: [float(s.member) for s in samples], policy=policy)
     assert [(s.group, s.member) for s in rollouts.samples] == [(0, 0), (0, 2), (1, 0), (1, 2)]

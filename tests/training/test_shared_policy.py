@@ -32,7 +32,7 @@ from mmgrpo.training.update_policy import UpdatePlan, update_jointly
 from tests.policies.letters import letters
 from tests.policies.test_unified import PROMPTS
 from tests.policies.test_unified import policy_of as unified
-from tests.policies.tiny_language import policy_of
+from tests.policies.tiny_language import measured_policy_of
 from tests.test_resuming import timeless
 from tests.test_trainer import lines, weights
 from tests.test_trainer_language import TEXTS, vowels
@@ -82,7 +82,7 @@ def shared(output: Path, *, guest: Any = None, reward: Any = vowels, resume: Pat
 def batch() -> Advantages:
     """Rows of different lengths, of four prompts, as a language model drew them."""
     config, job = RunConfig.model_validate(TASK), mmgrpo.Job(Accelerator(cpu=True))
-    policy, rewards = policy_of("llama"), [NamedReward("vowels", vowels)]
+    policy, rewards = measured_policy_of("llama"), [NamedReward("vowels", vowels)]
     arguments = {"setting": Algorithm.of(config).step_setting(0, Memory(), str), "job": job}
     strategy, scorer = Algorithm.of(config).strategy, mmgrpo.Scorer(rewards)
     experience = mmgrpo.collect_rollouts(
@@ -113,7 +113,7 @@ def updated_weights(batches: Sequence[Advantages], objective: Mapping[str, Any])
         "optimizer": {"lr": 1e-2, "eps": 1e-2, "max_grad_norm": None}
     }  # AdamW blows up roundings of small gradients
     config = RunConfig.model_validate({**TASK, "objective": objective, "update": update})
-    policy, job = policy_of("llama"), mmgrpo.Job(Accelerator(cpu=True))
+    policy, job = measured_policy_of("llama"), mmgrpo.Job(Accelerator(cpu=True))
     made = partial(UpdatePlan, policy, objective=Algorithm.of(config).objective, job=job)
     optimizer = mmgrpo.optimizer_of(Algorithm.of(config), policy.trainable, job=job)
     norms = [

@@ -26,7 +26,7 @@ from mmgrpo.training.rollout_rounds import Rollouts
 from mmgrpo.types import Rollout, Sample
 from mmgrpo.values import ENTROPY
 from tests.policies.contract import gradients, largest_difference, relative_difference, values
-from tests.policies.tiny_language import policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, policy_of, prompts_of
 from tests.training.test_rounds import even_prompts_differ, gathered
 
 TREE = branch_evenly(every=3, factor=2, levels=2)
@@ -67,7 +67,7 @@ def tokens(sample: Sample) -> list[int]:
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
 def test_rows_share_prefixes_and_sample_the_rest_by_their_numbers(settings: dict[str, Any]) -> None:
-    policy = policy_of("llama", max_new_tokens=9, **settings)
+    policy = measured_policy_of("llama", max_new_tokens=9, **settings)
     result, plain = tree_of(policy), tree_of(policy, fixed())
     assert (result.num_rounds, len(result.samples)) == (3, 2 * 8)
     for group in (0, 1):
@@ -89,7 +89,7 @@ def test_rows_share_prefixes_and_sample_the_rest_by_their_numbers(settings: dict
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
 def test_a_text_after_the_shared_prefix_is_forced(settings: dict[str, Any]) -> None:
-    policy = policy_of("llama", max_new_tokens=12, **settings)
+    policy = measured_policy_of("llama", max_new_tokens=12, **settings)
     result = tree_of(policy, exits(num=2, then="two", before="no such text", room=6))
     put = policy.processor("two", add_special_tokens=False)["input_ids"]
     rollout = result.rollout
@@ -112,7 +112,7 @@ def test_a_text_after_the_shared_prefix_is_forced(settings: dict[str, Any]) -> N
 
 
 def test_equal_states_of_a_group_have_one_id_over_rounds() -> None:
-    rollout = tree_of(policy_of("llama", max_new_tokens=9)).rollout
+    rollout = tree_of(measured_policy_of("llama", max_new_tokens=9)).rollout
     entropies: dict[int, tuple[int, ...]] = {}
     for row, sample in enumerate(rollout.samples):
         for t in range(len(tokens(sample))):
@@ -124,7 +124,7 @@ def test_equal_states_of_a_group_have_one_id_over_rounds() -> None:
 
 
 def test_parts_of_other_rounds_share_states_of_one_prompt() -> None:
-    policy = policy_of("llama", max_new_tokens=4)
+    policy = measured_policy_of("llama", max_new_tokens=4)
     result = gathered(refill(), even_prompts_differ, policy=policy).rollout
     assert isinstance(result.trace, RolloutParts)
     first_round = result.trace.rollouts[0]
@@ -161,7 +161,7 @@ def evaluated(policy: LanguagePolicy, rollout: Rollout) -> int:
 
 
 def test_the_update_computes_each_state_once() -> None:
-    policy = policy_of("llama", max_new_tokens=9)
+    policy = measured_policy_of("llama", max_new_tokens=9)
     rollout = tree_of(policy).rollout
     lengths = [prompt.length for prompt in rollout.trace.prompts]
     prompts = len(lengths) * max(lengths)  # prompts of two lengths run as one batch
@@ -172,7 +172,7 @@ def test_the_update_computes_each_state_once() -> None:
 
 
 def test_a_round_computes_shared_prefixes_once_per_branch_point() -> None:
-    policy = policy_of("llama", max_new_tokens=9)
+    policy = measured_policy_of("llama", max_new_tokens=9)
     longest = max(prompt.length for prompt in tree_of(policy, fixed()).rollout.trace.prompts)
     with counted(policy) as result:
         tree_of(policy, branch_evenly(every=3, factor=3))
@@ -181,7 +181,7 @@ def test_a_round_computes_shared_prefixes_once_per_branch_point() -> None:
 
 
 def test_pruned_decisions_are_not_computed() -> None:
-    policy = policy_of("llama", max_new_tokens=9)
+    policy = measured_policy_of("llama", max_new_tokens=9)
     rollout = tree_of(policy).rollout
     complete = evaluated(policy, rollout)
     mask_BT = rollout.mask_BT.clone()
@@ -193,7 +193,7 @@ def test_pruned_decisions_are_not_computed() -> None:
 
 
 def test_places_of_uncertain_tokens_are_those_of_their_entropies() -> None:
-    policy = policy_of("llama", max_new_tokens=9)
+    policy = measured_policy_of("llama", max_new_tokens=9)
     result = tree_of(policy, branch_at_uncertain(num=2))
     rollout = result.rollout
     assert len(result.samples) == 2 * 6
@@ -211,7 +211,7 @@ def test_places_of_uncertain_tokens_are_those_of_their_entropies() -> None:
 
 
 def test_rows_continue_after_a_text() -> None:
-    policy = policy_of("llama", max_new_tokens=9)
+    policy = measured_policy_of("llama", max_new_tokens=9)
     result = tree_of(policy, branch_at_text(pattern="e", factor=3))
     roots = [sample for sample in result.samples if sample.member < 2 and "e" in (sample.text or "")[:-3]]
     assert roots
@@ -236,7 +236,7 @@ def test_invalid_continuations_raise() -> None:
 
 
 def test_a_strategy_without_branches_does_not_change_the_run() -> None:
-    policy = policy_of("llama", max_new_tokens=9)
+    policy = measured_policy_of("llama", max_new_tokens=9)
     result, plain = tree_of(policy, branch_evenly(every=20)), tree_of(policy, fixed())
     assert result.rollout.sampled_by_BT is None
     for name in ("old_logprob_BT", "mask_BT", "state_BT", "segment_BT"):
@@ -258,7 +258,7 @@ def run(output: Path, **changes: Any) -> Trainer:
         "runtime": {"device": "cpu"},
     }
     trainer = Trainer(
-        policy_of("llama", max_new_tokens=6),
+        measured_policy_of("llama", max_new_tokens=6),
         {"even": even_prompts_differ},
         prompts_of("llama"),
         values | changes.pop("changes", {}),
@@ -274,7 +274,7 @@ def test_a_resumed_run_grows_the_trees_of_the_uninterrupted_one(tmp_path: Path) 
     resumed = run(tmp_path / "half", resume=half.folder.path)
     for parameter, other in zip(resumed.policy.trainable, uninterrupted.policy.trainable, strict=True):
         assert torch.equal(parameter, other)
-    start = policy_of("llama", max_new_tokens=6)
+    start = measured_policy_of("llama", max_new_tokens=6)
     moved = [
         not torch.equal(parameter, other)
         for parameter, other in zip(uninterrupted.policy.trainable, start.trainable, strict=True)

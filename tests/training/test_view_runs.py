@@ -31,7 +31,7 @@ from mmgrpo.training.score_rollouts import score_rollouts
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
 from tests.policies.contract import move
-from tests.policies.tiny_language import picture, policy_of, prompts_of
+from tests.policies.tiny_language import measured_policy_of, picture, policy_of, prompts_of
 from tests.policies.tiny_policies import pipeline_of, settings_of
 
 SMALL = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.optimizer.lr": 1e-3}
@@ -45,7 +45,7 @@ def first_of_four(samples: Sequence[Sample]) -> list[float]:
 
 def writer() -> tuple[Any, Any]:
     """Another language model with the tokenizer of ``llama``."""
-    policy = policy_of("llama")
+    policy = measured_policy_of("llama")
     move(policy.trainable)
     return policy.model, policy.processor
 
@@ -108,9 +108,13 @@ def test_samples_with_noisy_images_are_viewed_without_noise(tmp_path: Path) -> N
 
 def test_sdpo_trains_on_members_with_a_right_peer_alone(tmp_path: Path) -> None:
     """Of group 0 one is right, so three have a right peer; of group 1 two are, so all four have."""
-    lines = trained(policy_of("llama", max_new_tokens=5), "sdpo", prompts_of("llama"), tmp_path)
+    lines = trained(measured_policy_of("llama", max_new_tokens=5), "sdpo", prompts_of("llama"), tmp_path)
     assert all(line["policy/distillation@peer_mean"] != 0 for line in lines)
-    policy, config, job = policy_of("llama", max_new_tokens=5), load_config("methods/sdpo", SMALL), Job(Accelerator())
+    policy, config, job = (
+        measured_policy_of("llama", max_new_tokens=5),
+        load_config("methods/sdpo", SMALL),
+        Job(Accelerator()),
+    )
     rewards = rewards_of(first_of_four)
     arguments = {
         "setting": Algorithm.of(config).step_setting(0, Memory(), str),
@@ -141,7 +145,9 @@ def test_sdpo_trains_on_members_with_a_right_peer_alone(tmp_path: Path) -> None:
 
 def test_wrong_samples_with_a_right_peer_are_distilled_and_others_compared(tmp_path: Path) -> None:
     """Three of group 0 are distilled, two of group 1."""
-    lines = trained(policy_of("llama", max_new_tokens=5), "srpo--unifying-group", prompts_of("llama"), tmp_path)
+    lines = trained(
+        measured_policy_of("llama", max_new_tokens=5), "srpo--unifying-group", prompts_of("llama"), tmp_path
+    )
     assert all(line["policy/distillation@peer_mean"] != 0 for line in lines)
 
 
@@ -149,7 +155,7 @@ def test_wrong_samples_with_a_right_peer_are_distilled_and_others_compared(tmp_p
 def test_the_reference_penalizes_decisions_that_are_likelier_now(method: str, tmp_path: Path) -> None:
     """The average so far, of single tokens; the first weights, of all tokens to come, and of the complete answer."""
     changes = {"about.method.rewards": {}} if method == "cgpo" else {}  # whose rewards are those of a model of the hub
-    lines = trained(policy_of("llama", max_new_tokens=5), method, prompts_of("llama"), tmp_path, **changes)
+    lines = trained(measured_policy_of("llama", max_new_tokens=5), method, prompts_of("llama"), tmp_path, **changes)
     assert len(lines) == 2
 
 
@@ -159,7 +165,7 @@ def test_a_language_policy_is_distilled_without_a_reward(method: str, tmp_path: 
     teacher = {"objective": {"views": {"teacher": {"policy": {"name": "language", **settings}}}}}
     reward = NamedReward("right", first_of_four, weight=0.0)
     lines = trained(
-        policy_of("llama", max_new_tokens=5),
+        measured_policy_of("llama", max_new_tokens=5),
         method,
         prompts_of("llama"),
         tmp_path,
@@ -177,7 +183,12 @@ def test_another_writer_rewards_each_token(tmp_path: Path) -> None:
     views = {"preferred": {"policy": {"name": "language", **settings}}}
     alike = NamedReward("alike", lambda samples: [0.0] * len(samples), weight=1.0)
     lines = trained(
-        policy_of("llama", max_new_tokens=5), "rto", prompts_of("llama"), tmp_path, alike, objective={"views": views}
+        measured_policy_of("llama", max_new_tokens=5),
+        "rto",
+        prompts_of("llama"),
+        tmp_path,
+        alike,
+        objective={"views": views},
     )
     assert len(lines) == 2
 
@@ -203,7 +214,7 @@ def test_a_diffusion_policy_is_distilled(tmp_path: Path) -> None:
 
 def test_the_doctor_looks_at_views() -> None:
     config = load_config("methods/sdpo", {**SMALL, "policy": None})
-    policy = policy_of("llama", max_new_tokens=5)
+    policy = measured_policy_of("llama", max_new_tokens=5)
     findings = {
         finding.check: finding for finding in examine(config, policy, {"right": first_of_four}, prompts_of("llama"))
     }
@@ -255,7 +266,7 @@ TERM = {"name": "divergence", "form": "k3", "view": "other", "weight": -0.1}
 )
 def test_unsupported_views_raise_before_the_first_sample(values: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=text):
-        Trainer(policy_of("llama"), first_of_four, prompts_of("llama"), section(tmp_path, **values))
+        Trainer(measured_policy_of("llama"), first_of_four, prompts_of("llama"), section(tmp_path, **values))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +286,7 @@ def test_the_average_is_a_view_and_the_weights_are_restored(tmp_path: Path) -> N
     views = {"slow": {"weights": "average"}}
     terms = {"terms": [{"name": "divergence", "form": "k3", "view": "slow", "weight": 0.1}]}
     update = {"optimizer": {"lr": 1e-2}, "ema": {"decay": 0.9, "every": 1}}
-    policy = policy_of("llama", max_new_tokens=5)
+    policy = measured_policy_of("llama", max_new_tokens=5)
     config = section(tmp_path, objective={"views": views, **terms}, update=update).model_copy(update={"steps": 3})
     lines = lines_of(Trainer(policy, first_of_four, prompts_of("llama"), config))
     result = [line["policy/k3_slow_mean"] for line in lines]
@@ -286,11 +297,11 @@ def test_the_average_is_a_view_and_the_weights_are_restored(tmp_path: Path) -> N
 def test_a_run_with_views_resumes_as_the_uninterrupted_one(tmp_path: Path) -> None:
     changes = {**SMALL, "steps": 4, "checkpoint.every": 2, "output": str(tmp_path)}
     uninterrupted = Trainer(
-        policy_of("llama"), first_of_four, prompts_of("llama"), load_config("methods/sdpo", changes)
+        measured_policy_of("llama"), first_of_four, prompts_of("llama"), load_config("methods/sdpo", changes)
     )
     folder = uninterrupted.train()
     again = Trainer(
-        policy_of("llama"),
+        measured_policy_of("llama"),
         first_of_four,
         prompts_of("llama"),
         load_config("methods/sdpo", changes),
