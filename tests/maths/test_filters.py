@@ -102,7 +102,14 @@ def test_the_shortest_are_compared_among_themselves():
         most_efficient(count=0)
 
 
-OTHERS = {"balanced_outcomes", "each_decision_once", "unlikely", "in_view", "within_curvature"}
+OTHERS = {
+    "balanced_outcomes",
+    "each_decision_once",
+    "unlikely",
+    "in_view",
+    "within_curvature",
+    "sampler_weight_within",
+}
 """Those of decisions, and of views."""
 
 

@@ -125,16 +125,11 @@ def test_environment_reads_a_forced_beginning_of_the_first_turn() -> None:
 
     prompts = [replace(prompt, prefix="three") for prompt in prompts_of("llama")]
     rollout = policy.rollout(prompts, group_size=2, seed=SEED, plan=Plan(environment=make))
-    answered = [
-        (sample, environment)
-        for sample, environment in zip(rollout.samples, made, strict=True)
-        if len(environment.answers) == 2
-    ]
-    assert answered
-    for sample, environment in answered:
-        first, second = environment.answers
-        assert first == f"three{sample.turn_texts[0]}"
-        assert second == sample.turn_texts[1]
+    two_turns = [sample.turn_texts for sample in rollout.samples if sample.finished]
+    assert two_turns
+    assert sorted(environment.answers for environment in made if len(environment.answers) == 2) == sorted(
+        [f"three{first}", second] for first, second in two_turns
+    )
 
 
 @pytest.mark.each_value
@@ -156,7 +151,8 @@ def test_environment_texts_are_forced_and_turns_are_trained(name: str, settings:
     ends = set(policy._end_ids.tolist())
     most = max(len(sample.turn_ends) for sample in rollout.samples)
     assert most == 3  # and rows that were cut off before
-    for row, (sample, environment) in enumerate(zip(rollout.samples, made, strict=True)):
+    expected_answers: list[list[str]] = []
+    for row, sample in enumerate(rollout.samples):
         tokens, spans = list(sample.tokens or ()), list(zip(sample.turn_starts, sample.turn_ends, strict=True))
         expected_T = torch.zeros(rollout.shape[1], dtype=torch.bool)
         for number, (start, end) in enumerate(spans):
@@ -166,16 +162,19 @@ def test_environment_texts_are_forced_and_turns_are_trained(name: str, settings:
             if number:
                 assert tokens[spans[number - 1][1] : start] == token_ids
         assert torch.equal(rollout.mask_BT[row], expected_T)
-        assert environment.answers == [
-            policy._tokenizer.decode(tokens[start:end], skip_special_tokens=True)
-            for start, end in spans
-            if tokens[end - 1] in ends
-        ]
+        expected_answers.append(
+            [
+                policy._tokenizer.decode(tokens[start:end], skip_special_tokens=True)
+                for start, end in spans
+                if tokens[end - 1] in ends
+            ]
+        )
         assert list(sample.turn_rewards) == [
             n + 1.0 if tokens[end - 1] in ends else None for n, (_, end) in enumerate(spans)
         ]
         assert list(sample.turn_keys) == ["", "two red", "two red"][: len(spans)]
-        assert sample.finished == (len(environment.answers) == 3)
+        assert sample.finished == (len(expected_answers[-1]) == 3)
+    assert sorted(environment.answers for environment in made) == sorted(expected_answers)  # constructed in any order
     if "top_k" not in settings:
         expected_BT = logprobs_at_once(policy, rollout)
         assert largest_difference(rollout.old_logprob_BT, expected_BT, rollout.mask_BT) < 3e-6
