@@ -53,7 +53,7 @@ class SyncedWeights:
 
 
 def bit_sum(parameter: Tensor) -> Tensor:
-    """The sum of the bit patterns of a tensor, as integers, which differs between different weights.
+    """The sum of the bit patterns of a tensor, as integers; an update of the weights changes it almost surely.
 
     Shapes: any -> (), int64.
     """

@@ -261,7 +261,8 @@ class LanguagePolicy(
         token.
 
         Missing log-probabilities are computed by the current policy, and with them the entropy if the plan requests
-        it. The columns of a row are its tokens, so one answer under two prompts has the same columns.
+        it and no row has log-probabilities. The columns of a row are its tokens, so one answer under two prompts has
+        the same columns.
         """
         del seed  # reading takes no random numbers
         plan = plan or Plan()
