@@ -66,6 +66,7 @@ def test_a_conversation_is_one_click_that_fits() -> None:
     """Further turns would contain pages that the model has not learned to read; a cut-off turn has no reward."""
     config = load_config("quickstart/miniwob-click")
     _, tokenizer = clicker_lm()
+    assert config.policy is not None
     assert config.rollout.max_turns == 1
     assert config.policy.numbers["max_new_tokens"] == len(tokenizer.encode(clicks.click("Next", 1))) + 1
 
@@ -107,6 +108,7 @@ def test_some_demonstrations_click_the_first_control() -> None:
     assert 8 <= sum(right) < sum(hasty) < 40
     for example, labels in zip(reading, numbers, strict=True):
         assert example.prompt.text.startswith(f"{clicks.PROMPT}\n{clicks.READING}\n[1] ")
+        assert example.text is not None
         assert example.text.count("click") == len(labels)
         assert all(clicks.click(label, number) in example.text for label, number in labels.items())
 

@@ -134,7 +134,7 @@ def test_greedy_samples_and_seeds(server: tuple[str, subprocess.Popen[bytes]]) -
 def test_images_are_read_as_by_trainer(tmp_path: Path) -> None:
     quickstart, processor = digits_vlm()
     config = copy.deepcopy(quickstart.config)
-    text = config.text_config
+    text: Any = config.text_config
     text.num_attention_heads = text.num_key_value_heads = 3  # of size 32: vLLM has no attention of size 24 on the CPU
     text.rope_parameters = {**text.rope_parameters, "mrope_section": [6, 5, 5]}
     torch.manual_seed(0)
