@@ -28,7 +28,21 @@ MAX_WAIT_S = 60.0
 
 
 class NoReplyError(Exception):
-    """The server gave no usable reply; the message has the reason."""
+    """The server gave no usable reply; the message has the reason.
+
+    Attributes:
+        status: the HTTP status that the server answered with; None: it did not answer, or not as expected.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        """An error.
+
+        Args:
+            message: the reason.
+            status: the HTTP status.
+        """
+        super().__init__(message)
+        self.status = status
 
 
 def require_server(url: str, setting: str) -> None:
@@ -107,16 +121,18 @@ def _reply(url: str, body: bytes | None, limits: RequestLimits, key_variable: st
             raise NoReplyError(f"after 1 attempts: the environment variable {key_variable} holds no API key")
         headers["Authorization"] = f"Bearer {key}"
     for attempt in range(limits.retries + 1):
+        status = None
         try:
             return _attempt(urllib.request.Request(url, body, headers), limits)
         except urllib.error.HTTPError as error:
             with error:
                 detail = _beginning(error)
-            cause, waits, passing = f"HTTP {error.code}: {detail}", _retry_after_s(error.headers), error.code in PASSING
+            status, waits, passing = error.code, _retry_after_s(error.headers), error.code in PASSING
+            cause = f"HTTP {status}: {detail}"
         except (OSError, http.client.HTTPException) as error:
             cause, waits, passing = f"{type(error).__name__}: {error}", 0.0, True
         if not passing or attempt == limits.retries:
-            raise NoReplyError(f"after {attempt + 1} attempts: {cause}")
+            raise NoReplyError(f"after {attempt + 1} attempts: {cause}", status=status)
         time.sleep(min(max(limits.backoff_s * 2**attempt, waits), MAX_WAIT_S))
     raise AssertionError("the last attempt returns or raises")
 

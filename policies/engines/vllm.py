@@ -108,10 +108,10 @@ class VllmEngine(Engine):
             raise ConfigError(
                 f"rollout.engine.url: {self._url} is no vLLM server in development mode. Start it with: {START}"
             )
-        if not self._samples(num_tokens - 1) or self._samples(num_tokens):
+        if (reason := self._rejects(num_tokens - 1)) or not self._rejects(num_tokens):
             raise ConfigError(
                 f"rollout.engine.url: {self._url} serves {models[0]['id']}, whose vocabulary does not have the "
-                f"{num_tokens} tokens of the trained model: serve the model of policy.model"
+                f"{num_tokens} tokens of the trained model: serve the model of policy.model ({reason or 'it has more'})"
             )
 
     def weight_version(self) -> str:
@@ -119,7 +119,10 @@ class VllmEngine(Engine):
         return str(self._get("/weight_info")["weight_version"])
 
     def load_weights(self, save: Callable[[Path], None], version: str) -> None:
-        """Pauses the server, reloads the files of a folder, sets the version, and resumes."""
+        """Pauses the server, reloads the files of a folder, sets the version, and resumes.
+
+        A server that fails in between stays paused, as its weights may be incomplete; another call loads them all.
+        """
         with tempfile.TemporaryDirectory(prefix="mmgrpo-weights-", dir=self._weights_folder) as folder:
             save(Path(folder))
             self._post("/pause?mode=abort", {})
@@ -186,11 +189,12 @@ class VllmEngine(Engine):
     def _completion(self, choice: Mapping[str, Any], request: EngineRequest) -> EngineCompletion:
         token_ids = tuple(choice["token_ids"] or ())
         logprobs = tuple(float(entry["logprob"]) for entry in (choice["logprobs"] or {}).get("content") or ())
-        versions = {str(span["version"]) for span in choice.get("weight_versions") or ()}
-        if self._version is not None and versions - {self._version}:
+        versions = {str(span["version"]) for span in choice["weight_versions"] or ()}
+        if versions != {self._version}:
             raise EngineError(
-                f"rollout.engine: {self._url} sampled with the weights {', '.join(sorted(versions))} instead of "
-                f"{self._version}: it was restarted, or another run uses it. Give each run its own server and resume"
+                f"rollout.engine: {self._url} sampled with weights {', '.join(sorted(versions)) or 'of no version'} "
+                f"instead of {self._version}: it was restarted, or another run uses it. Give each run its own server "
+                "and resume"
             )
         if not token_ids or len(token_ids) != len(logprobs) or choice["finish_reason"] not in ("stop", "length"):
             raise EngineError(
@@ -206,16 +210,19 @@ class VllmEngine(Engine):
             )
         return EngineCompletion(token_ids=token_ids, logprobs=logprobs, finished=finished)
 
-    def _samples(self, token: int) -> bool:
-        """Whether the server has a token."""
-        params = {"max_tokens": 1, "allowed_token_ids": [token], "detokenize": False}
+    def _rejects(self, token: int) -> str | None:
+        """The server's reason for rejecting a token, which has no logit; None if it has one."""
+        params = {"max_tokens": 1, "logit_bias": {str(token): 0.0}, "detokenize": False}
         try:
             self._post("/inference/v1/generate", {"token_ids": [0], "sampling_params": params})
         except EngineError as error:
-            if "HTTP 400" not in str(error):
-                raise
-            return False
-        return True
+            status = error.__cause__.status if isinstance(error.__cause__, NoReplyError) else None
+            if status == 400:
+                return str(error.__cause__)
+            if status == 404:
+                raise ConfigError(f"{error}. Start it with: {START}") from error
+            raise
+        return None
 
     def _get(self, path: str) -> Any:
         try:

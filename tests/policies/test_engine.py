@@ -110,7 +110,15 @@ def test_samples_of_other_weights_raise_error(server: TokenServer) -> None:
         return load(path, body)
 
     server.reply = restarted  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(EngineError, match="sampled with the weights default instead of mmgrpo-"):
+    with pytest.raises(EngineError, match="sampled with weights default instead of mmgrpo-"):
+        rollout_of(policy)
+
+
+def test_samples_without_version_of_weights_raise_error(server: TokenServer) -> None:
+    policy = served(server)
+    choice = server.choice
+    server.choice = lambda *args: choice(*args) | {"weight_versions": None}  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(EngineError, match="sampled with weights of no version instead of mmgrpo-"):
         rollout_of(policy)
 
 
@@ -161,10 +169,13 @@ def test_unsupported_settings_raise_errors(
 
 
 def test_models_that_server_lacks_raise_errors(server: TokenServer) -> None:
-    with pytest.raises(ConfigError, match=r"vocabulary does not have the \d+ tokens"):
+    with pytest.raises(ConfigError, match=r"vocabulary does not have the \d+ tokens .*out-of-vocab"):
         served(server, name="qwen2.5-vl")
     with pytest.raises(ConfigError, match="encoder-decoder"):
         t5().use_engine(VllmEngine(url=server.url))
+    server.scale_out = False
+    with pytest.raises(ConfigError, match=r"did not do /inference/v1/generate .*HTTP 404.*--enable-scale-out"):
+        served(server)
     server.status = 404
     with pytest.raises(ConfigError, match=r"does not answer /v1/models .*Start it with: VLLM_SERVER_DEV_MODE=1"):
         served(server)

@@ -24,6 +24,7 @@ class TokenServer(ThreadingHTTPServer):
         requests: path and body of each request, in order.
         ignores_weights: answers a reload without loading.
         status: of every answer; 200, or an error.
+        scale_out: has the path for tokens.
         max_tokens: most tokens of a completion; None: as requested.
     """
 
@@ -36,6 +37,7 @@ class TokenServer(ThreadingHTTPServer):
         self.requests: list[tuple[str, Any]] = []
         self.ignores_weights = False
         self.status = 200
+        self.scale_out = True
         self.max_tokens: int | None = None
         self.lock = threading.Lock()
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -65,9 +67,11 @@ class TokenServer(ThreadingHTTPServer):
             self.version = body["new_version"]
         if path != "/inference/v1/generate":
             return 200, {}
+        if not self.scale_out:
+            return 404, {"error": "Not Found"}
         params = body["sampling_params"]
         vocabulary = self.model.config.get_text_config().vocab_size
-        if any(token >= vocabulary for token in params.get("allowed_token_ids", ())):
+        if any(int(token) >= vocabulary for token in params.get("logit_bias", ())):
             return 400, {"error": "out-of-vocab token id"}
         return 200, {"choices": [self.choice(body["token_ids"], params, n) for n in range(params.get("n", 1))]}
 
