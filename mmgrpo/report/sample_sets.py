@@ -47,6 +47,7 @@ class SampleRecord:
         sound: the audio of a generated video.
         text: the generated text.
         turns: the turns of a conversation.
+        opening: state of the environment before the first turn: the text of its opening turn, or a key.
         rewards: reward -> value, for rewards that applied.
         group: number of the group within the step.
         images: the input images and audio; None for one that was not saved.
@@ -63,6 +64,7 @@ class SampleRecord:
     path: Path | None
     text: str | None
     turns: tuple[TurnRecord, ...] = ()
+    opening: str | None = None
     rewards: Mapping[str, float]
     group: int = 0
     images: tuple[Path | None, ...] = ()
@@ -186,11 +188,13 @@ def _record(row: Mapping[str, Any], folder: Path) -> SampleRecord:
     explained, sizes = row.get("explanations"), row.get("image_sizes")
     explanations = explained if isinstance(explained, dict) else {}
     size = sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], list) else []
+    turns = [turn for turn in _list(row.get("turns")) if isinstance(turn, dict)]
     return SampleRecord(
         prompt=str(row.get("prompt", "")),
         path=folder / row["file"] if isinstance(row.get("file"), str) else None,
         text=_text(row, "text"),
-        turns=_turns(row.get("turns"), folder),
+        turns=_turns(turns, folder),
+        opening=_text(turns[0], "state") if turns else None,
         rewards={name: value for name, value in numbers if is_finite(value)},
         group=_integer(row, "group") or 0,
         images=_input_files(row, folder),
@@ -209,9 +213,8 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _turns(rows: object, folder: Path) -> tuple[TurnRecord, ...]:
+def _turns(turns: Sequence[Mapping[str, Any]], folder: Path) -> tuple[TurnRecord, ...]:
     """The turns; of a line without replies, the reply to a turn is the state before the next one."""
-    turns = [row for row in _list(rows) if isinstance(row, dict)]
     states = [*(_text(turn, "state") for turn in turns[1:]), None]
     return tuple(_turn(turn, state, folder) for turn, state in zip(turns, states, strict=False))
 

@@ -40,6 +40,8 @@ class AnsweredRequest:
 
     Attributes:
         prompt: the text of the prompt.
+        opening: state of the environment before the first turn; None if the answers begin in different ones, or in the
+            prompt.
         images: the input images; None for one that was not saved or cannot be read.
         num_more: number of further images.
         num_videos: number of input videos.
@@ -49,6 +51,7 @@ class AnsweredRequest:
     """
 
     prompt: str
+    opening: str | None
     images: tuple[EmbeddedImage | None, ...]
     num_more: int
     num_videos: int
@@ -272,8 +275,10 @@ def _request(records: Sequence[SampleRecord], load: Load, *, grouped: bool = Fal
     marks = [
         m for s, kind in zip(records, kinds, strict=True) for m in marks_of(s.explanations, record.image_size, kind)
     ]
+    is_shared = all(other.opening == record.opening for other in records)
     return AnsweredRequest(
         prompt=record.prompt,
+        opening=record.opening if is_shared and record.opening != record.prompt else None,
         images=tuple(load(path) if path else None for path in paths),
         num_more=len(record.images) - len(paths),
         num_videos=record.num_videos,

@@ -163,6 +163,26 @@ def test_a_conversation_is_displayed_turn_by_turn(tmp_path: Path) -> None:
     assert page.texts("p", "told") == [f"42 {HOSTILE}"]  # the prompt is above
 
 
+@pytest.mark.parametrize(
+    ("openings", "displayed"),
+    [(("page 3", "page 3"), ["page 3"]), (("page 3", "page 4"), []), (("go", "go"), []), ((None, None), [])],
+)
+def test_the_request_displays_the_shared_opening_turn(
+    tmp_path: Path, openings: tuple[str | None, str | None], displayed: list[str]
+) -> None:
+    unit = torch.ones(2, 1)
+    samples = [
+        Sample(
+            Prompt("go"), 0, member, text="click", tokens=[1], turn_starts=[0], turn_ends=[1], turn_texts=["click"],
+            turn_keys=[opening],
+        )
+        for member, opening in enumerate(openings)
+    ]  # fmt: skip
+    scores = Scores(names=("right",), weight_R=unit[0], value_BR=unit, valid_BR=unit > 0)
+    write_samples(tmp_path / "samples/train-000001", samples, scores, advantage_B=torch.tensor([1.0, -1.0]))
+    assert render(tmp_path).texts("p", "told") == displayed  # no reply follows; "go" is the prompt
+
+
 def conversation(member: int, num_images: int = 1) -> Sample:
     """Two turns; the reply to the first shows images, the reply to the last is not read by the policy."""
     images = [Image.fromarray(pixels(10 * member + number)) for number in range(num_images)]
