@@ -74,14 +74,17 @@ def sampler_weight_truncated(
 def sampler_weight_within(
     feedback: Feedback, advantage_BT: Tensor, *, low: float = 0.0, high: float = 2.0, level: Level = "token"
 ) -> Tensor:
-    """Masked importance sampling (MIS): only decisions with a probability ratio of trainer and engine in bounds train.
+    """The mask of masked importance sampling (MIS): only decisions with a probability ratio in bounds train.
 
-    keep = low <= w_t <= high, w = pi_old / mu of the decision, or of the row at the level ``sequence``. With
-    ``sampler_weight_truncated`` of the same cap it is IcePop, which masks on both sides (0.5 and 5).
+    keep = low <= w_t <= high, w = pi_old / mu of the decision, or of the row at the level ``sequence``. Alone it is
+    rejection sampling; MIS also weighs the decisions by w, which is ``sampler_weight_truncated`` with ``cap: high`` at
+    the same level. IcePop is MIS of tokens with bounds on both sides.
 
     Units: low and high are dimensionless.   Raises: ConfigError for bounds without 1 between them, or an unknown level.
-    Source: MIS, Liu et al., "When Speed Kills Stability" (2025), masks above C = 2; IcePop, Ling Team,
-        "Every Step Evolves" (Ring-1T), arXiv:2510.18855, with 0.5 and 5. Means count the kept decisions.
+    Source: MIS, Liu et al., "When Speed Kills Stability" (2025); verl, ``rollout_rs``. IcePop, Ling Team, "Every Step
+        Evolves" (Ring-1T), arXiv:2510.18855; verl, ``rollout_is_threshold: 0.5_5.0``. With
+        ``filtered_samples: drop`` means count the kept decisions, as those of ``rollout_rs`` do; with ``mask`` they
+        count all decisions, as those of IcePop do.
     """
     del advantage_BT
     weight_BT = sampler_weight(feedback, level)
