@@ -1,9 +1,8 @@
 """The exceptions of this package.
 
 Each class is also the standard-library class it refines, so callers may catch either. A message contains the received
-value,
-the allowed values and a suggested fix. To add one: subclass ``MmgrpoError`` and the closest built-in, with a docstring
-of one line.
+value, the allowed values and a suggested fix. To add one: subclass ``MmgrpoError`` and the closest built-in, with a
+docstring of one line.
 """
 
 
@@ -64,6 +63,10 @@ class ProcessLostError(MmgrpoError, ConnectionError):
 
 class EngineError(MmgrpoError, ConnectionError):
     """An inference engine that does not answer, or that samples with other weights than the trained ones."""
+
+
+class StepError(MmgrpoError, RuntimeError):
+    """A phase of a step that was called before the earlier ones were complete."""
 
 
 class OutputError(MmgrpoError, OSError):

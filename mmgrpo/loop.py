@@ -12,6 +12,7 @@ from typing import Any, final
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.data.stream import StepPrompts
+from mmgrpo.errors import StepError
 from mmgrpo.memory import Memory
 from mmgrpo.policy import SupportsUnbatchedRows
 from mmgrpo.training.build import plan_at
@@ -28,7 +29,10 @@ from mmgrpo.training.update_policy import UpdateMetrics, UpdatePlan, update_join
 @final
 @dataclass(slots=True)
 class Step:
-    """One step: its number from 0, the memory before it, the algorithm at it, its prompts, its metrics and its log."""
+    """One step: its number from 0, the memory before it, the algorithm at it, its prompts, its metrics and its log.
+
+    ``is_updated``: whether all updates were taken and the reference was moved.
+    """
 
     components: Components
     number: int
@@ -37,13 +41,14 @@ class Step:
     prompts: StepPrompts
     metrics: dict[str, Any] = field(default_factory=dict)
     log: StepLog | None = None
+    is_updated: bool = False
 
     @classmethod
     def of(cls, components: Components, number: int, memory: Memory) -> Step:
         """A step, counted from 0, with schedules applied."""
         algorithm = components.algorithm.at(number, memory)
         components.rewards.apply_schedules(algorithm)
-        if components.owner is None:
+        if components.owner is None:  # in a mixed run the owner of the optimizer begins it
             critic_warms_up = components.critic is not None and components.critic.is_warming_up(number)
             components.optimizer.begin(algorithm.config.update, is_frozen=critic_warms_up)
         return cls(components, number, memory, algorithm, components.stream.at_step(number, memory))
@@ -51,7 +56,17 @@ class Step:
     def rollout(
         self, on_samples: OnSamples = lambda samples: None, upstream: UpstreamRollouts | None = None
     ) -> Rollouts:
-        """Generates samples, or reads recorded ones, as the strategy requests round by round; rewards start on them."""
+        """Generates samples, or reads recorded ones, as the strategy requests round by round.
+
+        Scoring starts as they arrive.
+
+        Args:
+            on_samples: called with the samples of each call of the policy.
+            upstream: the samples of earlier tasks of a mixed run, which the prompts contain; None: none.
+
+        Returns:
+            This process's rows.
+        """
         components, algorithm, rewards = self.components, self.algorithm, self.components.rewards
         templates = upstream.templates if upstream else {}
         combine = partial(combine_rewards, reward_functions=rewards.rewards, chain=algorithm.advantages)
@@ -91,8 +106,15 @@ class Step:
             memory_column=partial(read_prompt_stats, self.memory, rewards.root_N, self.prompts.key),
             views=components.views,
         )
-        functions = {"reward_functions": components.rewards.rewards, "prompt_of": self.prompts.prompt}
-        self.metrics = step_metrics(rollouts, rewards, advantages, algorithm=algorithm, job=components.job, **functions)
+        self.metrics = step_metrics(
+            rollouts,
+            rewards,
+            advantages,
+            algorithm=algorithm,
+            prompt_of=self.prompts.prompt,
+            reward_functions=components.rewards.rewards,
+            job=components.job,
+        )
         if components.stream.skips:
             self.metrics["prompts/unreadable"] = self.prompts.num_replaced
         if self.metrics.get(UNBATCHED_ROWS) and isinstance(components.policy, SupportsUnbatchedRows):
@@ -116,7 +138,11 @@ class Step:
         )
 
     def update(self, advantages: Advantages) -> Iterator[UpdateMetrics]:
-        """Takes the updates, one per item: ``update.epochs`` passes over the rows, each in ``update.minibatches``."""
+        """Takes the updates: ``update.epochs`` passes over the rows, each in ``update.minibatches``.
+
+        A generator: an update is taken when its item is requested, and the reference is moved after the last one.
+        Iterate to the end; ``updated_memory`` raises StepError otherwise.
+        """
         plan, passes = self.plan_update(advantages), self.components.algorithm.config.update.passes
         for (update,) in update_jointly([plan], self.components.optimizer, **passes):
             self.log_update(update)
@@ -129,16 +155,28 @@ class Step:
         return self.log.line(update, self.algorithm.schedules, self.components.critic)
 
     def move_reference(self) -> None:
-        """Moves the reference after the updates, as ``update.reference`` states."""
+        """Moves the reference after the updates, as ``update.reference`` states; the step has no further updates."""
+        self.is_updated = True
         if self.components.owner is None:
             reference = self.components.algorithm.config.update.reference
             move_reference(self.components.policy, reference, self.number + 1, self.components.optimizer)
 
     def updated_memory(self, rollouts: Rollouts, rewards: Rewards, advantages: Advantages) -> Memory:
-        """The memory after the updates: statistics of the prompts, rows to replay and the values of schedules."""
-        assert self.log is not None
-        replay, key_of, job = self.algorithm.strategy.replay, self.prompts.key, self.components.job
-        counts = {"step": self.number, "replay": replay, "requests": rollouts.requests, "job": job}
-        stats = step_prompt_stats(rewards, advantages, key_of, **counts)
+        """The memory after the updates: statistics of the prompts, rows to replay and the values of schedules.
+
+        Raises StepError if the updates of the step were not all taken.
+        """
+        if self.log is None or not self.is_updated:
+            raise StepError("the updates of the step are not complete: iterate over step.update(advantages) to its end")
+        replay = self.algorithm.strategy.replay
+        stats = step_prompt_stats(
+            rewards,
+            advantages,
+            self.prompts.key,
+            step=self.number,
+            replay=replay,
+            job=self.components.job,
+            requests=rollouts.requests,
+        )
         memory = update_prompt_stats(self.memory, stats, self.components.stream.learners, replay=replay)
         return self.algorithm.schedules.updated(memory, self.log.last)

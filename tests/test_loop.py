@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 from mmgrpo.examples.loop import train
 
-from mmgrpo import Trainer, build_policy, build_rewards, load_config, load_prompts_of
-from mmgrpo.errors import ConfigError
+from mmgrpo import Algorithm, Components, Job, Step, Trainer, build_policy, build_rewards, load_config, load_prompts_of
+from mmgrpo.errors import ConfigError, StepError
 from tests.policies.families import daily
 
 TEXT = ("update.warmup.steps=3", "rollout.prompts_per_step=4", "steps=2")
@@ -54,3 +55,28 @@ def test_the_file_fits_on_a_screen() -> None:
 def test_mixed_runs_raise_in_the_loop() -> None:
     with pytest.raises(ConfigError, match=r"this is a mixed run of .*: train it by mmgrpo train"):
         train("quickstart/digits-mixed")
+
+
+def test_memory_raises_until_all_updates_are_taken() -> None:
+    config = load_config(
+        "quickstart/arithmetic-text", ("rollout.prompts_per_step=2", "update.epochs=2", "evaluation=null")
+    )
+    assert config.update.num_updates == 4
+    components = Components.of(
+        Algorithm.of(config),
+        build_policy(config, "cpu"),
+        build_rewards(config.rewards),
+        load_prompts_of(config.prompts),
+        job=Job.of(config),
+    )
+    step = Step.of(components, 0, components.stream.memory)
+    rollouts = step.rollout()
+    rewards = step.score(rollouts)
+    advantages = step.compute_advantages(rollouts, rewards)
+    updates = step.update(advantages)
+    for num_taken in (0, 1, 3):
+        assert len(list(islice(updates, num_taken))) == num_taken
+        with pytest.raises(StepError, match=r"not complete: iterate over step\.update\(advantages\) to its end"):
+            step.updated_memory(rollouts, rewards, advantages)
+    assert list(updates) == []
+    assert step.updated_memory(rollouts, rewards, advantages) == components.stream.memory
