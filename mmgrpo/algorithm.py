@@ -126,11 +126,11 @@ class AdvantageChain:
         """
         scales_rewards = config.scale.name in COMBINING
         combine = bound("advantage.combine", COMBINATIONS, config.combine)
-        is_plain = scales_rewards or config.combine.name == "normalized_sum"
+        reports_weighted_sum = scales_rewards or config.combine.name == "normalized_sum"
         return cls(
             config=config,
             combine=combine,
-            combine_for_report=weighted_sum if is_plain else combine,
+            combine_for_report=weighted_sum if reports_weighted_sum else combine,
             scale=bound("advantage.scale", SCALES, config.scale),
             scales_rewards=scales_rewards,
             estimators=estimators_of(config),
@@ -179,10 +179,10 @@ class Algorithm:
         tree: (num_decisions, group_size) -> the decisions at which the members of a group branch; None: no tree.
         advantages: from rewards to the advantage of each decision.
         objective: the loss.
-        answer_weights: weights of supervised answers by the pass rate of their groups, by label of the loss.
+        answer_weights: pass rates of groups -> weights of their supervised answers, by label of the auxiliary loss.
         reward_schedules: step -> factor of the weight, by label of the reward.
         prompt_sampler: chooses the prompts of a step; None: the shuffled order.
-        schedules: of the values that change during the run.
+        schedules: those of the values that change during the run.
         step_config: the configuration of the step, with the values of the schedules.
     """
 
@@ -357,8 +357,9 @@ class Algorithm:
         return tuple(self.tree(policy.num_decisions, self.config.rollout.group_size))
 
     def views_read(self) -> dict[str, str]:
-        """The views that a run may evaluate besides those of the current weights, at any weight, and the reference if
-        it may be read, each with a key that names it.
+        """Every view (reference, other weights, another prompt) that the run may read, with the key that reads it.
+
+        Without the old policy, whose log-probabilities every rollout has.
 
         Raises ConfigError for terms that cannot be bound.
         """
