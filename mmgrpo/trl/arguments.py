@@ -19,7 +19,11 @@ from mmgrpo.errors import ConfigError
 CPU_DATA = "leave it out: prompts are read in the main process, without a data loader"
 DDP = "leave it out: gradients are summed by mmgrpo, not by DistributedDataParallel"
 HUB = "save the model with save_model, and upload the folder with `hf upload`"
-VLLM = "leave it out: transformers generates in the training process, with the weights that are trained"
+VLLM = "overrides={'rollout.engine': {'name': 'vllm', 'url': ADDRESS}} for a vLLM server"
+WEIGHTS = (
+    "overrides={'advantage.estimators': [{'name': 'sampler_weight_truncated'}]}, or sampler_weight_within in "
+    "'advantage.filters', with rollout.engine"
+)
 LAUNCH = "start the script with `accelerate launch --config_file`, where the file names the engine"
 LOADING = "load the model yourself, and pass it as the argument model"
 LOGS = "leave it out: the run folder has all metrics of each update, and overrides={'rollout.saved_groups': N} samples"
@@ -149,11 +153,11 @@ class GRPOConfig:
     vllm_gpu_memory_utilization: Annotated[float, Fixed(VLLM)] = 0.3
     vllm_max_model_length: Annotated[int | None, Fixed(VLLM)] = None
     vllm_tensor_parallel_size: Annotated[int, Fixed(VLLM)] = 1
-    vllm_importance_sampling_correction: Annotated[bool, Fixed(VLLM, False)] = True
-    vllm_importance_sampling_mode: Annotated[str, Fixed(VLLM)] = "sequence_mask"
-    vllm_importance_sampling_clip_max: Annotated[float | None, Fixed(VLLM)] = 3.0
-    vllm_importance_sampling_clip_min: Annotated[float | None, Fixed(VLLM)] = None
-    vllm_importance_sampling_cap: Annotated[float | None, Fixed(VLLM)] = None
+    vllm_importance_sampling_correction: Annotated[bool, Fixed(WEIGHTS, False)] = True
+    vllm_importance_sampling_mode: Annotated[str, Fixed(WEIGHTS)] = "sequence_mask"
+    vllm_importance_sampling_clip_max: Annotated[float | None, Fixed(WEIGHTS)] = 3.0
+    vllm_importance_sampling_clip_min: Annotated[float | None, Fixed(WEIGHTS)] = None
+    vllm_importance_sampling_cap: Annotated[float | None, Fixed(WEIGHTS)] = None
 
     # Rewards and advantages
     reward_weights: Annotated[list[float] | None, Key("rewards[].weight")] = None
