@@ -60,7 +60,7 @@ def test_page_of_the_commands_has_the_help_of_each(pages: dict[str, str]) -> Non
     assert list(sections)[:2] == ["train", "sample"]
     assert {"serve-rewards", "doctor", "methods"} <= set(sections)
     assert sections["train"].startswith("Usage: mmgrpo train [OPTIONS]")
-    assert re.search(r"^  --resume <path> .*run folder or checkpoint to resume", sections["train"], re.M)
+    assert re.search(r"^  --resume (?:<path>|PATH) .*run folder or checkpoint to resume", sections["train"], re.M)
 
 
 def test_api_pages_name_everything_that_the_package_exports(pages: dict[str, str]) -> None:

@@ -62,11 +62,15 @@ class SlotLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Stores the new states of the target; returns all states that attention reads, as views."""
+        """Stores the new states of the target; returns all states that attention reads, as views.
+
+        Under autocast keys are float32 where the rotary embedding is, and values are not; both are stored in the type
+        of the first states. torch 2.10 does not convert them in this assignment on a CPU.
+        """
         target = self.target
         assert target is not None
         for room, new in ((self.keys, key_states), (self.values, value_states)):
-            room[target.row_n1, :, target.position_nR] = new.transpose(1, 2)
+            room[target.row_n1, :, target.position_nR] = new.transpose(1, 2).to(room.dtype)
         return self.keys[target.rows, :, : target.length], self.values[target.rows, :, : target.length]
 
     def get_seq_length(self) -> int:

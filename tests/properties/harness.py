@@ -21,8 +21,9 @@ from tests.properties.registered import Case, cases
 
 Check = Callable[[Case, st.DataObject], None]
 
-PER_COMMIT, NIGHTLY, STALE = 2, 100, 60
-"""Examples of each case: at every commit, nightly, and in search of one that shows an exemption to be needed."""
+PER_COMMIT, NIGHTLY, STALE = 2, 100, 1000
+"""Examples of each case: at every commit, nightly, and at most in search of one that shows an exemption to
+be needed; of most_varied, hypothesis 6.130 has none in the first 300."""
 
 EXAMPLES = [PER_COMMIT, pytest.param(NIGHTLY, marks=pytest.mark.nightly)]
 
