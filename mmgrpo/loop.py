@@ -1,7 +1,4 @@
-"""A step of GRPO, as the Trainer takes it: roll out, score, compute advantages, update, update the memory.
-
-``Step.of(components, number, memory)`` is a step; its methods are the phases in their order.
-"""
+"""A step of GRPO as the Trainer takes it: the methods of ``Step.of(components, number, memory)`` in their order."""
 
 from __future__ import annotations
 
@@ -29,10 +26,7 @@ from mmgrpo.training.update_policy import UpdateMetrics, UpdatePlan, update_join
 @final
 @dataclass(slots=True)
 class Step:
-    """One step: its number from 0, the memory before it, the algorithm at it, its prompts, its metrics and its log.
-
-    ``is_updated``: whether all updates were taken and the reference was moved.
-    """
+    """One step: its number from 0, the memory before it, the algorithm at it, its prompts, its metrics and its log."""
 
     components: Components
     number: int
@@ -53,22 +47,13 @@ class Step:
             components.optimizer.begin(algorithm.config.update, is_frozen=critic_warms_up)
         return cls(components, number, memory, algorithm, components.stream.at_step(number, memory))
 
-    def rollout(
-        self, on_samples: OnSamples = lambda samples: None, upstream: UpstreamRollouts | None = None
-    ) -> Rollouts:
-        """Generates samples, or reads recorded ones, as the strategy requests round by round.
+    def rollout(self, on_samples: OnSamples = lambda _: None, upstream: UpstreamRollouts | None = None) -> Rollouts:
+        """Generates samples, or reads recorded ones, as the strategy requests round by round; scoring starts on them.
 
-        Scoring starts as they arrive.
-
-        Args:
-            on_samples: called with the samples of each call of the policy.
-            upstream: the samples of earlier tasks of a mixed run, which the prompts contain; None: none.
-
-        Returns:
-            This process's rows.
+        ``on_samples`` gets the samples of each call; ``upstream`` has those of earlier tasks, if the prompts need them.
         """
         components, algorithm, rewards = self.components, self.algorithm, self.components.rewards
-        templates = upstream.templates if upstream else {}
+        templates = {**algorithm.prompt_templates, **(upstream.templates if upstream else {})}
         combine = partial(combine_rewards, reward_functions=rewards.rewards, chain=algorithm.advantages)
         with components.job.gathered_for_rollout(components.algorithm.config.runtime):
             rollouts = collect_rollouts(
@@ -80,7 +65,7 @@ class Step:
                 plan=plan_at(algorithm, components.policy, self.number),
                 job=components.job,
                 value=partial(combine, step=self.number),
-                prompt_templates={**algorithm.prompt_templates, **templates},
+                prompt_templates=templates,
                 renoise=algorithm.config.rollout.training_states == "renoised",
                 on_samples=on_samples,
                 upstream=upstream,
@@ -106,14 +91,9 @@ class Step:
             memory_column=partial(read_prompt_stats, self.memory, rewards.root_N, self.prompts.key),
             views=components.views,
         )
+        functions, prompt_of, job = components.rewards.rewards, self.prompts.prompt, components.job
         self.metrics = step_metrics(
-            rollouts,
-            rewards,
-            advantages,
-            algorithm=algorithm,
-            prompt_of=self.prompts.prompt,
-            reward_functions=components.rewards.rewards,
-            job=components.job,
+            rollouts, rewards, advantages, algorithm=algorithm, prompt_of=prompt_of, reward_functions=functions, job=job
         )
         if components.stream.skips:
             self.metrics["prompts/unreadable"] = self.prompts.num_replaced
@@ -123,7 +103,7 @@ class Step:
 
     def plan_update(self, advantages: Advantages, before_apply: Callable[[], None] = lambda: None) -> UpdatePlan:
         """The updates of these rows, before the first is taken: the objective, auxiliary losses and the critic."""
-        components, config, critic = self.components, self.components.algorithm.config, self.components.critic
+        components, critic, config = self.components, self.components.critic, self.components.algorithm.config
         self.log = StepLog(self.number, self.metrics, advantages, components.job)
         first_update = self.number * config.update.num_updates
         extra = components.auxiliaries.extra_gradient(self.algorithm, advantages, first_update)
@@ -138,11 +118,7 @@ class Step:
         )
 
     def update(self, advantages: Advantages) -> Iterator[UpdateMetrics]:
-        """Takes the updates: ``update.epochs`` passes over the rows, each in ``update.minibatches``.
-
-        A generator: an update is taken when its item is requested, and the reference is moved after the last one.
-        Iterate to the end; ``updated_memory`` raises StepError otherwise.
-        """
+        """Takes an update with each item, ``update.epochs`` times ``update.minibatches``; iterate to the end."""
         plan, passes = self.plan_update(advantages), self.components.algorithm.config.update.passes
         for (update,) in update_jointly([plan], self.components.optimizer, **passes):
             self.log_update(update)
@@ -162,21 +138,12 @@ class Step:
             move_reference(self.components.policy, reference, self.number + 1, self.components.optimizer)
 
     def updated_memory(self, rollouts: Rollouts, rewards: Rewards, advantages: Advantages) -> Memory:
-        """The memory after the updates: statistics of the prompts, rows to replay and the values of schedules.
-
-        Raises StepError if the updates of the step were not all taken.
-        """
+        """The memory after the updates: prompts, rows to replay, schedules. StepError if updates were not taken."""
         if self.log is None or not self.is_updated:
             raise StepError("the updates of the step are not complete: iterate over step.update(advantages) to its end")
-        replay = self.algorithm.strategy.replay
+        replay, key, job = self.algorithm.strategy.replay, self.prompts.key, self.components.job
         stats = step_prompt_stats(
-            rewards,
-            advantages,
-            self.prompts.key,
-            step=self.number,
-            replay=replay,
-            job=self.components.job,
-            requests=rollouts.requests,
+            rewards, advantages, key, step=self.number, replay=replay, job=job, requests=rollouts.requests
         )
         memory = update_prompt_stats(self.memory, stats, self.components.stream.learners, replay=replay)
         return self.algorithm.schedules.updated(memory, self.log.last)

@@ -133,3 +133,8 @@ def test_functions_do_not_bind_their_numbers_to_another_function() -> None:
         if (pairs := list(repeated_numbers(ast.parse(path.read_text()))))
     }
     assert not repeated
+
+
+@pytest.mark.parametrize(("path", "most"), [("mmgrpo/loop.py", 150), ("examples/loop.py", 40), ("README.md", 150)])
+def test_files_that_are_read_first_stay_short(path: str, most: int) -> None:
+    assert len((ENGINE.parent / path).read_text().splitlines()) <= most
