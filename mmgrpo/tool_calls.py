@@ -151,10 +151,11 @@ def calls_in(
     answer = _Answer.of(text, begins_in_reasoning)
     calls = [FunctionCall(error=UNCLOSED_REASONING)] if answer.unread else []
     for start, end in answer.calls:
-        body = text[start + len(OPENING) : end].removesuffix(CLOSING)
         if end is None:
             calls.append(FunctionCall(error=f"the call is not closed by {CLOSING}"))
-        elif function := _XML_FUNCTION.search(body):
+            continue
+        body = text[start + len(OPENING) : end - len(CLOSING)]
+        if function := _XML_FUNCTION.search(body):
             calls.append(_xml_call(function[1].strip(), body[function.end() :], schemas or {}))
         else:
             calls.append(_json_call(body))
