@@ -82,7 +82,7 @@ def tiny_policy(config: RunConfig, *, guided: bool) -> DenoisingPolicy:
 
     Raises: pydantic's ValidationError for a method of another kind of policy.
     """
-    tiny, numbers = PIPELINES["sd3"], config.policy.numbers if config.policy else {}
+    tiny, numbers = PIPELINES["sd3"], config.policy.settings if config.policy else {}
     steps = {key: value for key, value in numbers.get("call", {}).items() if key == "num_inference_steps"}
     return DenoisingPolicy(
         tiny.build(),

@@ -1,4 +1,4 @@
-"""The algorithm of a configuration: every function that it names, bound once to its numbers.
+"""The algorithm of a configuration: every function that it names, bound once to its settings.
 
 ``Algorithm.of(config)`` binds the strategy, the prompt templates, the advantage chain, the objective and the schedules.
 ``Algorithm.at(step, memory)`` is the algorithm at a step: schedules applied, and only the parts
@@ -28,7 +28,7 @@ from mmgrpo.config import (
     RunConfig,
     TermConfig,
 )
-from mmgrpo.config.numbers import bound, named_in, takes
+from mmgrpo.config.binding import bound, named_in, takes
 from mmgrpo.config.objective import level_name
 from mmgrpo.config.registry import Registered
 from mmgrpo.config.schedules import RunSchedules, StepConfig, function_of_schedule, steps_of_change
@@ -98,7 +98,7 @@ class AdvantageChain:
     """From rewards to the advantage of each decision: combine, scale, clamp, estimators, filters.
 
     Attributes:
-        config: the section ``advantage``, with the numbers that follow from other sections.
+        config: the section ``advantage``, with the settings that follow from other sections.
         combine: (R, P, G) rewards, (R,) weights, (R, P, G) bool -> (P, G) combined rewards; the weighted sum where
             ``scale`` combines the rewards itself.
         combine_for_report: the same, except that ``normalized_sum`` is the weighted sum.
@@ -122,7 +122,7 @@ class AdvantageChain:
     def of(cls, config: AdvantageConfig) -> AdvantageChain:
         """Binds the section ``advantage``.
 
-        Raises ConfigError for an unknown function or numbers that it does not take.
+        Raises ConfigError for an unknown function or settings that it does not take.
         """
         scales_rewards = config.scale.name in COMBINING
         combine = bound("advantage.combine", COMBINATIONS, config.combine)
@@ -168,7 +168,7 @@ class Algorithm:
     """Everything that a configuration names, bound once.
 
     Attributes:
-        config: of the run, or of the step; with the numbers that follow from other sections.
+        config: of the run, or of the step; with the settings that follow from other sections.
         strategy: requests the samples of a step.
         prompt_templates: transforms of the prompt of a member, by name: ``rollout.prompt_templates``.
         view_templates: likewise in auxiliary forward passes, by the name of the view.
@@ -214,13 +214,13 @@ class Algorithm:
             The algorithm as the configuration has it, before any schedule.
 
         Raises:
-            ConfigError: an unknown function, numbers that it does not take, or a schedule of a key that cannot change.
+            ConfigError: an unknown function, settings that it does not take, or a schedule of a key that cannot change.
         """
         schedules, step_config, config = schedules_of(config), StepConfig(config, {}), resolved(config)
         section, task = config.prompts, config.rollout.task
         for key, optimizer in config.optimizers.items():
             optimizer_factory(optimizer, key)
-            learning_rate(optimizer, num_updates=1, key=key)  # raises for numbers that do not go together
+            learning_rate(optimizer, num_updates=1, key=key)  # raises for settings that do not go together
         return cls(
             config=config,
             objective=objective_of(config.objective),
@@ -297,7 +297,7 @@ class Algorithm:
     def hooks(self) -> dict[str, Callable[[Sequence[Any]], Any]]:
         """The hooks of ``update.hooks``, in order, by number and name; called with the trained parameters.
 
-        Raises ConfigError for an unknown hook or numbers that it does not take.
+        Raises ConfigError for an unknown hook or settings that it does not take.
         """
         return {
             f"{number}.{named.name}": bound("update.hooks", Registered("hooks"), named)
@@ -332,7 +332,7 @@ class Algorithm:
         """
         config, window = self.config, self.config.rollout.window
         if window is None or self.window is None:
-            if config.policy and config.policy.numbers.get("fast_remainder"):
+            if config.policy and config.policy.settings.get("fast_remainder"):
                 raise ConfigError(
                     "policy.fast_remainder applies to the steps after rollout.window, which is not set: set "
                     "rollout.window, or leave out policy.fast_remainder"
@@ -393,7 +393,7 @@ class Algorithm:
         for name, part in self.advantages.named():
             for column in part.columns:
                 require_numbers(prompts, column, f"{name}{method}")
-        require_source(config.rollout.strategy.numbers.get("source"), section)
+        require_source(config.rollout.strategy.settings.get("source"), section)
         parts = [*section.sources] if section else []
         skipping = [part.logged_name for part in parts if part.on_error == "skip"]
         return PromptStream(
@@ -409,7 +409,7 @@ class Algorithm:
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """The configuration with the numbers that follow from other sections: the learning rate of filters that predict
+    """The configuration with the settings that follow from other sections: the learning rate of filters that predict
     the step of the update.
 
     Raises ConfigError for a filter that states another learning rate.
@@ -427,7 +427,7 @@ def schedules_of(config: RunConfig) -> RunSchedules:
 
 
 def objective_of(config: ObjectiveConfig) -> Objective:
-    """The loss. Raises ConfigError for an unknown function or numbers that it does not take."""
+    """The loss. Raises ConfigError for an unknown function or settings that it does not take."""
     surrogate = None
     if config.surrogate is not None:
         surrogate = bound("objective.surrogate", SURROGATES, config.surrogate)
@@ -489,7 +489,7 @@ def answer_source_of(config: AuxiliaryConfig) -> AnswerSource | None:
 
 
 def success_weight_of(config: AuxiliaryConfig) -> Named | None:
-    """The function that weighs the answers of an auxiliary loss by pass rates, with its numbers; None: none."""
+    """The function that weighs the answers of an auxiliary loss by pass rates, with its settings; None: none."""
     source = answer_source_of(config)
     weight = None if source is None else source.weight_by_success
     return None if weight is None else Named.model_validate(weight)
@@ -500,7 +500,7 @@ def reward_schedule(config: RewardConfig) -> Callable[[int], float]:
     if config.schedule is None:
         return lambda step: 1.0
     schedule = bound(f"rewards ({config.logged_name}).schedule", SCHEDULES, config.schedule)
-    schedule(0)  # raises for numbers that do not go together
+    schedule(0)  # raises for settings that do not go together
     return schedule
 
 
@@ -520,21 +520,21 @@ def learning_rate(
     """Optimizer update -> factor on the learning rate.
 
     Args:
-        config: the optimizer. Its schedule falls from 1 to 0 at the last update, unless it sets these numbers.
+        config: the optimizer. Its schedule falls from 1 to 0 at the last update, unless it sets these.
         num_updates: of the run.
         key: of the optimizer, for messages.
 
     Returns:
-        The schedule, with its numbers.
+        The schedule, with its settings.
 
     Raises:
         ConfigError: as ``objective_of``, or a factor that is no number of 0 or more.
     """
     where, named = f"{key}.schedule", config.schedule
     function = named_in(where, SCHEDULES, named.name)
-    begin = max((n for n in map(named.numbers.get, ("begin", "warmup_steps")) if isinstance(n, int)), default=0)
+    begin = max((n for n in map(named.settings.get, ("begin", "warmup_steps")) if isinstance(n, int)), default=0)
     implied = {"start": 1.0, "end": 0.0, "steps": max(num_updates - begin, 1)}
-    numbers = {name: value for name, value in implied.items() if takes(function, name)} | named.numbers
+    numbers = {name: value for name, value in implied.items() if takes(function, name)} | named.settings
     schedule = bound(where, SCHEDULES, Named.model_validate({"name": named.name, **numbers}))
     for update in (0, *steps_of_change(named), begin + num_updates):
         factor = schedule(update)
@@ -546,12 +546,12 @@ def learning_rate(
 def prompt_sampler(named: Named, key: str = "prompts.sampler") -> PromptSampler:
     """The sampler that a configuration names; ``first`` and ``second`` of ``mixed`` are samplers themselves.
 
-    Raises ConfigError for an unknown name or numbers that it does not take.
+    Raises ConfigError for an unknown name or settings that it does not take.
     """
     parts = {
-        name: _nested_sampler(named.numbers[name], f"{key}.{name}")
+        name: _nested_sampler(named.settings[name], f"{key}.{name}")
         for name in ("first", "second")
-        if name in named.numbers
+        if name in named.settings
     }
     return bound(key, SAMPLERS, named.model_copy(update=parts) if parts else named)()
 
@@ -594,7 +594,7 @@ def _require_bounds(name: str, surrogate: Callable[..., Any], modulations: Seque
 def _with_lr(named: Named, lr: float) -> Named:
     if named.name not in FILTERS_WITH_LR:
         return named
-    stated = named.numbers.get("lr")
+    stated = named.settings.get("lr")
     if stated not in (None, lr):
         raise ConfigError(
             f"advantage.filters: {named.name}.lr is {stated} and update.optimizer.lr {lr}, but the filter predicts the "

@@ -372,7 +372,7 @@ def calls_of(function: str) -> list[str]:
 
 
 def test_functions_of_a_configuration_are_bound_in_the_algorithm_alone() -> None:
-    assert set(calls_of("mmgrpo.config.numbers.bound")) == {"mmgrpo.algorithm"}
+    assert set(calls_of("mmgrpo.config.binding.bound")) == {"mmgrpo.algorithm"}
 
 
 def test_components_of_a_run_are_built_in_one_module() -> None:

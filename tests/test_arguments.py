@@ -73,7 +73,7 @@ def test_a_path_is_recorded_so_that_the_run_is_sampled_and_exported(
     run = Trainer(model_folder, length, ROWS, values).train()
     config = load_config(run / "config.yaml")
     assert config.policy is not None
-    assert config.policy.numbers["model"] == str(model_folder)
+    assert config.policy.settings["model"] == str(model_folder)
     call = CliRunner().invoke
     sampled = call(app, ["sample", str(run), "say one word", "--out", "o"])
     assert sampled.exit_code == 0, sampled.output

@@ -9,8 +9,8 @@ import torch
 
 from mmgrpo.algorithm import schedules_of
 from mmgrpo.config import Named
+from mmgrpo.config.binding import bound
 from mmgrpo.config.loading import validated
-from mmgrpo.config.numbers import bound
 from mmgrpo.data.stream import PromptStream
 from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.schedules import SCHEDULES

@@ -109,7 +109,7 @@ LORAS: tuple[dict[str, Any] | None, ...] = (None, {"rank": 4, "alpha": 8.0})
 def settings_with(lora: dict[str, Any] | None) -> dict[str, Any]:
     config = load_config("quickstart/arithmetic-text")
     assert config.policy is not None
-    return {key: value for key, value in {**config.policy.numbers, "lora": lora}.items() if key != "name"}
+    return {key: value for key, value in {**config.policy.settings, "lora": lora}.items() if key != "name"}
 
 
 def test_resident_memory_is_that_of_a_live_policy() -> None:

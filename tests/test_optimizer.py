@@ -182,6 +182,6 @@ def test_a_critic_follows_the_optimizer_of_the_policy() -> None:
     )
     assert config.advantage.critic is not None
     followed = config.advantage.critic.optimizer.over(config.update.optimizer)
-    assert (followed.name, followed.lr, followed.numbers) == (other, 1e-5, {"momentum": 0.9})
+    assert (followed.name, followed.lr, followed.settings) == (other, 1e-5, {"momentum": 0.9})
     separate = OptimizerConfig.model_validate({"name": "adamw"}).over(config.update.optimizer)
-    assert (separate.name, separate.lr, separate.numbers) == ("adamw", 0.5, {})
+    assert (separate.name, separate.lr, separate.settings) == ("adamw", 0.5, {})

@@ -119,7 +119,7 @@ def test_its_method_is_included_by_name_and_listed() -> None:
     config = configured(path=PROJECT / "push_dppo.yaml")
     assert config.about.method is not None
     assert config.about.method.name == "dppo"
-    assert [named.numbers["each"] for named in config.objective.modulations] == ["segment", "segment"]
+    assert [named.settings["each"] for named in config.objective.modulations] == ["segment", "segment"]
     assert find_config("methods/dppo") == PROJECT / "diffusion_policy" / "dppo.yaml"
 
 

@@ -109,7 +109,7 @@ def method_scale(data: DataFiles, name: str) -> Iterator[Finding]:
 
 
 def method_objective(data: DataFiles, name: str) -> Iterator[Finding]:
-    """The objective is the surrogate with its numbers, or the terms, that the file states."""
+    """The objective is the surrogate with its settings, or the terms, that the file states."""
     stated = data.stated(name)["objective"]
     objective = objective_of(RunConfig.model_validate({"objective": stated}).objective)
     if stated["surrogate"] is None:
@@ -241,7 +241,7 @@ def _without_defaults(item: Any) -> Any:
 def _step_faults(config: RunConfig, where: str, *, has_sampler: bool) -> Iterator[Finding]:
     """Faults of the batches of a denoising policy, and of the windows of its first steps."""
     policy = config.policy
-    settings = settings_type("denoising")(**policy.numbers if policy else {})
+    settings = settings_type("denoising")(**policy.settings if policy else {})
     if settings.rollout_batch != settings.update_batch:
         yield "policy.rollout_batch", f"{where}: is {settings.rollout_batch}, and update_batch {settings.update_batch}"
     algorithm = Algorithm.of(config)
@@ -273,7 +273,7 @@ def _lost_values(values: Mapping[str, Any], config: RunConfig) -> Iterator[Findi
 
 
 def _function_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value; a function with its numbers is one value."""
+    """Dotted key and value; a function with its settings is one value."""
     for key, value in values.items():
         if prefix or key != "about":
             if isinstance(value, dict) and "name" not in value:

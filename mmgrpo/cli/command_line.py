@@ -325,7 +325,7 @@ def explain(
         int, typer.Option(min=1, help="Prompt length of a language model in tokens, images included.")
     ] = 512,
 ) -> None:
-    """Print the resolved formula with its numbers, the batch geometry and the cost of a sample; load no model."""
+    """Print the resolved formula with its settings, the batch geometry and the cost of a sample; load no model."""
     with plain_errors():
         from mmgrpo.config.parts import singles_of
         from mmgrpo.docgen.reward_signatures import require_rewards

@@ -133,7 +133,7 @@ def _print_loading(settings: RunConfig) -> None:
         return
     names = "the libraries"
     if settings.policy is not None:
-        names += f" and {settings.policy.numbers.get('model', settings.policy.name)}"
+        names += f" and {settings.policy.settings.get('model', settings.policy.name)}"
     console = PlainConsole(stderr=True)
     console.print_line(console.wrap(f"loading {names} ...".split(" "), " ", indent=0))
 

@@ -116,11 +116,11 @@ def _train_in_turn(
 
 def _policy_from(folder: Path, previous: list[RunConfig], config: RunConfig) -> dict[str, object]:
     """The policy with the weights of the previous run, if there is one and the run names no other adapter."""
-    adapter = config.policy.numbers.get("adapter") if config.policy else None
+    adapter = config.policy.settings.get("adapter") if config.policy else None
     if (
         not previous
         or config.policy is None
-        or adapter != (previous[-1].policy or config.policy).numbers.get("adapter")
+        or adapter != (previous[-1].policy or config.policy).settings.get("adapter")
     ):
         return {}
     return {"policy": config.policy.model_copy(update={"adapter": str(folder / previous[-1].about.name)})}

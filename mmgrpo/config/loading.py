@@ -45,7 +45,7 @@ NAMED_FUNCTIONS = (
     "objective.step_weight",
     "prompts.sampler",
 )
-"""Keys of a function with its numbers, of which a method may state the name and a run a number."""
+"""Keys of a function with its settings, of which a method may state the name and a run a number."""
 
 
 MAX_FILES, MAX_ENTRIES = 5, 1000
@@ -250,8 +250,8 @@ def _without_methods(path: Path, published: bool | None) -> dict[str, Any]:
     ]
     if unnamed:
         raise ConfigError(
-            f"{path} sets numbers of {', '.join(unnamed)} without the name, which an included method sets, so the file "
-            "cannot be merged with other methods: add the name next to the numbers, or leave the numbers to the method"
+            f"{path} has settings of {', '.join(unnamed)} without the name, which an included method sets, so the file "
+            "cannot be merged with other methods: add the name next to the settings, or leave them to the method"
         )
     about = at(merged, "about", None) or {}
     return {**merged, "about": {key: value for key, value in about.items() if key != "method"}}

@@ -40,7 +40,7 @@ class MethodReward:
     @property
     def wraps(self) -> bool:
         """Whether a verifier of the run is within it, or is itself under another label or weight."""
-        return self.reward.name == VERIFIERS or _is_mentioned(self.reward.numbers)
+        return self.reward.name == VERIFIERS or _is_mentioned(self.reward.settings)
 
 
 def with_method_rewards(rewards: Sequence[RewardConfig], methods: Sequence[MethodConfig]) -> tuple[RewardConfig, ...]:
@@ -152,9 +152,9 @@ def _overridden(entry: MethodReward, rewards: Sequence[RewardConfig]) -> MethodR
         return entry
     counting = {key: getattr(stated, key) for key in stated.model_fields_set & RewardConfig.model_fields.keys()}
     reward = entry.reward.model_copy(update={**counting, "from_method": None})
-    numbers = {**entry.reward.numbers, **stated.numbers}
+    settings = {**entry.reward.settings, **stated.settings}
     fields = {key: getattr(reward, key) for key in RewardConfig.model_fields}
-    return replace(entry, reward=RewardConfig.model_validate({**fields, **numbers}))
+    return replace(entry, reward=RewardConfig.model_validate({**fields, **settings}))
 
 
 def _replaces(reward: RewardConfig, entry: MethodReward) -> bool:
@@ -187,7 +187,7 @@ def _expanded(
     """A method's reward with the verifiers of the run in it, once for each. Raises ConfigError without one."""
     reward, is_gated = entry.reward, entry.reward.gate is not None and entry.reward.gate.reward == VERIFIERS
     if not (entry.wraps or is_gated):
-        return [_of_method(entry, reward.name, _with_extract(reward.numbers, verifiers))]
+        return [_of_method(entry, reward.name, _with_extract(reward.settings, verifiers))]
     if not verifiers:
         lack = no_verifier([other.logged_name for other in rewards])
         raise ConfigError(f"methods/{entry.method} needs {lack}")
@@ -198,7 +198,7 @@ def _expanded(
             "one"
         )
     if not entry.wraps:
-        return [_of_method(entry, reward.name, reward.numbers, gate=_gate(reward, verifiers[0]))]
+        return [_of_method(entry, reward.name, reward.settings, gate=_gate(reward, verifiers[0]))]
     if reward.name == VERIFIERS:
         return [
             verifier.model_copy(
@@ -221,13 +221,15 @@ def _of_verifier(entry: MethodReward, verifier: RewardConfig, *, single: bool) -
             f"{verifier.logged_name}, which it is computed of, another: leave out the verifier's, or state the "
             "method's reward yourself"
         )
-    within = {"name": verifier.name, **verifier.numbers} if verifier.numbers else verifier.name
-    numbers = {key: within if value == VERIFIERS and key != EXTRACT else value for key, value in reward.numbers.items()}
+    within = {"name": verifier.name, **verifier.settings} if verifier.settings else verifier.name
+    settings = {
+        key: within if value == VERIFIERS and key != EXTRACT else value for key, value in reward.settings.items()
+    }
     clip = verifier.clip if entry.substitutes and reward.clip is None else reward.clip
     return _of_method(
         entry,
         reward.name,
-        _with_extract(numbers, [verifier]),
+        _with_extract(settings, [verifier]),
         label=reward.label if single else f"{reward.logged_name}_of_{verifier.logged_name}",
         weight=reward.weight * verifier.weight,
         gate=_gate(reward, verifier) or verifier.gate,
@@ -238,10 +240,10 @@ def _of_verifier(entry: MethodReward, verifier: RewardConfig, *, single: bool) -
     )
 
 
-def _of_method(entry: MethodReward, name: str, numbers: Mapping[str, Any], **counting: Any) -> RewardConfig:
+def _of_method(entry: MethodReward, name: str, settings: Mapping[str, Any], **counting: Any) -> RewardConfig:
     """A method's reward with other settings and other weight, gate, clip or schedule."""
     stated = {key: getattr(entry.reward, key) for key in RewardConfig.model_fields}
-    values = {**stated, **counting, "name": name, "from_method": entry.method, **numbers}
+    values = {**stated, **counting, "name": name, "from_method": entry.method, **settings}
     return RewardConfig.model_validate(values)
 
 
@@ -251,19 +253,19 @@ def _gate(reward: RewardConfig, verifier: RewardConfig) -> Any:
     return reward.gate.model_copy(update={"reward": verifier.logged_name})
 
 
-def _with_extract(numbers: Mapping[str, Any], verifiers: Sequence[RewardConfig]) -> dict[str, Any]:
+def _with_extract(settings: Mapping[str, Any], verifiers: Sequence[RewardConfig]) -> dict[str, Any]:
     """Settings with the ``extract`` of the verifier; without one the default, the full text, applies."""
-    if numbers.get(EXTRACT) != VERIFIERS:
-        return dict(numbers)
-    stated = (verifier.numbers.get(EXTRACT, BOXED.get(verifier.name)) for verifier in verifiers)
+    if settings.get(EXTRACT) != VERIFIERS:
+        return dict(settings)
+    stated = (verifier.settings.get(EXTRACT, BOXED.get(verifier.name)) for verifier in verifiers)
     extraction = next((extract for extract in stated if extract is not None), None)
-    return {key: value for key, value in numbers.items() if key != EXTRACT} | (
+    return {key: value for key, value in settings.items() if key != EXTRACT} | (
         {} if extraction is None else {EXTRACT: extraction}
     )
 
 
-def _is_mentioned(numbers: Mapping[str, Any]) -> bool:
-    return any(value == VERIFIERS for key, value in numbers.items() if key != EXTRACT)
+def _is_mentioned(settings: Mapping[str, Any]) -> bool:
+    return any(value == VERIFIERS for key, value in settings.items() if key != EXTRACT)
 
 
 def _regated(reward: RewardConfig, renamed: Mapping[str, str]) -> RewardConfig:

@@ -79,7 +79,7 @@ def _verifier(inputs: Inputs) -> str | None:
 
 def _judge(inputs: Inputs) -> str | None:
     rewards = inputs.rewards
-    if rewards is None or any(_asks_model({"name": reward.name, **reward.numbers}) for reward in rewards):
+    if rewards is None or any(_asks_model({"name": reward.name, **reward.settings}) for reward in rewards):
         return None
     return (
         f"a judge, a reward by a model, and rewards: has {', '.join(reward.logged_name for reward in rewards)}: add "
@@ -104,7 +104,7 @@ def _step_rewards(inputs: Inputs) -> str | None:
         return None
     labels = [reward.logged_name for reward in inputs.rewards]
     for estimator in inputs.config.advantage.estimators:
-        label = estimator.numbers.get("reward")
+        label = estimator.settings.get("reward")
         if isinstance(label, str) and label not in labels:
             return (
                 f"scores of steps: advantage.estimators {estimator.name} reads the reward labeled {label}, and "
@@ -152,9 +152,9 @@ def _environment_reward(inputs: Inputs) -> str | None:
     environment = inputs.config.rollout.environment
     if environment is None:
         return _turns(inputs)
-    if may_reward_turns(environment.name, environment.numbers):
+    if may_reward_turns(environment.name, environment.settings):
         return None
-    if any(named.numbers.get("reward") for named in inputs.config.advantage.estimators):
+    if any(named.settings.get("reward") for named in inputs.config.advantage.estimators):
         return None
     return (
         f"a reward of each turn, and the environment {environment.name} gives none: use an environment that does, or "

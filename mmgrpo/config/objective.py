@@ -119,6 +119,6 @@ class ObjectiveConfig(Section):
     @property
     def clip_bound(self) -> float | None:
         """The smallest bound on |ratio - 1| in the surrogate; None if it has none."""
-        numbers = {} if self.surrogate is None else self.surrogate.numbers
+        numbers = {} if self.surrogate is None else self.surrogate.settings
         bounds = [numbers[name] for name in ("low", "high") if numbers.get(name) is not None]
         return min(bounds) if bounds else None

@@ -169,7 +169,7 @@ RENAMED_FUNCTIONS: Mapping[str, str] = {
 }
 """Earlier name of a registered function -> its new name."""
 
-RENAMED_NUMBERS: Mapping[str, str] = {
+RENAMED_SETTINGS: Mapping[str, str] = {
     "as_own": "as_on_policy",
     "behind_prompt": "train_without_template",
     "by_success": "weight_by_success",

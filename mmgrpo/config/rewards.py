@@ -84,7 +84,7 @@ class EvaluationRewardConfig(Named):
 
     @model_validator(mode="after")
     def _is_reported(self) -> EvaluationRewardConfig:
-        if counting := [name for name in COUNTING if name in self.numbers]:
+        if counting := [name for name in COUNTING if name in self.settings]:
             raise ValueError(
                 f"an evaluation reports the values of '{self.logged_name}' unchanged: leave out {', '.join(counting)}"
             )

@@ -25,16 +25,16 @@ class TrackerConfig(Named):
     @property
     def project(self) -> str:
         """The project that the run belongs to."""
-        return self.numbers.get("project", "mmgrpo")
+        return self.settings.get("project", "mmgrpo")
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Further arguments with which accelerate starts the tracker."""
-        return {key: value for key, value in self.numbers.items() if key != "project"}
+        return {key: value for key, value in self.settings.items() if key != "project"}
 
     @model_validator(mode="after")
     def _takes_its_settings(self) -> TrackerConfig:
-        for key, value in self.numbers.items():
+        for key, value in self.settings.items():
             if key not in TRACKER_SETTINGS[self.name]:
                 raise ValueError(f"{self.name} takes no {key!r}{suggestion(key, TRACKER_SETTINGS[self.name])}")
             texts = value if key == "tags" and isinstance(value, list | tuple) else [value]

@@ -166,19 +166,19 @@ class RunSchedules:
 
 def steps_of_change(named: Named) -> Sequence[int]:
     """The steps at which a step schedule changes its value; none for other schedules."""
-    return named.numbers["at"] if named.name == "step" else ()
+    return named.settings["at"] if named.name == "step" else ()
 
 
 def follows_metric(named: Named) -> bool:
     """Whether a schedule follows a metric of the run: one of ``CONTROLLERS``, or a custom function with ``metric``."""
-    return named.name in CONTROLLERS or (named.name not in SCHEDULES and "metric" in named.numbers)
+    return named.name in CONTROLLERS or (named.name not in SCHEDULES and "metric" in named.settings)
 
 
 def function_of_schedule(named: Named) -> Named:
-    """The function of a schedule with its numbers, except ``metric`` and ``every``, which ``RunSchedules`` reads."""
+    """The function of a schedule with its settings, except ``metric`` and ``every``, which ``RunSchedules`` reads."""
     if not follows_metric(named):
         return named
-    numbers = {key: value for key, value in named.numbers.items() if key not in ("metric", "every")}
+    numbers = {key: value for key, value in named.settings.items() if key not in ("metric", "every")}
     return Named.model_validate({"name": named.name, **numbers})
 
 
@@ -190,7 +190,7 @@ def _schedule(key: str, named: Named, function: Callable[..., Any], config: RunC
                 "reward/mean"
             )
         return Schedule(key=key, function=function)
-    numbers = named.numbers
+    numbers = named.settings
     metric, every = numbers.pop("metric", METRICS.get(named.name)), numbers.pop("every", 1)
     if not isinstance(metric, str):
         raise ConfigError(f"schedules.{key}: {named.name} needs metric, for example reward/mean")
@@ -254,7 +254,7 @@ def configured_value(config: RunConfig, key: str) -> Any:
     values: Any = config.model_dump()
     if key.startswith("policy.") and config.policy is not None:
         kind = settings_type(config.policy.name)
-        values["policy"] = config.policy.numbers if kind is None else kind(**config.policy.numbers).model_dump()
+        values["policy"] = config.policy.settings if kind is None else kind(**config.policy.settings).model_dump()
     for part in key.split("."):
         values = _inner(values, part)
     return values

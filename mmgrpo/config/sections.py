@@ -35,7 +35,7 @@ class Named(BaseModel):
         return {"name": value} if isinstance(value, str) else value
 
     @property
-    def numbers(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Everything but the name."""
         return dict(self.model_extra or {})
 

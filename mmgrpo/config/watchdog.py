@@ -19,7 +19,7 @@ class AlertConfig(Named):
     @property
     def is_disabled(self) -> bool:
         """Whether there is no such alert."""
-        return self.numbers.get("limit", 0.0) is None
+        return self.settings.get("limit", 0.0) is None
 
 
 class WatchdogConfig(Section):

@@ -1,6 +1,6 @@
 """Prompt samplers: pure functions of the prompt statistics, the step and the seed that choose a step's prompts.
 
-To add a sampler: a function of its numbers that returns a ``PromptSampler``, and a line in ``SAMPLERS``.
+To add a sampler: a function of its settings that returns a ``PromptSampler``, and a line in ``SAMPLERS``.
 
 Axes: N prompts of a source.
 """

@@ -16,7 +16,7 @@ from mmgrpo.config import (
     RolloutConfig,
     RunConfig,
 )
-from mmgrpo.config.numbers import named_in
+from mmgrpo.config.binding import named_in
 from mmgrpo.config.objective import PER_DECISION
 from mmgrpo.explain.explanation import formula_of
 from mmgrpo.explain.method_settings import formatted_value
@@ -142,4 +142,4 @@ def _critic(critic: CriticConfig) -> str:
 
 
 def _function(named: Named) -> str:
-    return formatted_value({"name": named.name, **named.numbers})
+    return formatted_value({"name": named.name, **named.settings})

@@ -51,8 +51,8 @@ other values are replaced, and `a.b=null` clears a key. A run or a model is merg
 ([methods](../how-to/methods.md)). An unknown key is an error that names the nearest one. `use_paper_hparams: true`, or
 `use_paper_hparams=true`, applies the published scale of the included methods.
 
-"Named" is a name with its numbers, `{name: clipped, low: 0.2, high: 0.2}`, or the bare name if it takes none; the names
-are listed [below](#names). `config.yaml` in the run folder has the values of a run."""
+"Named" is a name with its settings, `{name: clipped, low: 0.2, high: 0.2}`, or the bare name if it takes none; the
+names are listed [below](#names). `config.yaml` in the run folder has the values of a run."""
 
 FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "prompts.sampler": PROMPT_SAMPLERS,

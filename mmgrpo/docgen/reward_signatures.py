@@ -44,7 +44,7 @@ def require_rewards(config: RunConfig) -> None:
     Raises UnknownNameError for a name, ConfigError for a setting; settings that the source leaves open are not checked.
     """
     for reward in (*config.rewards, *(config.held_out.rewards if config.held_out else ())):
-        _require(reward.name, reward.numbers)
+        _require(reward.name, reward.settings)
 
 
 def signature_at(target: str) -> RewardSignature | None:
@@ -118,7 +118,7 @@ def _require(name: str, settings: Mapping[str, Any]) -> None:
         nested = settings.get(setting)
         if isinstance(nested, str | Mapping) and nested and (isinstance(nested, str) or "name" in nested):
             inner = RewardConfig.model_validate(nested)
-            _require(inner.name, inner.numbers)
+            _require(inner.name, inner.settings)
 
 
 def _source_of(module: str) -> Path | None:

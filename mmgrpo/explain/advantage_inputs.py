@@ -41,7 +41,7 @@ def require_advantages(algorithm: Algorithm) -> None:
             isinstance(part, Estimator)
             and part.turn_rewards
             and environment
-            and not may_reward_turns(environment.name, environment.numbers)
+            and not may_reward_turns(environment.name, environment.settings)
         ):
             raise ConfigError(without_turn_rewards(name, f"the environment {environment.name} gives none"))
         moves = any(key.startswith(name.replace(": ", ".")) for key in config.schedules)
@@ -64,4 +64,4 @@ def without_turn_rewards(reader: str, reason: str) -> str:
 def _samples_tokens(config: RunConfig) -> bool:
     policy = config.policy
     renoised = config.rollout.training_states == "renoised"
-    return policy is None or samples_tokens(policy.name, policy.numbers, renoised=renoised)
+    return policy is None or samples_tokens(policy.name, policy.settings, renoised=renoised)

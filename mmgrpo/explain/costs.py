@@ -7,7 +7,7 @@ from typing import Any
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.numbers import named_in
+from mmgrpo.config.binding import named_in
 from mmgrpo.explain.formulas import numbers_text, summary, with_defaults
 from mmgrpo.explain.forward_counts import SampleForwards, StepForwards, forwards_per_sample
 from mmgrpo.explain.simulated_rounds import MAX_ROUNDS, SimulatedRounds, simulate_rounds
@@ -25,7 +25,7 @@ def strategy_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterat
         return
     named = config.rollout.strategy
     function = named_in("rollout.strategy", STRATEGIES, named.name)
-    yield "strategy", f"{named.name}: {summary(function)}{numbers_text(with_defaults(function, named.numbers))}"
+    yield "strategy", f"{named.name}: {summary(function)}{numbers_text(with_defaults(function, named.settings))}"
     rounds = _range_text(case.num_rounds for case in cases)
     counts = [
         f"{_range_text(case.num_sampled for case in cases)} samples generated a step",

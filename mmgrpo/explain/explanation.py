@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from mmgrpo.algorithm import Algorithm, engine_of
 from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, OffPolicyConfig, RewardConfig, RunConfig
+from mmgrpo.config.binding import named_in
 from mmgrpo.config.needs import require_needs
-from mmgrpo.config.numbers import named_in
 from mmgrpo.config.objective import PER_DECISION
 from mmgrpo.config.registry import is_scheduled, names, policy_class, settings_type
 from mmgrpo.config.validating import explain_validation
@@ -58,7 +58,7 @@ TRUNCATED = {
 
 
 def explanation(config: RunConfig, width: int = WIDTH) -> str:
-    """The resolved formula with its numbers, the geometry of the batch, the passes and the cost of a sample.
+    """The resolved formula with its settings, the geometry of the batch, the passes and the cost of a sample.
 
     Args:
         config: the configuration of the run.
@@ -116,7 +116,7 @@ def _policy_rows(config: RunConfig, settings: Mapping[str, Any] | None) -> Itera
     window = config.rollout.window
     if window is not None:
         function = named_in("rollout.window", WINDOWS, window.name)
-        yield "window", f"{window.name}{_numbers(window.numbers)}: {_summary(function)}"
+        yield "window", f"{window.name}{_numbers(window.settings)}: {_summary(function)}"
     elif settings is not None:
         but = " but the last" if "call" in settings else ""
         yield "window", f"none: every step{but} is stochastic and trained on"
@@ -131,7 +131,7 @@ def _policy_rows(config: RunConfig, settings: Mapping[str, Any] | None) -> Itera
         yield "noise", "shared by the group, which computes its common steps once"
     tree = config.rollout.tree
     if tree is not None:
-        line = f"{tree.name}{_numbers(tree.numbers)}: {_summary(named_in('rollout.tree', TREES, tree.name))}"
+        line = f"{tree.name}{_numbers(tree.settings)}: {_summary(named_in('rollout.tree', TREES, tree.name))}"
         yield "tree", f"{line}; the group's members are its leaves, and each state is computed once"
 
 
@@ -140,7 +140,7 @@ def _environment_row(config: RunConfig) -> Iterator[tuple[str, str]]:
     rollout = config.rollout
     if rollout.environment is None:
         return
-    line = f"{rollout.environment.name}{_numbers(rollout.environment.numbers)}: at most {rollout.max_turns} turns"
+    line = f"{rollout.environment.name}{_numbers(rollout.environment.settings)}: at most {rollout.max_turns} turns"
     settings = None if config.policy is None else _settings(config.policy)
     max_tokens = getattr(settings, "max_new_tokens", None)
     if max_tokens is not None:
@@ -164,7 +164,7 @@ def _engine_row(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:
-    values = settings or policy.numbers
+    values = settings or policy.settings
     line = f"{policy.name} {values.get('model') or ''}".rstrip()
     if settings is None or "lora" not in settings:
         return line
@@ -207,7 +207,7 @@ def _formula_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     else:
         weight = objective.step_weight
         line = _summary(named_in("objective.step_weight", STEP_WEIGHTS, weight.name))
-        yield "weight w", f"w = v times {weight.name}{_numbers(weight.numbers)}: {line}"
+        yield "weight w", f"w = v times {weight.name}{_numbers(weight.settings)}: {line}"
     yield from _function_rows("selection", objective.selections, SELECTIONS)
     yield from _function_rows("modulation", objective.modulations, MODULATIONS)
     for (label, line), term in zip(_function_rows("term", objective.terms, TERMS), objective.terms, strict=True):
@@ -223,9 +223,9 @@ def _formula_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 def _function_rows(
     label: str, chosen: Sequence[Named], functions: Mapping[str, Callable[..., Any]]
 ) -> Iterator[tuple[str, str]]:
-    """A row per named function: its formula and its numbers."""
+    """A row per named function: its formula and its settings."""
     for named in chosen:
-        yield label, f"{named.name}: {formula_of(named_in(label, functions, named.name))}{_numbers(named.numbers)}"
+        yield label, f"{named.name}: {formula_of(named_in(label, functions, named.name))}{_numbers(named.settings)}"
 
 
 def _reward_line(config: RunConfig) -> str:
@@ -235,7 +235,7 @@ def _reward_line(config: RunConfig) -> str:
     line = " + ".join(terms)
     if combine.name != "sum":
         function = named_in("advantage.combine", COMBINATIONS, combine.name)
-        numbers = _numbers(with_defaults(function, combine.numbers))
+        numbers = _numbers(with_defaults(function, combine.settings))
         line = f"{combine.name}: {formula_of(function)}{numbers}, of {', '.join(terms)}"
     if advantage.kl.divergence is None:
         return line
@@ -253,7 +253,7 @@ def _terms(reward: RewardConfig) -> Iterator[str]:
         yield ", ".join(counts)
     if reward.schedule is not None:
         function = named_in("rewards.schedule", SCHEDULES, reward.schedule.name)
-        numbers = _numbers(with_defaults(function, reward.schedule.numbers))
+        numbers = _numbers(with_defaults(function, reward.schedule.settings))
         yield f"weight times {reward.schedule.name}: {formula_of(function)}{numbers}"
     if reward.timeout_s is not None:
         yield f"has failed where a call takes more than {reward.timeout_s:g} s"
@@ -261,7 +261,7 @@ def _terms(reward: RewardConfig) -> Iterator[str]:
 
 def _advantage_line(config: AdvantageConfig) -> str:
     function = named_in("advantage.scale", SCALES, config.scale.name)
-    line = f"{config.scale.name}: {formula_of(function)}{_numbers(with_defaults(function, config.scale.numbers))}"
+    line = f"{config.scale.name}: {formula_of(function)}{_numbers(with_defaults(function, config.scale.settings))}"
     if config.clamp is not None:
         line += f". {_summary(clamp_advantage)}, limit = {config.clamp:g}"
     if config.off_policy_baseline == "separate":
@@ -280,7 +280,7 @@ def _ratio_line(objective: ObjectiveConfig) -> str:
         line += f", normalized to {formula_of(normalized_log_ratio)}"
     if objective.bound is not None:
         formula = formula_of(named_in("objective.bound", BOUNDS, objective.bound.name))
-        line += f", bounded by {objective.bound.name}: {formula}{_numbers(objective.bound.numbers)}"
+        line += f", bounded by {objective.bound.name}: {formula}{_numbers(objective.bound.settings)}"
     return line if level is None or level in PER_DECISION else f"{line}; then {formula_of(RATIO_LEVELS[level])}"
 
 
@@ -320,11 +320,11 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
     steps = config.steps
     totals = (_plural(steps, "step"), f"{total_samples(config, cases)} samples", _plural(steps * num_updates, "update"))
     yield "in all", ", ".join(totals)
-    settings = update.optimizer
-    limit = "not clipped" if settings.max_grad_norm is None else f"clipped at {settings.max_grad_norm:g}"
-    schedule = f"{settings.schedule.name} schedule{_numbers(settings.schedule.numbers)}"
-    name = f"{settings.name}{_numbers(settings.numbers)}"
-    yield "optimizer", f"{name}, lr = {settings.lr:g}, {schedule}, gradient norm {limit}"
+    optimizer = update.optimizer
+    limit = "not clipped" if optimizer.max_grad_norm is None else f"clipped at {optimizer.max_grad_norm:g}"
+    schedule = f"{optimizer.schedule.name} schedule{_numbers(optimizer.schedule.settings)}"
+    name = f"{optimizer.name}{_numbers(optimizer.settings)}"
+    yield "optimizer", f"{name}, lr = {optimizer.lr:g}, {schedule}, gradient norm {limit}"
     if update.ema:
         due = _plural(update.ema.every, "update") + (f", {update.ema.times} times" if update.ema.times > 1 else "")
         yield "average", f"decay = min((1 + n) / (10 + n), {update.ema.decay:g}), every {due}; evaluations use it"
@@ -455,7 +455,7 @@ def _settings(policy: Named) -> Any:
     if kind is None:
         return None
     try:
-        return kind(**policy.numbers)
+        return kind(**policy.settings)
     except ValidationError as error:
         raise ConfigError(f"policy ({policy.name}): {explain_validation(error, kind)}") from None
 

@@ -162,7 +162,7 @@ def _tree(algorithm: Algorithm, num_steps: int | None) -> tuple[StepForwards, St
 def _trained_steps(window: Named | None, num_steps: int | None) -> StepForwards:
     if window is None or window.name == "all":
         return StepForwards(1, -1)  # every step but the last, which is never stochastic
-    numbers: dict[str, Any] = window.numbers
+    numbers: dict[str, Any] = window.settings
     size, low, high = numbers["size"], numbers.get("low", 0), numbers.get("high")
     if size >= 1:
         return StepForwards(0, size)
@@ -181,7 +181,7 @@ def _mean_first(algorithm: Algorithm, num_steps: int | None) -> float | None:
     window = algorithm.config.rollout.window
     if window is None or window.name == "all":
         return 0.0
-    numbers = window.numbers
+    numbers = window.settings
     end = numbers["start"] + numbers["size"] if window.name == "fixed" else numbers.get("high")
     if num_steps is not None:
         end = num_steps - 1
@@ -195,7 +195,7 @@ def _mean_first(algorithm: Algorithm, num_steps: int | None) -> float | None:
 def _mean_spared(algorithm: Algorithm, num_steps: int | None) -> float | None:
     """Mean over the run of the steps that ``policy.fast_remainder`` saves; None if they depend on an unknown N."""
     config = algorithm.config
-    fast_remainder = config.policy.numbers.get("fast_remainder") if config.policy else None
+    fast_remainder = config.policy.settings.get("fast_remainder") if config.policy else None
     if fast_remainder is None:
         return 0.0
     if num_steps is None:

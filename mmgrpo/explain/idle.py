@@ -69,7 +69,7 @@ def _idle_sections(config: RunConfig) -> Iterator[str]:
         )
     num_updates = config.steps * update.epochs * update.minibatches
     for hook in update.hooks:
-        first_round = hook.numbers.get("inner", 0)
+        first_round = hook.settings.get("inner", 0)
         if isinstance(first_round, int) and first_round > num_updates:
             text = (
                 f"update.hooks: {hook.name} first acts after {first_round} updates, of which the run has {num_updates}"

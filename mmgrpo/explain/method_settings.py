@@ -41,7 +41,7 @@ def reward_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     if not any(reward.from_method for reward in config.rewards):
         return
     for number, reward in enumerate(config.rewards):
-        settings = {key: value for key, value in reward.numbers.items() if value is not None}
+        settings = {key: value for key, value in reward.settings.items() if value is not None}
         label = "" if reward.label is None else f", labeled {reward.label}"
         source = f"of methods/{reward.from_method}" if reward.from_method else "of the run"
         line = f"{reward.weight:g} {formatted_value({'name': reward.name, **settings})}{label}: {source}"
@@ -82,7 +82,7 @@ def _notes(paper: MethodConfig | AboutConfig) -> Iterator[tuple[str, str]]:
 
 
 def formatted_value(value: Any) -> str:
-    """A value on one line: a function as its name with its numbers."""
+    """A value on one line: a function as its name with its settings."""
     if isinstance(value, Mapping):
         numbers = ", ".join(f"{key} {formatted_value(inner)}" for key, inner in value.items() if key != "name")
         return f"{value['name']} ({numbers})" if "name" in value and numbers else value.get("name", numbers)

@@ -240,7 +240,7 @@ def _passes(config: RunConfig, outline: Outline, call: str, print_line: Callable
         without_grad = False
     policy = config.policy
     assert policy is not None
-    is_custom = is_python_target(str(policy.numbers.get("model", "")))
+    is_custom = is_python_target(str(policy.settings.get("model", "")))
     file = None if is_custom else cache_file(outline, f"{policy.name} {without_grad} {call}")
     cached = None if file is None else read_passes(file)
     if cached is not None:
@@ -307,4 +307,4 @@ def _forwards(config: RunConfig) -> tuple[float, float, float]:
 def _settings_of(config: RunConfig) -> Any:
     policy = config.policy
     assert policy is not None
-    return settings_type(policy.name)(**policy.numbers)
+    return settings_type(policy.name)(**policy.settings)

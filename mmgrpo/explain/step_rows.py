@@ -7,7 +7,7 @@ from typing import Any
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import PromptsConfig, TaskConfig
-from mmgrpo.config.numbers import named_in
+from mmgrpo.config.binding import named_in
 from mmgrpo.data.samplers import SAMPLERS
 from mmgrpo.explain.formulas import formula_of, numbers_text, with_defaults
 from mmgrpo.maths.controllers import CONTROLLERS, METRICS
@@ -19,7 +19,7 @@ def prompt_rows(prompts: PromptsConfig, held_out: str) -> Iterator[tuple[str, st
     yield "prompts", f"{_sources(prompts)}{held_out}"
     if prompts.sampler is not None:
         function = named_in("prompts.sampler", SAMPLERS, prompts.sampler.name)
-        numbers = numbers_text(with_defaults(function, prompts.sampler.numbers))
+        numbers = numbers_text(with_defaults(function, prompts.sampler.settings))
         yield "", f"{prompts.sampler.name}: {formula_of(function)}{numbers}"
 
 
@@ -45,12 +45,12 @@ def schedule_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
         function = named_in(f"schedules.{key}", {**SCHEDULES, **CONTROLLERS}, named.name)
         schedule = algorithm.schedules.by_key[key]
         if schedule.metric is not None:
-            numbers = {"metric": METRICS.get(named.name), **named.numbers}
+            numbers = {"metric": METRICS.get(named.name), **named.settings}
             yield "schedule", f"{key}, {named.name}: {formula_of(function)}{numbers_text(numbers)}"
             continue
         first, last = (_value(schedule.function(step)) for step in (0, max(config.steps - 1, 0)))
         ends = f"from {first} at the first step to {last} at the last"
-        yield "schedule", f"{key}, {named.name}: {formula_of(function)}{numbers_text(named.numbers)}; {ends}"
+        yield "schedule", f"{key}, {named.name}: {formula_of(function)}{numbers_text(named.settings)}; {ends}"
 
 
 def moving_reference_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
@@ -66,7 +66,7 @@ def moving_reference_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
         decay = reference.ema.decay
         yield "", f"follows the weights: {decay:g} reference + {1 - decay:g} now, every {reference.ema.every} steps"
     for named in config.update.hooks:
-        yield "hook", f"{named.name}{numbers_text(named.numbers)}"
+        yield "hook", f"{named.name}{numbers_text(named.settings)}"
 
 
 def _value(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.config.numbers import named_in
+from mmgrpo.config.binding import named_in
 from mmgrpo.config.registry import decides, is_scheduled
 from mmgrpo.explain.formulas import with_defaults
 from mmgrpo.explain.view_passes import compares_with_reference
@@ -125,7 +125,7 @@ def _unread_names(algorithm: Algorithm, by_methods: set[str]) -> Iterator[str]:
     """Named passes and prompt templates that nothing names."""
     rollout, objective = algorithm.config.rollout, algorithm.config.objective
     strategy = named_in("rollout.strategy", STRATEGIES, rollout.strategy.name)
-    templates = set(_texts(with_defaults(strategy, rollout.strategy.numbers)))
+    templates = set(_texts(with_defaults(strategy, rollout.strategy.settings)))
     views = {*algorithm.views_read(), *(value.view for value in algorithm.values)}
     for key, names, readers, reader in (
         ("rollout.prompt_templates", rollout.prompt_templates, templates, "a rollout.strategy that names it"),
@@ -142,7 +142,7 @@ def _unknown_roles(algorithm: Algorithm) -> Iterator[str]:
     roles = [] if rollout.task and rollout.task.after else list(rollout.prompt_templates.items())
     for name, template in roles:
         for key in ("same", "reads") if template.name == "role" else ():
-            for other in template.numbers.get(key) or ():
+            for other in template.settings.get(key) or ():
                 if other not in rollout.prompt_templates:
                     setting = f"rollout.prompt_templates.{name}.{key}: {other}"
                     yield f"no effect: {setting} without a prompt template of that name; set that too, or leave it out"

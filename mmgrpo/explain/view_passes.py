@@ -63,7 +63,7 @@ def _view_text(section: ViewConfig) -> str:
     weights = f"weights {section.weights}" if section.policy is None else f"policy {section.policy.name}"
     if section.prompt_template is None:
         return weights
-    numbers = ", ".join(f"{name} {value}" for name, value in section.prompt_template.numbers.items())
+    numbers = ", ".join(f"{name} {value}" for name, value in section.prompt_template.settings.items())
     return f"{weights}, prompt template {section.prompt_template.name}" + (f" ({numbers})" if numbers else "")
 
 

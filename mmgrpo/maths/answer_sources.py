@@ -20,7 +20,7 @@ class AnswerSource:
     Attributes:
         column: of the reference answer in the group's row; None: the forced prefixes of the group's samples.
         per_prompt_template: whether an answer counts once for each prompt template of its group, not once for it.
-        weight_by_success: function of the share of right samples, with its numbers, that weighs an answer; None: 1.
+        weight_by_success: function of the share of right samples, with its settings, that weighs an answer; None: 1.
         right: least reward of a right sample.
     """
 

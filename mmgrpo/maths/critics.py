@@ -46,7 +46,7 @@ def every_decision(rows: CriticRows) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticLoss:
-    """One loss, its numbers bound.
+    """One loss, its settings bound.
 
     Attributes:
         of: (values under the current weights, rows) -> (B, T) loss, of which the decisions in ``terms`` count.
@@ -64,7 +64,7 @@ def critic_loss(
 
     Args:
         terms: as the attribute of ``CriticLoss``.
-        check: raises ConfigError for numbers that do not go together; called with those that it names.
+        check: raises ConfigError for settings that do not go together; called with those that it names.
 
     Returns:
         The decorator.

@@ -1,9 +1,10 @@
 """Decorators that turn the function that does the work into a factory, which a configuration names.
 
-The function takes tensors or records by position, and its numbers as keyword-only parameters. The factory has its name,
-docstring and numbers; called with the numbers, it returns the record of the extension point (an ``Estimator``, a
-``Filter``, ...), in which they are bound. The other fields of the record are arguments of the decorator:
-a value, or a function of some of the numbers, which are passed by name: ``values=lambda view: (of_view(view),)``.
+The function takes tensors or records by position, and its settings as keyword-only parameters. The factory has its
+name, docstring and settings; called with the settings, it returns the record of the extension point (an
+``Estimator``, a ``Filter``, ...), in which they are bound. The other fields of the record are arguments of the
+decorator: a value, or a function of some of the settings, which are passed by name:
+``values=lambda view: (of_view(view),)``.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def factory(
 
     Args:
         record: the class of the record, or a function that returns one.
-        field: field of the record that holds the function with its numbers.
-        check: raises ConfigError for numbers that do not go together; called with those that it names.
-        functions: further fields that hold functions, to which the numbers that they name as keyword-only parameters
+        field: field of the record that holds the function with its settings.
+        check: raises ConfigError for settings that do not go together; called with those that it names.
+        functions: further fields that hold functions, to which the settings that they name as keyword-only parameters
             are bound.
-        further: numbers of the factory that the function does not take.
-        **declared: the other fields, each a value, or a function of the numbers that it names.
+        further: settings of the factory that the function does not take.
+        **declared: the other fields, each a value, or a function of the settings that it names.
 
     Returns:
         The decorator. It raises TypeError where one of these names a number that the function does not have.
@@ -54,7 +55,7 @@ def factory(
         names_of["check"] = () if check is None else tuple(inspect.signature(check).parameters)
         for name, names in names_of.items():
             if unknown := sorted({*names} - {*of_numbers.parameters}):
-                raise TypeError(f"{function.__name__}: {name} reads {', '.join(unknown)}, not one of its numbers")
+                raise TypeError(f"{function.__name__}: {name} reads {', '.join(unknown)}, not one of its settings")
 
         @wraps(function)
         def bind(**numbers: Any) -> Record:

@@ -279,7 +279,7 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
-    """An estimator of the advantages of decisions, its numbers bound.
+    """An estimator of the advantages of decisions, its settings bound.
 
     Attributes:
         assign: (feedback, advantage_BT) -> advantage_BT; its input is the result of the previous estimator.

@@ -32,7 +32,7 @@ FILTERS: Registry[Callable[..., Filter]] = Registry()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """One filter, its numbers bound.
+    """One filter, its settings bound.
 
     Attributes:
         keep: (feedback, advantage_BT) -> bool keep_B, or keep_BT where single decisions are chosen.
@@ -57,10 +57,10 @@ def sample_filter(
     """A decorator: a function (feedback, advantage_BT, *, numbers) -> keep_B or keep_BT becomes a factory of filters.
 
     Args:
-        values: as the attribute of ``Filter``, or a function of the numbers that it names; so are those that follow.
+        values: as the attribute of ``Filter``, or a function of the settings that it names; so are those that follow.
         columns: likewise.
         keeps: likewise.
-        check: raises ConfigError for numbers that do not go together; called with those that it names.
+        check: raises ConfigError for settings that do not go together; called with those that it names.
 
     Returns:
         The decorator.

@@ -64,7 +64,7 @@ class Modulated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modulation:
-    """One modulation, its numbers bound.
+    """One modulation, its settings bound.
 
     Attributes:
         of: (decisions, job_values) -> Modulated, over complete rows; job_values are the values that ``job`` names.
@@ -91,11 +91,11 @@ def modulation(
     """A decorator: a function (decisions, job_values, *, numbers) -> Modulated becomes a factory of modulations.
 
     Args:
-        values: as the attribute of ``Modulation``, or a function of the numbers that it names; so are those that
+        values: as the attribute of ``Modulation``, or a function of the settings that it names; so are those that
             follow.
         job: likewise.
         bounds: likewise.
-        check: raises ConfigError for numbers that do not go together; called with those that it names.
+        check: raises ConfigError for settings that do not go together; called with those that it names.
 
     Returns:
         The decorator.

@@ -81,9 +81,9 @@ class Objective:
     """A policy objective, composed of independent named parts.
 
     Attributes:
-        surrogate: loss of a decision, (ratio_BT, logprob_BT, advantage_BT) -> Surrogate, bound to its numbers; None
+        surrogate: loss of a decision, (ratio_BT, logprob_BT, advantage_BT) -> Surrogate, bound to its settings; None
             leaves that term out.
-        aggregate: weight of a decision, (mask_BT, totals) -> weight_BT, bound to its numbers.
+        aggregate: weight of a decision, (mask_BT, totals) -> weight_BT, bound to its settings.
         ratio_level: level of the ratio: decision, segment, sequence or trajectory.
         bound: bound of each decision's log-ratio before its level, (log_ratio_BT, advantage_BT) -> Bounded.
         selections: choose the decisions that count in the surrogate, the others have weight 0; or in the

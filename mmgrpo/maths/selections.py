@@ -31,7 +31,7 @@ SELECTIONS: Registry[Callable[..., Selection]] = Registry()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """One selection, its numbers bound.
+    """One selection, its settings bound.
 
     Attributes:
         keep: (decisions, job_entropy_N) -> bool keep_BT, over complete rows; job_entropy_N is empty unless it is
@@ -58,7 +58,7 @@ def selection(
     Args:
         needs_entropy: as the attribute of ``Selection``.
         of_ratio: likewise.
-        check: raises ConfigError for numbers that do not go together; called with those that it names.
+        check: raises ConfigError for settings that do not go together; called with those that it names.
 
     Returns:
         The decorator.

@@ -121,11 +121,11 @@ def _identity(reward: EvaluationRewardConfig) -> str:
     """Returns a text that identifies a reward function with its settings, defaults included."""
     target = resolve("rewards", reward.name)
     try:
-        settings = inspect.signature(target).bind_partial(**reward.numbers)
+        settings = inspect.signature(target).bind_partial(**reward.settings)
         settings.apply_defaults()
         numbers: Mapping[str, Any] = settings.arguments
     except TypeError:  # invalid settings; building the reward raises the better error
-        numbers = reward.numbers
+        numbers = reward.settings
     return f"{target.__module__}:{target.__qualname__} {json.dumps(numbers, sort_keys=True, default=repr)}"
 
 
@@ -375,12 +375,12 @@ def rules_of(config: WatchdogConfig) -> dict[str, Rule]:
     rules: dict[str, Rule] = {**STEP_RULES, **EVALUATION_RULES}
     for alert in config.alerts:
         key, (text, is_valid) = "evaluation.watchdog.alerts", LIMITS[alert.name]
-        if unknown := [name for name in alert.numbers if name != "limit"]:
+        if unknown := [name for name in alert.settings if name != "limit"]:
             raise ConfigError(f"{key}: {alert.name} takes no {unknown[0]!r}; its only setting is limit")
-        limit = alert.numbers.get("limit")
+        limit = alert.settings.get("limit")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float)):
             raise ConfigError(f"{key}: limit of {alert.name} must be float or null, got {limit!r:.80}")
-        if "limit" in alert.numbers:
+        if "limit" in alert.settings:
             rules[alert.name] = partial(rules[alert.name], limit=limit)
         if limit is not None and not is_valid(limit):
             raise ConfigError(f"{key}: limit of {alert.name} must be {text}, got {limit}")

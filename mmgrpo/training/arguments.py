@@ -48,7 +48,7 @@ def with_policy(policy: Any, config: RunConfig) -> RunConfig:
     """
     if not isinstance(policy, str | Path):
         return config
-    settings = config.policy.numbers if config.policy else {}
+    settings = config.policy.settings if config.policy else {}
     name = config.policy.name if config.policy else _adapter_for(str(policy))
     named = Named.model_validate({**settings, "name": name, "model": str(policy)})
     return config.model_copy(update={"policy": named})
@@ -351,7 +351,7 @@ def _named(config: RewardConfig, live: Mapping[str, NamedReward]) -> NamedReward
     if config.name in live:
         counting = {"weight": built.weight, "gate": built.gate, "clip": built.clip, "from_method": built.from_method}
         return replace(live[config.name], name=built.name, **counting)
-    schedules = [live[value].schedule for value in config.numbers.values() if isinstance(value, str) and value in live]
+    schedules = [live[value].schedule for value in config.settings.values() if isinstance(value, str) and value in live]
     if not any(schedules):
         return built
     if built.schedule is not None:

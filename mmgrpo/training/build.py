@@ -59,7 +59,7 @@ def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
     try:
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)  # fresh adapters are a function of the run's seed
-            return adapter.from_config(_with_run_weights(config.policy.numbers), device=device)
+            return adapter.from_config(_with_run_weights(config.policy.settings), device=device)
     except ValidationError as error:
         message = explain_validation(error, adapter.settings_type)
         raise ConfigError(f"policy ({config.policy.name}): {message}") from None
@@ -126,7 +126,7 @@ def exchange_plan(config: RunConfig) -> Plan:
     }
     if named is None:
         return Plan(**limits)
-    make = partial(resolve("environments", named.name), **named.numbers)
+    make = partial(resolve("environments", named.name), **named.settings)
     if named in _created_environments:  # from now on a failure ends one conversation, not the run
         return Plan(environment=make, **limits)
     try:
@@ -423,7 +423,7 @@ def _built_reward(config: EvaluationRewardConfig, live: Functions) -> Any:
     if config.name in live:
         return live[config.name]
     target = resolve("rewards", config.name)
-    settings = {name: _reward_setting(config.name, name, value, live) for name, value in config.numbers.items()}
+    settings = {name: _reward_setting(config.name, name, value, live) for name, value in config.settings.items()}
     if is_python_target(config.name) and not inspect.isclass(target):
         return partial(target, **settings) if settings else target
     try:

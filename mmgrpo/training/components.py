@@ -174,7 +174,7 @@ class StepRewards:
             self.scorer = self.scorer.renewed(self.rewards)
 
     def _reward(self, number: int, step_config: StepConfig, before: StepConfig) -> NamedReward:
-        """A reward with its numbers at the step; the same object while they stay."""
+        """A reward with its settings at the step; the same object while they stay."""
         base = self._base[number]
         numbers, earlier = step_config.rewards.get(base.name, {}), before.rewards.get(base.name, {})
         if numbers == earlier:

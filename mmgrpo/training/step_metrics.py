@@ -239,7 +239,7 @@ def reward_changes(
         ``reward/NAME/changed_frac`` by name.
     """
     read = chain.span_rewards | {
-        value for named in chain.config.estimators for value in map(str, named.numbers.values())
+        value for named in chain.config.estimators for value in map(str, named.settings.values())
     }
     names = {reward.name for reward in reward_functions if reward.from_method is not None} - read
     scores, advantage_N, mask_BT = rewards.counting, advantages.advantage_N, advantages.rollout.mask_BT

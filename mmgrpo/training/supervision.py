@@ -201,7 +201,7 @@ def load_examples(named: Named, key: str) -> Sequence[Example]:
     """
     source = resolve("examples", named.name)
     try:
-        examples = list(source(**named.numbers))
+        examples = list(source(**named.settings))
     except TypeError as error:
         raise ConfigError(f"{key}: {named.name}: {error}") from error
     if not examples or not all(isinstance(example, Example) for example in examples):

@@ -1,7 +1,7 @@
 """Hooks around an optimizer step: the weights that it moves, and their values afterwards.
 
-To add a hook: a final class of ``UpdateHook`` whose keyword-only parameters are its numbers, and a line in ``HOOKS`` of
-``mmgrpo/config/registry.py``.
+To add a hook: a final class of ``UpdateHook`` whose keyword-only parameters are its settings, and a line in ``HOOKS``
+of ``mmgrpo/config/registry.py``.
 """
 
 from __future__ import annotations

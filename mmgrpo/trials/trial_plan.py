@@ -173,7 +173,7 @@ def _over_task(on: str, source: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def _trains_every_weight(config: RunConfig) -> bool:
-    return config.policy is not None and config.policy.numbers.get("lora") is None
+    return config.policy is not None and config.policy.settings.get("lora") is None
 
 
 def _warmup_only(base: RunConfig) -> RunConfig:

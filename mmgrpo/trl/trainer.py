@@ -223,7 +223,7 @@ class GRPOTrainer:
         if self.trainer.job.is_main:
             if has_adapters(partial):
                 named = self._config.policy
-                copy_adapters(partial, target, base=None if named is None else named.numbers["model"], revision=None)
+                copy_adapters(partial, target, base=None if named is None else named.settings["model"], revision=None)
             else:
                 shutil.copytree(partial / "model", target, dirs_exist_ok=True)
             shutil.rmtree(partial)

@@ -51,7 +51,7 @@ TOGETHER = {
     "rollout.strategy": ("rollout.prompt_templates", "rollout.group_size"),
     "policy.sampler": ("policy.strength", "policy.density", "policy.reduction"),
 }
-"""Keys that are removed with another one: its numbers, or what has nothing to act on without it."""
+"""Keys that are removed with another one: its settings, or what has nothing to act on without it."""
 
 SHARED = (
     "advantage.scale",
@@ -223,8 +223,8 @@ def without(config: RunConfig, key: str) -> RunConfig:
     for each in (key, *TOGETHER.get(key, ())):
         _remove(values, each)
         _drop_moves(values, f"{each}.")
-    if key == "advantage.scale" and "eps" in config.advantage.scale.numbers:
-        _put(values, key, {"name": "group", "eps": config.advantage.scale.numbers["eps"]})  # which is no mechanism
+    if key == "advantage.scale" and "eps" in config.advantage.scale.settings:
+        _put(values, key, {"name": "group", "eps": config.advantage.scale.settings["eps"]})  # which is no mechanism
     return RunConfig.model_validate(values)
 
 
@@ -336,11 +336,11 @@ def is_same(config: RunConfig, other: RunConfig) -> bool:
 
 def _with_defaults(advantage: AdvantageConfig) -> AdvantageConfig:
     """The section with every number of its scale, where the function's defaults hold too."""
-    numbers = with_defaults(SCALES[advantage.scale.name], advantage.scale.numbers)
+    numbers = with_defaults(SCALES[advantage.scale.name], advantage.scale.settings)
     return advantage.model_copy(update={"scale": Named(name=advantage.scale.name, **numbers)})
 
 
 def _settings(config: RunConfig) -> Any:
     if config.policy is None or (kind := settings_type(config.policy.name)) is None:
         return config.policy
-    return kind(**config.policy.numbers)
+    return kind(**config.policy.settings)

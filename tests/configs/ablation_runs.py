@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 
-from mmgrpo.config import Named, RunConfig
+from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import find_config, read_layers
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward
@@ -279,8 +279,9 @@ def _language(name: str) -> TinyRun:
 
     def policy(config: RunConfig) -> Policy:
         if name == "ead":
-            numbers = {key: value for key, value in (config.policy or Named(name="")).numbers.items() if key != "model"}
-            return measured_policy_of("llama", max_new_tokens=length, **numbers)
+            assert config.policy is not None
+            settings = {key: value for key, value in config.policy.settings.items() if key != "model"}
+            return measured_policy_of("llama", max_new_tokens=length, **settings)
         if name in ("papo", "vogue"):
             return policy_of("qwen2.5-vl", max_new_tokens=5)
         if name == "diver":
@@ -357,7 +358,7 @@ def _denoising(name: str) -> TinyRun:
 
     def policy(config: RunConfig) -> Policy:
         assert config.policy is not None
-        numbers = {key: value for key, value in config.policy.numbers.items() if key != "model"}
+        numbers = {key: value for key, value in config.policy.settings.items() if key != "model"}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # of fresh adapters
             return DenoisingPolicy(pipeline_of("sd3"), copy.deepcopy(numbers))

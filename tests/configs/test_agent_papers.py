@@ -47,7 +47,7 @@ def environment_of(name: str) -> tuple[str, dict[str, Any]]:
     """The name and the settings of a run's environment."""
     environment = load_config(f"papers/{name}").rollout.environment
     assert environment is not None
-    return environment.name, dict(environment.numbers)
+    return environment.name, dict(environment.settings)
 
 
 def as_shipped(name: str, folder: Path, url: str) -> dict[str, Any]:

@@ -328,7 +328,7 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
         else {}
     )
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.optimizer.lr": 1e-3}
-    then = config_of(name).rollout.strategy.numbers.get("then", ())
+    then = config_of(name).rollout.strategy.settings.get("then", ())
     if then:  # settings of drawing are of models with room for long answers
         short = [{key: value for key, value in stage.items() if key != "settings"} for stage in then]
         small = {**small, "rollout.strategy.then": short}

@@ -133,8 +133,8 @@ def test_list_of_a_run_does_not_drop_functions_of_a_method(tmp_path: Path) -> No
 
 def test_numbers_belong_to_the_scale_of_their_file(tmp_path: Path) -> None:
     """gspo's 1e-6 of its scale, which spo's scale has no setting for."""
-    assert laid(tmp_path, "methods/gspo").advantage.scale.numbers["eps"] == 1e-6
-    assert laid(tmp_path, "methods/gspo", "methods/spo").advantage.scale.numbers == {}
+    assert laid(tmp_path, "methods/gspo").advantage.scale.settings["eps"] == 1e-6
+    assert laid(tmp_path, "methods/gspo", "methods/spo").advantage.scale.settings == {}
 
 
 def test_replaced_keys_are_listed(tmp_path: Path) -> None:

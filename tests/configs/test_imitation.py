@@ -66,7 +66,7 @@ def test_right_answers_are_viewed_with_the_prompt_of_the_weakest_part() -> None:
     ]
     view = config.objective.views["weakest"].prompt_template
     assert view is not None
-    assert view.numbers["texts"] == system_texts
+    assert view.settings["texts"] == system_texts
     parts = [part for part in ("textbook", "at_length", "reflecting") for _ in range(2)]
     samples = [Sample(Prompt("q"), 0, member, text="a", prompt_template=part) for member, part in enumerate(parts)]
     history, show = History(samples=samples, rewards=[1, 0, 0, 0, 1, 1]), weakest_system(texts=system_texts)

@@ -152,7 +152,7 @@ def test_a_reward_of_the_run_replaces_the_methods_of_its_label(tmp_path: Path) -
     config = run_of(tmp_path, "methods/arm", rewards=[{**marks, "weight": 0.5}, RUN_REWARD])
     assert listed(config) == [
         RUN_REWARD,
-        {**reward.numbers, **marks, "of": RUN_REWARD, "weight": 0.5, "from_method": "arm"},
+        {**reward.settings, **marks, "of": RUN_REWARD, "weight": 0.5, "from_method": "arm"},
     ]
     clusters = {"name": "semantic_clusters", "extract": "tag", "label": "answers"}
     config = run_of(tmp_path, "methods/copo", rewards=[RUN_REWARD, clusters])

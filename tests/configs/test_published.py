@@ -114,7 +114,7 @@ def scale(config: RunConfig) -> tuple[int, int, float, int, float | None]:
         rollout.prompts_per_step,
         update.optimizer.lr,
         update.minibatches,
-        update.optimizer.numbers.get("weight_decay"),
+        update.optimizer.settings.get("weight_decay"),
     )
 
 
@@ -122,7 +122,7 @@ def test_a_method_leaves_the_scale_to_the_run(write: Write) -> None:
     config = load_config(write("run", {"include": ["model", "ours"]}))
     assert scale(config) == (100, 8, 0.25, 1, 0.125)  # the model's lr and decay, else the defaults
     assert config.rollout.window is not None
-    assert config.rollout.window.numbers == {"size": 0.5}
+    assert config.rollout.window.settings == {"size": 0.5}
     assert config.about.method is not None
     assert config.about.method.paper_hparams == METHOD["about"]["method"]["paper_hparams"]
 
@@ -133,7 +133,7 @@ def test_a_file_puts_it_in_force_between_the_model_and_itself(write: Write) -> N
     config = load_config(path)
     assert scale(config) == (7, 48, 0.5, 4, 0.125)
     assert config.rollout.window is not None
-    assert (config.rollout.window.name, config.rollout.window.numbers) == ("random_subset", {"size": 6})
+    assert (config.rollout.window.name, config.rollout.window.settings) == ("random_subset", {"size": 6})
     assert scale(load_config(path, ["update.optimizer.lr=0.75", "steps=2"])) == (2, 48, 0.75, 4, 0.125)
 
 

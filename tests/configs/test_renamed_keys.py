@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import Named
+from mmgrpo.config.binding import bound, named_in
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.config.numbers import bound, named_in
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.renamed import REMOVED, RENAMED, RENAMED_FUNCTIONS, RENAMED_VALUES
 from mmgrpo.config.validating import explain_validation

@@ -67,7 +67,7 @@ def over(model: str, method: str, folder: Path, *, use_paper_hparams: bool = Fal
 
 def settings_of(config: RunConfig) -> DenoisingSettings:
     assert config.policy is not None
-    return DenoisingSettings(**config.policy.numbers)
+    return DenoisingSettings(**config.policy.settings)
 
 
 def test_expected_methods_ship() -> None:

@@ -43,7 +43,7 @@ SHRUNK: dict[str, Any] = {
 def trained(config: RunConfig, pipeline: str, rewards: Any) -> list[dict[str, Any]]:
     """The metrics of a run on a tiny pipeline."""
     assert config.policy is not None
-    policy = DenoisingPolicy(pipeline_of(pipeline), config.policy.numbers)
+    policy = DenoisingPolicy(pipeline_of(pipeline), config.policy.settings)
     assert config.prompts is not None
     trainer = Trainer(policy, rewards, load_prompts_of(config.prompts), config)
     trainer.train()
@@ -56,8 +56,8 @@ def forwards_per_sample(config: RunConfig, stochastic: tuple[int, ...], *, dead_
     Without a reference, groups of equal rewards take no part in the update.
     """
     assert config.policy is not None
-    steps = config.policy.numbers["call"]["num_inference_steps"]
-    if tail := config.policy.numbers.get("fast_remainder"):  # as test_windows.py has them by hand
+    steps = config.policy.settings["call"]["num_inference_steps"]
+    if tail := config.policy.settings.get("fast_remainder"):  # as test_windows.py has them by hand
         steps = len(shortened(steps, stochastic[-1], tail["frac"]))
     shared, share = (stochastic[0] + 1, 1 / GROUP_SIZE) if config.rollout.same_initial_noise else (0, 1.0)
     rollout = steps - shared + shared * share
@@ -100,7 +100,7 @@ def test_method_trains(name: str, write: Callable[[dict[str, Any]], Path], tmp_p
     metrics = trained(config, "sd3", build_rewards(config.rewards))
     num_updates = config.update.epochs * config.update.minibatches
     assert [(line["step"], line["update"]) for line in metrics] == [(s, u) for s in (1, 2) for u in range(num_updates)]
-    policy = DenoisingPolicy(pipeline_of("sd3"), {"call": config.policy.numbers["call"]})  # type: ignore[union-attr]
+    policy = DenoisingPolicy(pipeline_of("sd3"), {"call": config.policy.settings["call"]})  # type: ignore[union-attr]
     for line in metrics:
         assert line["policy/on_policy_gap"] < 1e-5
         assert line["reward/brightness/applies_frac"] == 1.0

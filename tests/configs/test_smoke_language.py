@@ -238,7 +238,7 @@ def test_recipe_trains(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert config.policy is not None
     assert config.prompts is not None
     model, processor = make(model_name)
-    settings = {name: value for name, value in config.policy.numbers.items() if name not in ("model", "processor")}
+    settings = {name: value for name, value in config.policy.settings.items() if name not in ("model", "processor")}
     policy = LanguagePolicy(model, processor, settings)
     prompts = load_prompts_of(config.prompts)
     assert all(len(prompt.images) == 1 for prompt in prompts)

@@ -34,7 +34,7 @@ def test_self_correction_is_supervised_by_images_of_rows(tmp_path: Path, monkeyp
     }
     config = load_config("papers/soar", small).model_copy(update={"rewards": ()})
     assert config.policy is not None
-    policy = DenoisingPolicy(PIPELINES["sd3"].build(), config.policy.numbers)
+    policy = DenoisingPolicy(PIPELINES["sd3"].build(), config.policy.settings)
     before = [parameter.detach().clone() for parameter in policy.trainable]
     folder = Trainer(policy, {"nothing": lambda samples: [0.0] * len(samples)}, "pictures.jsonl", config).train()
     lines = [json.loads(line) for line in (folder / "warmup.jsonl").read_text().splitlines()]

@@ -68,7 +68,7 @@ def test_a_conversation_is_one_click_that_fits() -> None:
     _, tokenizer = clicker_lm()
     assert config.policy is not None
     assert config.rollout.max_turns == 1
-    assert config.policy.numbers["max_new_tokens"] == len(tokenizer.encode(clicks.click("Next", 1))) + 1
+    assert config.policy.settings["max_new_tokens"] == len(tokenizer.encode(clicks.click("Next", 1))) + 1
 
 
 def test_a_missing_browser_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 
-from mmgrpo.config.numbers import bound
+from mmgrpo.config.binding import bound
 from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import estimator
@@ -72,7 +72,7 @@ def test_wrong_numbers_raise_before_the_function_is_called(numbers: dict[str, ob
 
 
 def test_declaration_of_a_number_that_the_function_lacks_raises() -> None:
-    with pytest.raises(TypeError, match="plain: columns reads column, not one of its numbers"):
+    with pytest.raises(TypeError, match="plain: columns reads column, not one of its settings"):
 
         @estimator(columns=lambda column: (column,))
         def plain(feedback: Feedback, advantage_BT: torch.Tensor, *, weight: float) -> torch.Tensor:

@@ -78,7 +78,7 @@ def test_adapters_trained_on_a_one_file_checkpoint_load_per_model_card(folder: P
 def test_a_run_trains_a_one_file_checkpoint(folder: Path) -> None:
     config = with_policy(folder / "model.safetensors", RunConfig())
     assert config.policy is not None
-    assert (config.policy.name, config.policy.numbers["model"]) == ("denoising", str(folder / "model.safetensors"))
+    assert (config.policy.name, config.policy.settings["model"]) == ("denoising", str(folder / "model.safetensors"))
 
 
 def test_invalid_one_file_checkpoints_raise(folder: Path, tmp_path: Path) -> None:

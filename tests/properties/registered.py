@@ -16,8 +16,8 @@ import yaml
 
 from mmgrpo.algorithm import FILTERS_WITH_LR
 from mmgrpo.config import Named
+from mmgrpo.config.binding import bound
 from mmgrpo.config.loading import CONFIGS
-from mmgrpo.config.numbers import bound
 from mmgrpo.data.samplers import SAMPLERS
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import ADVANTAGES, COMBINING
@@ -135,7 +135,7 @@ FURTHER: Mapping[str, Sequence[Mapping[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A registered function with its numbers.
+    """A registered function with its settings.
 
     Attributes:
         kind: key of its registry in ``REGISTRIES``.
@@ -155,7 +155,7 @@ class Case:
         return f"{self.kind}.{self.name}"
 
     def bind(self) -> Callable[..., Any]:
-        """The function with its numbers, as a configuration binds it."""
+        """The function with its settings, as a configuration binds it."""
         lr = {"lr": LR} if self.kind == "filters" and self.name in FILTERS_WITH_LR else {}
         named = Named.model_validate({"name": self.name, **lr, **self.numbers})
         return bound(self.kind, REGISTRIES[self.kind], named, supplied=PASSED.get(self.kind, ()))
@@ -201,7 +201,7 @@ def _binds(case: Case) -> bool:
 
 @cache
 def _named_in_files() -> Mapping[str, Sequence[tuple[frozenset[str], Mapping[str, Any]]]]:
-    """The keys that lead to each named function of the shipped files, and its numbers, by name."""
+    """The keys that lead to each named function of the shipped files, and its settings, by name."""
     named: dict[str, list[tuple[frozenset[str], Mapping[str, Any]]]] = {}
     for path in sorted(CONFIGS.rglob("*.yaml")):
         with path.open() as file:

@@ -244,7 +244,7 @@ def test_the_configuration_of_a_paper_on_the_page_loads() -> None:
     _, paper = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(tasks:\n  rewriter:.*?)```", page, re.DOTALL))
     tasks = tasks_of(validated(paper))
     assert tasks["painter"].rollout.prompts_per_step == tasks["rewriter"].rollout.prompts_per_step
-    assert tasks["painter"].advantage.scale.numbers == {"eps": 1e-4, "correction": 0}
+    assert tasks["painter"].advantage.scale.settings == {"eps": 1e-4, "correction": 0}
 
 
 def exact(output: Path, size: int) -> dict[str, torch.Tensor]:

@@ -69,9 +69,9 @@ class TestConfigAt:
         early, late = (schedules_of(config).at(step, Memory()).config for step in (19, 20))
         assert (early.rollout.group_size, late.rollout.group_size) == (4, 16)
         assert early.objective.surrogate is not None
-        assert early.objective.surrogate.numbers == {"low": 0.1, "high": 0.2}
+        assert early.objective.surrogate.settings == {"low": 0.1, "high": 0.2}
         assert late.objective.surrogate is not None
-        assert late.objective.surrogate.numbers == {"low": 0.2, "high": 0.2}
+        assert late.objective.surrogate.settings == {"low": 0.2, "high": 0.2}
 
     def test_integers_stay_integers(self) -> None:
         growing = {"rollout.group_size": {"name": "linear", "start": 4, "end": 9, "steps": 10}}
@@ -89,7 +89,7 @@ class TestConfigAt:
         config = config_of(rewards=rewards, schedules=moving, policy={"name": "language", "model": "m"})
         moved = schedules_of(config).at(10, Memory())
         assert moved.config.rewards[0].weight == 0
-        assert moved.config.rewards[0].numbers == {"max_length": 80, "margin": 10}
+        assert moved.config.rewards[0].settings == {"max_length": 80, "margin": 10}
         assert moved.sampling_settings == {"temperature": 1, "max_new_tokens": 32}
         assert moved.rewards == {"short": {"max_length": 80, "weight": 0}}
         assert moved.metrics["config/policy.max_new_tokens"] == 32

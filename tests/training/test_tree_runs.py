@@ -52,7 +52,7 @@ def config_of(tmp_path: Path, **changes: Any) -> RunConfig:
 
 def policy_of(config: RunConfig) -> DenoisingPolicy:
     assert config.policy is not None
-    return DenoisingPolicy(PIPELINES["sd3"].build(), config.policy.numbers)
+    return DenoisingPolicy(PIPELINES["sd3"].build(), config.policy.settings)
 
 
 def batch_of(config: RunConfig, policy: DenoisingPolicy) -> Advantages:

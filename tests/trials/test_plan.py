@@ -25,7 +25,7 @@ def test_a_method_is_merged_on_top_of_the_task(tmp_path: Path) -> None:
     assert dapo.about.method is not None
     assert (dapo.about.method.name, dapo.steps, dapo.rollout.group_size) == ("dapo", 3, 8)
     assert dapo.objective.surrogate is not None
-    assert dapo.objective.surrogate.numbers == {"low": 0.2, "high": 0.28}
+    assert dapo.objective.surrogate.settings == {"low": 0.2, "high": 0.28}
 
 
 def test_the_warm_up_of_a_seed_is_run_once(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_the_warm_up_of_a_seed_is_run_once(tmp_path: Path) -> None:
     for trial in result.trials:
         assert trial.config.update.warmup is None
         assert trial.config.policy is not None
-        assert trial.config.policy.numbers["adapter"] == str(tmp_path / f"runs/warm-up-{trial.seed}")
+        assert trial.config.policy.settings["adapter"] == str(tmp_path / f"runs/warm-up-{trial.seed}")
     assert [trial.seed for trial in result.runs] == [0, 1, 0, 0, 1, 1]
 
 
@@ -76,13 +76,13 @@ def test_a_method_of_the_task_is_left_out(tmp_path: Path) -> None:
     recipe = "recipes/qwen2.5-vl-geometry3k"
     result = planned(tmp_path, "grpo", "dapo", on=recipe, seeds=1)
     grpo, dapo = (trial.config for trial in result.trials)
-    assert (grpo.rollout.strategy.name, grpo.advantage.scale.numbers, grpo.advantage.zero_variance_groups) == (
+    assert (grpo.rollout.strategy.name, grpo.advantage.scale.settings, grpo.advantage.zero_variance_groups) == (
         "fixed",
         {},
         "keep",
     )
     assert grpo.objective.surrogate is not None
-    assert grpo.objective.surrogate.numbers == {"low": 0.2, "high": 0.2}
+    assert grpo.objective.surrogate.settings == {"low": 0.2, "high": 0.2}
     assert grpo.about.method is not None
     assert (grpo.about.method.name, grpo.about.method.over) == (
         "grpo",
@@ -102,7 +102,7 @@ def test_published_values_that_the_task_puts_in_force_stay(tmp_path: Path) -> No
     assert trial.config.update.optimizer.lr == recipe_config.update.optimizer.lr
     assert recipe_config.policy is not None
     assert trial.config.policy is not None
-    assert trial.config.policy.numbers["call"] == recipe_config.policy.numbers["call"]
+    assert trial.config.policy.settings["call"] == recipe_config.policy.settings["call"]
 
 
 def test_a_run_that_holds_the_values_of_a_method_is_not_compared(tmp_path: Path) -> None:
@@ -114,6 +114,6 @@ def test_a_run_that_holds_the_values_of_a_method_is_not_compared(tmp_path: Path)
         with pytest.raises(ConfigError, match=r"config.yaml holds the values of dapo itself.* includes methods/dapo"):
             planned(tmp_path, "grpo", on=str(file))
     with pytest.raises(
-        ConfigError, match=r"sets numbers of rollout.window without the name, which an included method sets"
+        ConfigError, match=r"has settings of rollout.window without the name, which an included method sets"
     ):
         planned(tmp_path, "grpo", on="recipes/flux-dance-grpo")

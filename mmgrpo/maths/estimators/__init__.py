@@ -36,7 +36,7 @@ def estimator(
     """A decorator: a function (feedback, advantage_BT, *, numbers) -> advantage_BT becomes a factory of estimators.
 
     Args:
-        values: as the attribute of ``Estimator``, or a function of the numbers that it names; so are those that follow.
+        values: as the attribute of ``Estimator``, or a function of the settings that it names; so are the next.
         tokens: likewise.
         parts: likewise.
         memory: likewise.
@@ -46,7 +46,7 @@ def estimator(
         keeps: likewise.
         turn_rewards: likewise.
         start: likewise.
-        check: raises ConfigError for numbers that do not go together; called with those that it names.
+        check: raises ConfigError for settings that do not go together; called with those that it names.
 
     Returns:
         The decorator.

@@ -221,7 +221,7 @@ def all_trained(rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """One strategy, its numbers bound.
+    """One strategy, its settings bound.
 
     Attributes:
         ask: (rounds so far, setting) -> the next round's requests; none end the step.
@@ -268,15 +268,15 @@ def strategy(
     """A decorator: a function (rounds so far, setting, *, numbers) -> requests becomes a factory of strategies.
 
     Args:
-        keep: as the attribute of ``Strategy``; numbers that it names as keyword-only parameters are bound to it.
-        looks_back: as the attribute, or a function of the numbers that it names; so are those that follow.
+        keep: as the attribute of ``Strategy``; settings that it names as keyword-only parameters are bound to it.
+        looks_back: as the attribute, or a function of the settings that it names; so are those that follow.
         replay: likewise.
-        places: a function of the numbers that it names, as ``lambda: meanings_part()``.
+        places: a function of the settings that it names, as ``lambda: meanings_part()``.
         memory: as the attribute.
         weights: as ``looks_back``.
         start: as ``looks_back``.
         off_policy: as ``looks_back``.
-        check: raises ConfigError for numbers that do not go together; called with those that it names.
+        check: raises ConfigError for settings that do not go together; called with those that it names.
 
     Returns:
         The decorator.

@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """A function that finds branch points, its numbers bound.
+    """A function that finds branch points, its settings bound.
 
     Attributes:
         find: row -> its branch points, the first choice first.

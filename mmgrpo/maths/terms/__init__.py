@@ -63,7 +63,7 @@ def all_unmasked(decisions: Decisions) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One term of an objective, its numbers bound.
+    """One term of an objective, its settings bound.
 
     Attributes:
         name: the key of its loss in the metrics.
@@ -95,13 +95,13 @@ def term(
     """A decorator: a function (decisions, *, numbers) -> Loss becomes a factory of terms.
 
     Args:
-        name: as the attribute of ``Term``, by default the function's name, or a function of the numbers that it names;
+        name: as the attribute of ``Term``, by default the function's name, or a function of the settings that it names;
             so are ``values`` and ``through``.
         values: likewise.
         couples: as the attribute.
-        active: as the attribute; numbers that it names as keyword-only parameters are bound to it.
+        active: as the attribute; settings that it names as keyword-only parameters are bound to it.
         through: likewise.
-        check: raises ConfigError for numbers that do not go together; called with those that it names.
+        check: raises ConfigError for settings that do not go together; called with those that it names.
 
     Returns:
         The decorator.

@@ -97,7 +97,7 @@ def group_loss(
     Args:
         score_by: default of the number ``score_by``, a name of ``SCORES``.
         against: default of the number ``against``, the view that ratios are taken to; None: there is no such number.
-        check: raises ConfigError for numbers that do not go together; called with those that it names.
+        check: raises ConfigError for settings that do not go together; called with those that it names.
 
     Returns:
         The decorator.

@@ -37,7 +37,7 @@ def test_advantages_over_the_budgets() -> None:
     expected = [[0.0, 0.125, 0.125], [0.5] * 3, [-0.5] * 3]  # what a row took over trains elsewhere
     torch.testing.assert_close(result_BT, torch.tensor(expected))
     (shipped,) = config_of("anytimereasoner").advantage.estimators
-    assert shipped.numbers == {"at": config_of("anytimereasoner").rollout.strategy.numbers["at"]}
+    assert shipped.settings == {"at": config_of("anytimereasoner").rollout.strategy.settings["at"]}
 
 
 def test_thoughts_are_cut_at_the_budgets_and_answered_at_their_end() -> None:

@@ -21,5 +21,5 @@ def test_advantages_of_the_method() -> None:
 
 def test_weights_are_swapped_at_half_of_the_run() -> None:
     config = config_of("re-schedule")
-    numbers = [schedules_of(config).at(step, Memory()).config.advantage.estimators[0].numbers for step in (169, 170)]
+    numbers = [schedules_of(config).at(step, Memory()).config.advantage.estimators[0].settings for step in (169, 170)]
     assert [(item["at_zero"], item["at_one"]) for item in numbers] == [(2.0, 0.5), (0.5, 2.0)]

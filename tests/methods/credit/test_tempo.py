@@ -24,4 +24,4 @@ def test_advantages_of_the_method() -> None:
 def test_bound_of_negative_advantages_is_that_of_the_authors_fork_of_verl() -> None:
     surrogate = config_of("tempo").objective.surrogate
     assert surrogate is not None
-    assert (surrogate.name, surrogate.numbers["bound"]) == ("dual_clipped", 3.0)  # clip_ratio_c in their scripts
+    assert (surrogate.name, surrogate.settings["bound"]) == ("dual_clipped", 3.0)  # clip_ratio_c in their scripts

@@ -16,7 +16,7 @@ def test_advantages_of_the_method() -> None:
 def test_bound_of_negative_advantages_is_that_of_the_authors_fork_of_verl() -> None:
     surrogate = config_of("spo").objective.surrogate
     assert surrogate is not None
-    assert (surrogate.name, surrogate.numbers["bound"]) == ("dual_clipped", 10.0)  # clip_ratio_c in their scripts
+    assert (surrogate.name, surrogate.settings["bound"]) == ("dual_clipped", 10.0)  # clip_ratio_c in their scripts
 
 
 def test_a_single_sample_is_not_normalized() -> None:

@@ -14,7 +14,7 @@ from tests.configs.method_steps import config_of
 def test_bound_of_negative_advantages_is_that_of_the_authors_fork_of_verl() -> None:
     surrogate = config_of("coba-rl").objective.surrogate
     assert surrogate is not None
-    assert (surrogate.name, surrogate.numbers["bound"]) == ("dual_clipped", 3.0)  # clip_ratio_c in their scripts
+    assert (surrogate.name, surrogate.settings["bound"]) == ("dual_clipped", 3.0)  # clip_ratio_c in their scripts
 
 
 def test_prompts_that_nearly_always_fail_share_the_rest_by_their_failures() -> None:

@@ -1,4 +1,4 @@
-"""A function of a registry bound to the numbers that the configuration sets for it.
+"""A function of a registry bound to the settings that the configuration has for it.
 
 A value has to be of the kind that its parameter is annotated with: int, float, str, bool, None, Literal, Sequence,
 Mapping and unions of these. Other annotations are not checked; the function validates those values.
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mmgrpo.config.registry import suggestion
-from mmgrpo.config.renamed import RENAMED_FUNCTIONS, RENAMED_NUMBERS, renamed_key
+from mmgrpo.config.renamed import RENAMED_FUNCTIONS, RENAMED_SETTINGS, renamed_key
 from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.system.targets import import_python_target, is_python_target
@@ -27,19 +27,19 @@ KINDS: Mapping[str, tuple[type, ...]] = MappingProxyType(
 def bound(
     where: str, functions: Mapping[str, Callable[..., Any]], named: Named, *, supplied: Sequence[str] = ()
 ) -> Callable[..., Any]:
-    """A registered function with its numbers; keyword-only parameters are the numbers.
+    """A registered function with its settings; keyword-only parameters are the settings.
 
     Args:
         where: key of the configuration, for messages.
         functions: the registered functions, by name.
-        named: the name, with the numbers set for it.
-        supplied: parameters that the caller passes by keyword later, so that they are no numbers of the configuration.
+        named: the name, with its settings.
+        supplied: parameters that the caller passes by keyword later, so that they are no settings of the configuration.
 
     Returns:
-        The function, its numbers bound.
+        The function, its settings bound.
 
     Raises:
-        ConfigError: unknown function, unknown or missing numbers, or a value of another kind than its parameter is
+        ConfigError: unknown function, unknown or missing settings, or a value of another kind than its parameter is
             annotated with.
     """
     function = named_in(where, functions, named.name)
@@ -48,22 +48,22 @@ def bound(
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY and name not in supplied
     }
-    for key in named.numbers:
+    for key in named.settings:
         if key not in allowed:
             settings = {*allowed, *type(named).model_fields} - {"name"}
-            fix = suggestion(key, settings) if settings else "; it takes no numbers"
-            new = RENAMED_NUMBERS.get(key) or renamed_key(f"{where}.{key}")
+            fix = suggestion(key, settings) if settings else "; it takes no settings"
+            new = RENAMED_SETTINGS.get(key) or renamed_key(f"{where}.{key}")
             if new is not None and (new in allowed or "." in new):
                 fix = f"; it is now {new}"
             raise ConfigError(f"{where}: {named.name} takes no {key!r}{fix}")
-    for key, value in named.numbers.items():
+    for key, value in named.settings.items():
         kind = _kind(allowed[key])
         if not _fits(value, kind):
             raise ConfigError(f"{where}: {key} of {named.name} must be {_described(kind)}, got {value!r:.80}")
-    missing = [name for name, p in allowed.items() if p.default is p.empty and name not in named.numbers]
+    missing = [name for name, p in allowed.items() if p.default is p.empty and name not in named.settings]
     if missing:
         raise ConfigError(f"{where}: {named.name} needs {', '.join(missing)}")
-    return partial(function, **named.numbers)
+    return partial(function, **named.settings)
 
 
 def named_in(where: str, functions: Mapping[str, Callable[..., Any]], name: str) -> Callable[..., Any]:
@@ -74,7 +74,7 @@ def named_in(where: str, functions: Mapping[str, Callable[..., Any]], name: str)
     if is_python_target(name):
         function = import_python_target(name)
         if not callable(function):
-            raise ConfigError(f"{where}: {name} is a {type(function).__name__}: name a function of its numbers")
+            raise ConfigError(f"{where}: {name} is a {type(function).__name__}: name a function of its settings")
         return function
     if name not in functions:
         new = RENAMED_FUNCTIONS.get(name)
@@ -127,5 +127,5 @@ def _choices(literal: ast.Subscript) -> tuple[Any, ...]:
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function, or one with its numbers bound, has a parameter of that name."""
+    """Whether a function, or one with its settings bound, has a parameter of that name."""
     return name in inspect.signature(function).parameters
