@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from .lora import LoraSettings
 from .model_source import DTYPES
 from .named_weights import ADAPTER
-from .weights import Weights
+from .quantization import dequantize_layers, dequantized_state, quantized_layers, remove_quantizer
+from .weights import Weights, inject
 
 
 @torch.no_grad()
 def merged_state(module: nn.Module) -> dict[str, Tensor]:
-    """The state dict of a module as if its trained adapters were merged, in float32; the module does not change."""
+    """The state dict of a module as if its trained adapters were merged, in float32, into its dequantized weights; the
+    module does not change.
+    """
     layers = {path: layer for path, layer in module.named_modules() if isinstance(layer, BaseTunerLayer)}
     state: dict[str, Tensor] = {}
-    for name, tensor in module.state_dict().items():
+    for name, tensor in dequantized_state(module).items():
         path, is_base, parameter = name.partition(".base_layer.")
         if is_base and parameter == "weight":
             delta: Any = layers[path].get_delta_weight  # pyright: ignore[reportAttributeAccessIssue]
@@ -31,10 +38,18 @@ def merged_state(module: nn.Module) -> dict[str, Tensor]:
     return state
 
 
+def save_merged(model: Any, folder: Path) -> None:
+    """Writes a transformers model as if it had the weights of ``merged_state``; the model does not change."""
+    state, copied = merged_state(model), copy.copy(model)
+    copied.config = copy.deepcopy(model.config)
+    remove_quantizer(copied)
+    copied.save_pretrained(folder, state_dict=state)
+
+
 @torch.no_grad()
 def merge_adapters(weights: Weights, dtype: str | None) -> Mapping[str, nn.Module]:
     """Merges the trained adapters into the modules' weights, in float32, and removes all adapters; full weights do not
-    change.
+    change. Quantized weights are dequantized first: the sum of weights and adapters has no exact quantized form.
 
     Args:
         weights: weights of a policy, which cannot be used afterwards.
@@ -43,13 +58,31 @@ def merge_adapters(weights: Weights, dtype: str | None) -> Mapping[str, nn.Modul
     Returns:
         The modules by component name.
     """
-    for module in weights.modules.values():
+    for name, module in weights.modules.items():
+        if weights.lora is not None and quantized_layers(module):
+            _dequantize(name, module, weights.lora)
         for path, layer in list(module.named_modules()):
             if isinstance(layer, BaseTunerLayer):
                 base = layer.get_base_layer().float()  # pyright: ignore[reportCallIssue] (it is a module)
                 layer.merge(safe_merge=True, adapter_names=[ADAPTER])
                 module.set_submodule(path, base)
-        if "peft_config" in vars(module):
-            object.__delattr__(module, "peft_config")
+        _forget_adapters(module)
         module.to(weights.dtype if dtype is None else DTYPES[dtype])
     return weights.modules
+
+
+def _dequantize(name: str, module: nn.Module, lora: LoraSettings) -> None:
+    """Dequantizes the weights of a module, and puts its trained adapters, without others, on the new layers."""
+    adapters = get_peft_model_state_dict(module, adapter_name=ADAPTER)
+    for path, layer in list(module.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            module.set_submodule(path, layer.get_base_layer())
+    _forget_adapters(module)
+    dequantize_layers(module)
+    inject(name, module, lora)
+    set_peft_model_state_dict(module, adapters, adapter_name=ADAPTER)
+
+
+def _forget_adapters(module: nn.Module) -> None:
+    if "peft_config" in vars(module):
+        object.__delattr__(module, "peft_config")

@@ -28,6 +28,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.hub import explain_load_error
 
 from .model_source import DTYPES
+from .quantization import is_quantized_layer, loading_errors, model_quantization
 
 FUSING = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 FUSED = ("out_proj", "conv1d")
@@ -49,13 +50,22 @@ class LoadingSettings(Protocol):
     def processor(self) -> Mapping[str, Any]: ...
 
 
-def pretrained(source: str, settings: LoadingSettings, *, what: str) -> tuple[PreTrainedModel, Any]:
+def pretrained(
+    source: str,
+    settings: LoadingSettings,
+    *,
+    what: str,
+    quantization: Mapping[str, Any] | None = None,
+    device: str | torch.device = "cpu",
+) -> tuple[PreTrainedModel, Any]:
     """A model and its processor, or its tokenizer if the model is text-only.
 
     Args:
         source: a folder written by ``save_pretrained``, or a hub id.
         settings: how to load it.
         what: the kind of model, for the message.
+        quantization: of its weights; None: as they are stored.
+        device: of a model with quantized weights; others are loaded on the CPU.
 
     Returns:
         Both.
@@ -75,11 +85,29 @@ def pretrained(source: str, settings: LoadingSettings, *, what: str) -> tuple[Pr
         processor_class = AutoProcessor if takes_images or takes_audio else AutoTokenizer
         model_arguments: dict[str, Any] = {} if writer is config else {"config": writer}
         model_arguments |= {} if settings.attention is None else {"attn_implementation": settings.attention}
+        model_arguments |= _quantized_loading(source, config, quantization, device)
         model = model_class.from_pretrained(**location, dtype=DTYPES[settings.dtype], **model_arguments)
         return model, processor_class.from_pretrained(**{**location, **settings.processor})
-    except (OSError, ValueError, ImportError) as error:
+    except ConfigError:
+        raise
+    except loading_errors(quantization) as error:
         why = explain_load_error(source, error, revision=settings.revision)
         raise ConfigError(f"policy.model {source!r} cannot be loaded as {what}: {why}") from error
+
+
+def _quantized_loading(
+    source: str, config: Any, quantization: Mapping[str, Any] | None, device: str | torch.device
+) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` for a model with quantized weights."""
+    stored = getattr(config, "quantization_config", None)
+    if quantization is None:
+        return {} if stored is None else {"device_map": {"": device}}
+    if stored is not None:
+        raise ConfigError(
+            f"policy.model {source!r} has quantized weights already ({stored.get('quant_method')}): remove "
+            "policy.quantization_config"
+        )
+    return {"quantization_config": model_quantization(quantization), "device_map": {"": device}}
 
 
 def language_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
@@ -110,6 +138,8 @@ def _is_linear(module: nn.Module) -> bool:
     """Whether the module is a linear map; routers and grouped layers inherit from the class, but are not."""
     if type(module) in (nn.Linear, Conv1D) or not isinstance(module, nn.Linear):
         return type(module) in (nn.Linear, Conv1D)
+    if is_quantized_layer(module):
+        return True
     dtype = module.weight.dtype if module.weight.is_floating_point() else torch.float32
     try:
         output = module(torch.zeros(1, module.in_features, dtype=dtype, device=module.weight.device))

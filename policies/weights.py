@@ -23,6 +23,7 @@ from .adapter_formats import AdapterFiles, PeftFiles, lora_config, require_same_
 from .adapters import read_adapter, read_tensors
 from .lora import LoraSettings
 from .named_weights import ADAPTER, ModuleCopies, NamedAdapters, require_name
+from .quantization import arithmetic_dtype, prepare_quantized, quantized_layers
 
 STORED_FOLDER = "kept"
 
@@ -52,15 +53,16 @@ class Weights(NamedWeights):
             files: the file format of adapters; None: that of peft, for one module.
         """
         self.modules = dict(modules)
-        self.dtype = next((p.dtype for module in self.modules.values() for p in module.parameters()), torch.float32)
+        self.dtype = next((arithmetic_dtype(module) for module in self.modules.values()), torch.float32)
         self.lora = lora if lora is None or lora.targets else lora.model_copy(update={"targets": targets})
         self._files = files or PeftFiles()
         for name, module in self.modules.items():
             _require_bare(name, module, self._files.merge)
             module.eval()  # no dropout: the rollout and the update must see the same policy
+            _require_trainable(name, module, self.lora)
             if self.lora is not None:
                 module.requires_grad_(False)
-                _inject(name, module, self.lora)
+                inject(name, module, self.lora)
             else:
                 module.requires_grad_(True)
                 move_modules([module], lambda part: part.float())
@@ -132,7 +134,15 @@ class Weights(NamedWeights):
 
         Args:
             shard: shards a module of that name in place.
+
+        Raises:
+            ConfigError: weights are quantized.
         """
+        if quantized := [name for name, module in self.modules.items() if quantized_layers(module)]:
+            raise ConfigError(
+                f"{', '.join(quantized)}: quantized weights cannot be divided among processes (FSDP, ZeRO, context "
+                "parallelism): start the processes without it, each with all weights, or load them without quantization"
+            )
         if isinstance(self._store, ModuleCopies):
             self._store.shard(shard)
         for name, module in self.modules.items():
@@ -211,7 +221,18 @@ def _require_bare(name: str, module: nn.Module, merge: str) -> None:
         )
 
 
-def _inject(name: str, module: nn.Module, lora: LoraSettings) -> None:
+def _require_trainable(name: str, module: nn.Module, lora: LoraSettings | None) -> None:
+    """Prepares quantized layers for adapters. Raises ConfigError if they cannot be trained so, or without adapters."""
+    if lora is None and (layers := quantized_layers(module)):
+        raise ConfigError(
+            f"{name} has {len(layers)} layers with quantized weights, which cannot be trained in full: set "
+            "policy.lora, for example {rank: 32, alpha: 64}, or load the weights without quantization"
+        )
+    prepare_quantized(name, module)
+
+
+def inject(name: str, module: nn.Module, lora: LoraSettings) -> None:
+    """Adds fresh adapters to a module in place. Raises ConfigError if their targets match no layer."""
     config = lora_config(lora)
     try:
         inject_adapter_in_model(config, module, adapter_name=ADAPTER)

@@ -131,6 +131,7 @@ def _base_of(policy: Mapping[str, Any]) -> BaseModelSource:
         components={name: _text(dtype) for name, dtype in _mapping(policy.get("components")).items() if _is_name(name)},
         options=options,
         single_file_config=_text(policy.get("single_file_config")),
+        quantization=_mapping(policy.get("quantization_config")),
     )
 
 

@@ -62,6 +62,7 @@ class BaseModelSource:
         components: pipeline component -> dtype where it differs, None for a component that is not loaded.
         options: further arguments of ``from_pretrained``: revision, variant.
         single_file_config: folder or hub id of the pipeline configuration of a single-file checkpoint.
+        quantization: ``policy.quantization_config`` of the run; empty: none.
     """
 
     model: str | None = None
@@ -69,6 +70,7 @@ class BaseModelSource:
     components: Mapping[str, str | None] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     single_file_config: str | None = None
+    quantization: Mapping[str, Any] = field(default_factory=dict)
 
 
 def exported_in(folder: Path) -> ExportedModel:
@@ -110,11 +112,21 @@ def absent_in(index: Mapping[str, Any]) -> tuple[str, ...]:
 
 def usage(exported: ExportedModel, base: BaseModelSource) -> str:
     """The code that loads the model; paths and options of the base model are literals."""
-    if exported.library == "peft":
-        return _peft_model(exported, base)
-    if exported.library == "diffusers":
-        return _pipeline_adapters(exported, base) if exported.is_adapter else _full_pipeline(exported)
-    return _full_model(exported)
+    if exported.is_adapter:
+        code = _peft_model(exported, base) if exported.library == "peft" else _pipeline_adapters(exported, base)
+        return _quantization_note(base) + code
+    return _full_pipeline(exported) if exported.library == "diffusers" else _full_model(exported)
+
+
+def _quantization_note(base: BaseModelSource) -> str:
+    """A comment about the quantized weights that adapters were trained on."""
+    if not base.quantization:
+        return ""
+    literal = "".join(character for character in repr(dict(base.quantization)) if character.isprintable())
+    return (
+        f"# trained on weights quantized by {literal};\n"
+        "# the code loads the original weights: outputs differ by the rounding of the quantization\n"
+    )
 
 
 def _peft_model(exported: ExportedModel, base: BaseModelSource) -> str:

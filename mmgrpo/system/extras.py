@@ -39,6 +39,8 @@ EXTRA_OF: Mapping[str, str] = {
     "verifiers": "verifiers",
     "reasoning_gym": "reasoning-gym",
     "miniwob": "screens",
+    "bitsandbytes": "quantization",
+    "torchao": "quantization",
 }
 """Module -> the extra that installs it; other modules come with every install."""
 

@@ -22,6 +22,7 @@ from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.system.hub import explain_load_error
 
 from ..model_source import DTYPES, call_builder, require_model
+from ..quantization import loading_errors, pipeline_quantization, require_no_quantization
 from .caches import cache_names
 from .settings import DenoisingSettings
 from .signature import pipeline_class, pipeline_index, require_arguments
@@ -43,6 +44,7 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
             raise ConfigError(
                 "policy.components needs a stored pipeline; with a python: model, leave components out in the function"
             )
+        require_no_quantization(settings.quantization_config)
         pipeline = call_builder(source)
         return pipeline if settings.dtype == "float32" else pipeline.to(DTYPES[settings.dtype])
     file = single_file_of(source)
@@ -54,15 +56,20 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
     kind = pipeline_class(configured, settings.revision)
     if kind is not None:
         require_arguments(kind, settings)
-    dtype, absent = _components(settings, pipeline_index(configured, settings.revision))
+    index = pipeline_index(configured, settings.revision)
+    dtype, absent = _components(settings, index)
     if file is not None:
+        require_no_quantization(settings.quantization_config)
         return load_single_file(file, configured, settings, absent)
+    quantization: dict[str, Any] = {}
+    if settings.quantization_config is not None:
+        quantization["quantization_config"] = pipeline_quantization(settings.quantization_config, index)
     try:
         with _suppress_log("diffusers.pipelines.pipeline_utils", "Couldn't connect to the Hub"):
             return DiffusionPipeline.from_pretrained(
-                source, dtype=dtype, revision=settings.revision, variant=settings.variant, **absent
+                source, dtype=dtype, revision=settings.revision, variant=settings.variant, **absent, **quantization
             )
-    except (OSError, ValueError) as error:
+    except loading_errors(settings.quantization_config) as error:
         reason = explain_load_error(source, error, revision=settings.revision)
         raise ConfigError(f"policy.model {source!r} cannot be loaded as a diffusers pipeline: {reason}") from error
 

@@ -34,6 +34,7 @@ from mmgrpo.values import Value
 from ..adapter_formats import DiffusersFiles
 from ..merging import merge_adapters
 from ..model_source import DTYPES
+from ..quantization import arithmetic_dtype
 from ..weights import Weights
 from .batches import Batches
 from .buckets import Buckets
@@ -247,7 +248,7 @@ class DenoisingPolicy(
         return SupervisedLoss(mean=mean, num_terms=len(examples))
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
-        """Saves the pipeline with ``save_pretrained``, all components in ``dtype``."""
+        """Saves the pipeline with ``save_pretrained``, all components in ``dtype``, denoisers without quantization."""
         merge_adapters(self.weights, dtype)
         if dtype is not None:
             for component in self.pipeline.components.values():
@@ -334,7 +335,7 @@ class DenoisingPolicy(
 
 
 def _loaded_dtype(denoisers: Mapping[str, nn.Module]) -> torch.dtype:
-    dtype = next(next(iter(denoisers.values())).parameters()).dtype
+    dtype = arithmetic_dtype(next(iter(denoisers.values())))
     if dtype == torch.float16:
         raise ConfigError("float16 gradients underflow without a loss scaler; load the pipeline in bfloat16 or float32")
     return dtype

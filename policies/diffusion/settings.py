@@ -12,6 +12,7 @@ from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 
 from ..lora import LoraSettings
+from ..quantization import require_adapters
 
 COUNTS = ("width", "height", "num_frames", "num_inference_steps")
 """Arguments of a pipeline's call with a minimum of 1."""
@@ -192,6 +193,13 @@ class DenoisingSettings(BaseModel):
         description="overrides for components of a stored pipeline: null omits one (text_encoder_3 and tokenizer_3 "
         "of Stable Diffusion 3, safety_checker), a dtype overrides dtype (vae: float32)",
     )
+    quantization_config: dict[str, Any] | None = Field(
+        default=None,
+        description="quantization of frozen weights under lora: arguments of diffusers' PipelineQuantizationConfig, "
+        "for example {quant_backend: bitsandbytes_4bit, quant_kwargs: {load_in_4bit: true, bnb_4bit_quant_type: nf4}, "
+        "components_to_quantize: [transformer]} or {quant_mapping: {transformer: {quant_method: torchao, quant_type: "
+        "{name: Int8WeightOnlyConfig}}}}; null: as they are stored",
+    )
     scheduler: dict[str, Any] = Field(
         default_factory=dict, description="overrides the scheduler's configuration, for example {shift: 3.0}"
     )
@@ -277,6 +285,11 @@ class DenoisingSettings(BaseModel):
     memo_bytes: int = Field(
         default=2 * 1024**3, ge=0, description="memory for cached prompt encodings and condition images, in bytes"
     )
+
+    @model_validator(mode="after")
+    def _require_adapters(self) -> DenoisingSettings:
+        require_adapters(self.quantization_config, self.lora)
+        return self
 
     @model_validator(mode="after")
     def _require_counts(self) -> DenoisingSettings:

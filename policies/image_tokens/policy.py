@@ -29,6 +29,7 @@ from mmgrpo.values import ENTROPY, Value
 from ..adapter_formats import PeftFiles
 from ..distribution import LOGIT_VALUES, required_views, view_values
 from ..merging import merge_adapters
+from ..quantization import arithmetic_dtype
 from ..rescoring import rescore, scatter_to_mask
 from ..text_models import checkpointing, enable_checkpointing, language_linears
 from ..weights import Weights
@@ -91,7 +92,7 @@ class ImageTokensPolicy(
         """
         if settings is None or isinstance(settings, Mapping):
             settings = ImageTokensSettings(**(settings or {}))
-        dtype = next(model.parameters()).dtype
+        dtype = arithmetic_dtype(model)
         if dtype not in TOLERANCES:
             raise ConfigError(f"{dtype} gradients need a loss scaler; load the model in bfloat16 or float32")
         self.model = model

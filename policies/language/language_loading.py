@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from mmgrpo.errors import ConfigError
 
 from ..adapter_formats import PeftFiles
-from ..model_source import DTYPES, call_builder, require_model
+from ..model_source import call_builder, require_model
+from ..quantization import cast_model, require_no_quantization
 from ..text_models import language_linears, language_parameters, pretrained
 from ..vocabulary import num_logits, unnamed_ids
 from ..weights import Weights
@@ -23,8 +24,8 @@ from .settings import LanguageSettings
 MEDIA_WORDS = ("image", "video", "vision", "audio", "img")
 
 
-def load_model(settings: LanguageSettings) -> tuple[PreTrainedModel, Any]:
-    """The model and the processor (or tokenizer) of the settings.
+def load_model(settings: LanguageSettings, *, device: str | torch.device = "cpu") -> tuple[PreTrainedModel, Any]:
+    """The model and the processor (or tokenizer) of the settings; quantized weights are on the device.
 
     ``model`` is a folder written by ``save_pretrained``, a hub id, or ``python:module:function`` for a function of no
     arguments that returns both.
@@ -33,12 +34,15 @@ def load_model(settings: LanguageSettings) -> tuple[PreTrainedModel, Any]:
     """
     source = require_model(settings.model)
     if source.startswith("python:"):
+        require_no_quantization(settings.quantization_config)
         loaded = call_builder(source)
         if not isinstance(loaded, tuple) or len(loaded) != 2:
             returned = type(loaded).__name__
             raise ConfigError(f"policy.model {source!r} must return a model and its processor, got {returned}")
-        return loaded[0].to(DTYPES[settings.dtype]), loaded[1]
-    return pretrained(source, settings, what="a language model")
+        return cast_model(loaded[0], settings.dtype), loaded[1]
+    return pretrained(
+        source, settings, what="a language model", quantization=settings.quantization_config, device=device
+    )
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: Any) -> list[int]:

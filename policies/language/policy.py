@@ -35,7 +35,8 @@ from mmgrpo.values import ENTROPY, PEERS, SAMPLER_LOGPROB, Value
 from ..distribution import LOGIT_VALUES, required_views, view_values
 from ..engines.engine import Engine
 from ..engines.synced_weights import SyncedWeights
-from ..merging import merge_adapters, merged_state
+from ..merging import merge_adapters, save_merged
+from ..quantization import arithmetic_dtype
 from ..rescoring import rescore, scatter_to_mask
 from ..sampling import SamplingDistribution
 from ..text_models import checkpointing, enable_checkpointing
@@ -110,7 +111,7 @@ class LanguagePolicy(
         """
         if settings is None or isinstance(settings, Mapping):
             settings = LanguageSettings(**(settings or {}))
-        dtype = next(model.parameters()).dtype if weights is None else weights.dtype
+        dtype = arithmetic_dtype(model) if weights is None else weights.dtype
         if dtype not in TOLERANCES:
             raise ConfigError(f"{dtype} gradients need a loss scaler; load the model in bfloat16 or float32")
         self.model = model
@@ -163,7 +164,7 @@ class LanguagePolicy(
         """Loads model and processor from a path or hub id (or calls ``python:module:function``) and wraps them."""
         if isinstance(settings, Mapping):
             settings = LanguageSettings(**settings)
-        model, processor = load_model(settings)
+        model, processor = load_model(settings, device=device)
         move_modules([model], lambda part: part.to(device))
         return cls(model, processor, settings)
 
@@ -184,7 +185,7 @@ class LanguagePolicy(
         weights = SyncedWeights(
             engine,
             lambda: self.trainable,
-            lambda folder: self.model.save_pretrained(folder, state_dict=merged_state(self.model)),
+            lambda folder: save_merged(self.model, folder),
         )
         default = MAX_MISMATCH[self.weights.dtype]
         limit = default if engine.max_mismatch is None else engine.max_mismatch
@@ -207,7 +208,7 @@ class LanguagePolicy(
         self.processor.save_pretrained(directory if self.weights.lora else directory / "model")
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
-        """The model and its processor by ``save_pretrained``."""
+        """The model and its processor by ``save_pretrained``, without quantization."""
         merge_adapters(self.weights, dtype)
         self.model.save_pretrained(directory)
         self.processor.save_pretrained(directory)

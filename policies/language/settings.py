@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from mmgrpo.data.media_options import OPTIONS, require_options
 from mmgrpo.errors import DataError
 
 from ..lora import LoraSettings
 from ..overriding import override_settings
+from ..quantization import require_adapters
 from ..temperature_schedule import TemperatureSchedule
 
 
@@ -39,6 +40,12 @@ class LanguageSettings(BaseModel):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
         description="dtype of the arithmetic; weights that are trained in full are stored in float32",
+    )
+    quantization_config: dict[str, Any] | None = Field(
+        default=None,
+        description="quantization of the frozen weights under lora, as transformers takes it, for example "
+        "{load_in_4bit: true, bnb_4bit_quant_type: nf4} or {quant_method: torchao, quant_type: {name: "
+        "Int8WeightOnlyConfig}}; null: as they are stored",
     )
     attention: str | None = Field(
         default=None,
@@ -129,6 +136,11 @@ class LanguageSettings(BaseModel):
     memo_bytes: int = Field(
         default=1024**3, ge=0, description="memory of the cache of processed prompts; the oldest are dropped first"
     )
+
+    @model_validator(mode="after")
+    def _require_adapters(self) -> LanguageSettings:
+        require_adapters(self.quantization_config, self.lora)
+        return self
 
     @field_validator("video")
     @classmethod

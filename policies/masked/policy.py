@@ -28,6 +28,7 @@ from mmgrpo.values import ENTROPY, Value
 from ..distribution import LOGIT_VALUES, required_views, view_values
 from ..merging import merge_adapters
 from ..overriding import override_settings
+from ..quantization import arithmetic_dtype
 from ..rescoring import rescore
 from ..weights import Weights
 from .masked_loading import load, predictor_of
@@ -75,7 +76,7 @@ class MaskedPolicy(
         self.predictor = predictor_of(parts, settings)
         for module in self.predictor.spec.frozen:
             module.requires_grad_(False).eval()
-        dtype = next(next(iter(self.predictor.spec.modules.values())).parameters()).dtype
+        dtype = arithmetic_dtype(next(iter(self.predictor.spec.modules.values())))
         if dtype == torch.float16:
             raise ConfigError("float16 gradients underflow without a loss scaler; load it in bfloat16 or float32")
         spec = self.predictor.spec

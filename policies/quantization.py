@@ -1,0 +1,304 @@
+"""Frozen base weights in 4 or 8 bit, by the quantizers of transformers and diffusers, under adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from diffusers import ModelMixin
+from diffusers.configuration_utils import FrozenDict
+from diffusers.quantizers import PipelineQuantizationConfig
+from diffusers.quantizers.auto import DiffusersAutoQuantizer
+from peft.utils.integrations import dequantize_module_weight
+from torch import Tensor, nn
+from transformers.quantizers.auto import AutoQuantizationConfig
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.system.extras import required
+
+from .lora import LoraSettings
+from .model_source import DTYPES
+
+KEY = "policy.quantization_config"
+QUANTIZATION_KEYS = ("quantization_config", "_pre_quantization_dtype")
+"""Keys that diffusers adds to the configuration of a quantized model."""
+
+PROBE_ERROR = 0.05
+"""Largest relative error of a gradient through a quantized layer: 8-bit kernels round inputs, and bfloat16 rounds."""
+
+
+def model_quantization(values: Mapping[str, Any]) -> Any:
+    """The quantization of a transformers model.
+
+    Args:
+        values: the arguments of a configuration class of transformers with its ``quant_method``, or with
+            ``load_in_4bit`` or ``load_in_8bit`` alone; ``quant_type`` of torchao may be a mapping of the ``name`` of
+            one of torchao's classes and its arguments.
+
+    Returns:
+        The configuration object of transformers.
+
+    Raises:
+        ConfigError: transformers does not accept it, or would ignore one of the arguments.
+        MissingPackageError: its library is not installed.
+    """
+    return _configuration(values, AutoQuantizationConfig.from_dict, KEY)
+
+
+def pipeline_quantization(values: Mapping[str, Any], index: Mapping[str, Any]) -> PipelineQuantizationConfig:
+    """The quantization of a pipeline.
+
+    Args:
+        values: the arguments of diffusers' ``PipelineQuantizationConfig``; each value of ``quant_mapping`` is a mapping
+            as that of ``model_quantization``, of the library of its component.
+        index: the components of the pipeline with their libraries and classes, of ``model_index.json``.
+
+    Returns:
+        The configuration object of diffusers.
+
+    Raises:
+        ConfigError: diffusers does not accept it, would ignore an argument, or the pipeline has no such component.
+        MissingPackageError: its library is not installed.
+    """
+    components = [*(values.get("quant_mapping") or ()), *_names(values.get("components_to_quantize"))]
+    names = [name for name in index if not name.startswith("_")]
+    if names and (unknown := sorted(set(components) - set(names))):
+        raise ConfigError(f"{KEY}: the pipeline has no {', '.join(unknown)}; it has {', '.join(names)}")
+    mapping = {
+        name: _configuration(value, _reader(index.get(name)), f"{KEY}.quant_mapping.{name}")
+        for name, value in (values.get("quant_mapping") or {}).items()
+    }
+    backend = str(values.get("quant_backend") or "")
+    _require_library(backend, KEY)
+    try:
+        config = PipelineQuantizationConfig(**{**values, **({"quant_mapping": mapping} if mapping else {})})
+        if backend:  # diffusers creates the configuration of a component when it loads its weights
+            kwargs = config.quant_kwargs
+            for known in (quantizer[backend](**kwargs) for quantizer in config._get_quant_config_list() if quantizer):
+                _require_read(known, kwargs, f"{KEY}.quant_kwargs")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{KEY}: {_line(error)}") from error
+    return config
+
+
+def _names(components: Any) -> list[str]:
+    return [components] if isinstance(components, str) else list(components or ())
+
+
+def _reader(kind: Any) -> Callable[[dict[str, Any]], Any]:
+    """Reads a configuration by the library of a component: transformers, or else diffusers."""
+    is_transformers = isinstance(kind, list | tuple) and kind[:1] in (["transformers"], ("transformers",))
+    return AutoQuantizationConfig.from_dict if is_transformers else DiffusersAutoQuantizer.from_dict
+
+
+def _configuration(values: Any, read: Callable[[dict[str, Any]], Any], key: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{key} must be a mapping, for example {{load_in_4bit: true}}; got {values!r}")
+    arguments = dict(values)
+    is_bitsandbytes = bool(arguments.get("load_in_4bit") or arguments.get("load_in_8bit"))
+    _require_library("bitsandbytes" if is_bitsandbytes else str(arguments.get("quant_method") or ""), key)
+    if isinstance(arguments.get("quant_type"), Mapping) and "name" in arguments["quant_type"]:
+        arguments["quant_type"] = {"default": _torchao_type(arguments["quant_type"], key)}
+    try:
+        config = read(arguments)
+    except (TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
+        raise ConfigError(f"{key}: {_line(error)}") from error
+    _require_read(config, arguments, key)
+    return config
+
+
+def _require_read(config: Any, arguments: Mapping[str, Any], key: str) -> None:
+    """Raises ConfigError for arguments that a configuration of the libraries ignores."""
+    if ignored := sorted(name for name in arguments if not hasattr(config, name)):
+        names = ", ".join(dict.fromkeys(name.lstrip("_") for name in vars(config)))
+        raise ConfigError(f"{key}: {type(config).__name__} has no {', '.join(ignored)}; it has {names}")
+
+
+def _torchao_type(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """torchao's own mapping of one of its classes; names of dtypes become dtypes."""
+    import torchao.quantization as quantization
+    from torchao.core.config import config_to_dict
+
+    arguments = {name: _dtype(value) for name, value in values.items() if name != "name"}
+    names = sorted(name for name in dir(quantization) if name.endswith("Config"))
+    if values["name"] not in names:
+        raise ConfigError(f"{key}.quant_type: torchao has no {values['name']}; it has {', '.join(names)}")
+    try:
+        return config_to_dict(getattr(quantization, values["name"])(**arguments))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"{key}.quant_type: {_line(error)}") from error
+
+
+def _dtype(value: Any) -> Any:
+    dtype = getattr(torch, value, None) if isinstance(value, str) else None
+    return dtype if isinstance(dtype, torch.dtype) else value
+
+
+def _require_library(method: str, key: str) -> None:
+    for library in ("bitsandbytes", "torchao"):
+        if method.startswith(library):
+            required(library, key)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{error or type(error).__name__}".split())
+
+
+def loading_errors(quantization: Mapping[str, Any] | None) -> tuple[type[Exception], ...]:
+    """The errors by which transformers and diffusers report that they cannot load a model so."""
+    return (OSError, ValueError, ImportError, *(() if quantization is None else (RuntimeError,)))
+
+
+def require_no_quantization(quantization: Mapping[str, Any] | None) -> None:
+    """Raises ConfigError if a model that a Python function returns, or that is a single file, is to be quantized."""
+    if quantization is not None:
+        raise ConfigError(
+            f"{KEY} needs a folder written by save_pretrained or a hub id as policy.model; quantize the model in the "
+            "function of a python: model, and convert a one-file checkpoint to a folder"
+        )
+
+
+def require_adapters(quantization: Mapping[str, Any] | None, lora: LoraSettings | None) -> None:
+    """Raises ValueError if weights are quantized and no adapters are trained."""
+    if quantization is not None and lora is None:
+        raise ValueError(
+            "quantization_config: quantized weights cannot be trained in full: set policy.lora, for example "
+            "{rank: 32, alpha: 64}, or remove quantization_config"
+        )
+
+
+def cast_model(model: Any, dtype: str) -> Any:
+    """A model in a dtype, by name. Raises ConfigError for a model with quantized weights and another dtype."""
+    if not quantized_layers(model):
+        return model.to(DTYPES[dtype])
+    if arithmetic_dtype(model) != DTYPES[dtype]:
+        raise ConfigError(
+            f"policy.dtype is {dtype}, and the quantized {type(model).__name__} was loaded in "
+            f"{arithmetic_dtype(model)}: load it in the same dtype, or set policy.dtype"
+        )
+    return model
+
+
+def is_quantized_layer(layer: nn.Module) -> bool:
+    """Whether the layer itself has a weight in a quantized format, of bitsandbytes, torchao or diffusers."""
+    weight = layer._parameters.get("weight")
+    if weight is None:
+        return False
+    return not weight.is_floating_point() or type(weight.data) not in (Tensor, nn.Parameter)
+
+
+def quantized_layers(module: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a module with quantized weights, by path."""
+    return {path: layer for path, layer in module.named_modules() if is_quantized_layer(layer)}
+
+
+def arithmetic_dtype(module: nn.Module) -> torch.dtype:
+    """The dtype of a module's first weight that is not quantized; float32 if there is none."""
+    quantized = {id(layer._parameters["weight"]) for layer in quantized_layers(module).values()}
+    dtypes = (p.dtype for p in module.parameters() if p.is_floating_point() and id(p) not in quantized)
+    return next(dtypes, torch.float32)
+
+
+def prepare_quantized(name: str, module: nn.Module) -> None:
+    """Prepares a frozen module with quantized layers for training adapters; other modules do not change.
+
+    The first call of a 4-bit layer of bitsandbytes without grad, on a CPU with AVX512 for bfloat16, packs its weights
+    for a kernel without a backward: later gradients of earlier layers would be lost without an error. This turns the
+    packing off, and undoes it.
+
+    Args:
+        name: of the component, for messages.
+        module: the module, before adapters are added.
+
+    Raises:
+        ConfigError: gradients do not pass through its layers.
+    """
+    layers = quantized_layers(module)
+    dtype = arithmetic_dtype(module)
+    for path, layer in layers.items():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.state_dict()  # undoes the packing
+            layer.support_avx512bf16_for_cpu = False
+        if getattr(getattr(layer, "state", None), "threshold", 0.0):
+            raise ConfigError(
+                f"{name}.{path} ({type(layer).__name__}) has llm_int8_threshold {layer.state.threshold:g}: columns of "
+                "outliers are selected over all rows of a batch, so a log-probability depends on the other rows; "
+                "quantize the original weights with llm_int8_threshold: 0.0"
+            )
+    kinds = {(type(layer), type(layer.weight.data)): (path, layer) for path, layer in layers.items()}
+    for path, layer in kinds.values():
+        if (reason := _gradient_error(layer, dtype)) is not None:
+            raise ConfigError(
+                f"adapters of {name} cannot be trained: no gradient passes through its quantized layers, such as "
+                f"{path} ({type(layer).__name__}, {type(layer.weight.data).__name__}): {reason}; quantize the weights "
+                "alone: load_in_4bit or load_in_8bit of bitsandbytes, Int8WeightOnlyConfig of torchao"
+            )
+
+
+def _gradient_error(layer: Any, dtype: torch.dtype) -> str | None:
+    """Why a quantized linear layer does not pass the gradient of its weights; None if it does, or is no linear map."""
+    width = getattr(layer, "in_features", None)
+    if width is None:
+        return None
+    with torch.no_grad():
+        weight = dequantized_weight(layer).float()
+    expected = weight.sum(0)
+    try:
+        with torch.enable_grad():
+            inputs = torch.zeros(1, width, dtype=dtype, device=weight.device).add_(0.5).requires_grad_()
+            (gradient,) = torch.autograd.grad(layer(inputs).float().sum(), inputs)
+    except (RuntimeError, NotImplementedError) as error:
+        return _line(error)
+    relative = float((gradient[0].float() - expected).norm() / expected.norm().clamp_min(1e-12))
+    return None if relative < PROBE_ERROR else f"its gradient differs from its weights' by {relative:.1%}"
+
+
+@torch.no_grad()
+def dequantized_weight(layer: nn.Module) -> Tensor:
+    """The weight of a linear layer, dequantized if it is quantized. Raises ConfigError for a format without that."""
+    try:
+        return dequantize_module_weight(layer)
+    except (NotImplementedError, RuntimeError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"weights of {type(layer).__name__} ({type(layer.weight).__name__}) cannot be dequantized: {_line(error)}; "
+            "quantize by bitsandbytes or by a weight-only configuration of torchao"
+        ) from error
+
+
+def dequantized_state(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a module with dequantized weights in its dtype, and no other values of the quantization."""
+    state, dtype = dict(module.state_dict()), arithmetic_dtype(module)
+    for path, layer in quantized_layers(module).items():
+        for name in [name for name in state if name.startswith(f"{path}.") and name != f"{path}.bias"]:
+            del state[name]
+        state[f"{path}.weight"] = dequantized_weight(layer).to(dtype)
+    return state
+
+
+def dequantize_layers(module: nn.Module) -> None:
+    """Replaces quantized linear layers in place with linear layers of the dequantized weights, in float32."""
+    for path, layer in quantized_layers(module).items():
+        weight, bias = dequantized_weight(layer).float(), layer._parameters.get("bias")
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            linear.bias = nn.Parameter(bias.detach().float(), requires_grad=False)
+        module.set_submodule(path, linear)
+    remove_quantizer(module)
+
+
+def remove_quantizer(model: Any) -> None:
+    """Removes the quantizer of transformers or diffusers from a model and from its configuration, without changing
+    weights; other modules do not change.
+    """
+    if getattr(model, "hf_quantizer", None) is None:
+        return
+    if isinstance(model, ModelMixin):
+        del model.hf_quantizer
+        settings = {key: value for key, value in model.config.items() if key not in QUANTIZATION_KEYS}
+        model._internal_dict = FrozenDict(settings)
+    else:
+        model.hf_quantizer.remove_quantization_config(model)
+    for name in {"is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method"} & vars(model).keys():
+        delattr(model, name)
