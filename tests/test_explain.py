@@ -274,7 +274,21 @@ def test_geometry_passes_and_method() -> None:
     assert rows(changed(objective={"kl": {"beta": 0}}))["reference"] == "no pass: objective.kl.beta is 0"
 
 
-def test_the_evaluation_of_roles_that_take_turns_is_of_single_answers() -> None:
+@pytest.mark.parametrize(
+    ("strategy", "note"),
+    [
+        (
+            {"name": "take_turns", "roles": ["asker", "helper"], "turns": 2, "follow": "best"},
+            "samples are those of rollout.strategy take_turns with one answer in each round, and rewards score all",
+        ),
+        (
+            {"name": "stages", "first": {"prompt_template": "asker"}, "then": [{"prompt_template": "helper"}]},
+            "a sample is one answer to the unchanged prompt: rollout.strategy stages and its prompt templates (asker, "
+            "helper) apply in training alone",
+        ),
+    ],
+)
+def test_evaluations_are_conversations_of_roles_or_single_answers(strategy: dict[str, Any], note: str) -> None:
     config = validated(
         {
             "prompts": {"source": "prompts.jsonl"},
@@ -282,15 +296,12 @@ def test_the_evaluation_of_roles_that_take_turns_is_of_single_answers() -> None:
             "policy": {"name": "language", "model": "m"},
             "evaluation": {"prompts": {"source": "held_out.jsonl"}},
             "rollout": {
-                "strategy": {"name": "take_turns", "roles": ["asker", "helper"], "turns": 2},
+                "strategy": strategy,
                 "prompt_templates": {name: {"name": "role", "text": "{prompt}"} for name in ("asker", "helper")},
             },
         }
     )
-    assert evaluation_notes(config) == (
-        "a sample is one answer to the unchanged prompt: rollout.strategy take_turns and its prompt templates (asker, "
-        "helper) apply in training alone",
-    )
+    assert evaluation_notes(config) == (note,)
     assert evaluation_notes(load_config("quickstart/arithmetic-text")) == ()
 
 

@@ -20,13 +20,16 @@ from mmgrpo.cli.run_inputs import (
     evaluated_settings_of,
     evaluation_of,
     is_series,
+    job_of,
     policy_of,
     print_importing,
     prompt_of_command,
     prompts_of,
     resumed_settings,
+    sampler_of,
     settings_of,
     single_settings_of,
+    task_settings_of,
     weights_for,
 )
 from mmgrpo.errors import ConfigError
@@ -34,6 +37,8 @@ from mmgrpo.system import interrupts
 from mmgrpo.system.console import PlainConsole, escape_controls, plain_excepthook, shorten, styled, use_plain_logging
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mmgrpo.types import Sample
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -145,22 +150,30 @@ def sample(
     """Generate samples for one prompt from the base model or a checkpoint; print texts too."""
     with plain_errors():
         from mmgrpo.config.loading import parsed_pairs
-        from mmgrpo.runs.prompt_samples import captions_of, sample_prompt, write_prompt_samples
+        from mmgrpo.runs.prompt_samples import captions_of, write_prompt_samples
         from mmgrpo.training.build import build_rewards, exchange_plan
+        from mmgrpo.training.evaluation import sample_prompt
+        from mmgrpo.training.held_out_sampling import conversations
 
-        settings = single_settings_of(config, overrides, task, trust=trust)
+        run = task_settings_of(config, overrides, task, trust=trust)
+        settings, weights = run.settings, weights_for(config, checkpoint, task, best=best)
         judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
-        policy = policy_of(settings, weights_for(config, checkpoint, task, best=best))
+        sampler, policy = sampler_of(run, weights, job_of(settings)), policy_of(settings, weights)
         columns = parsed_pairs(column or [], "--column", "label=3")
         command_prompt = prompt_of_command(settings, prompt, columns, images=image or (), audios=audio or ())
         plan = exchange_plan(settings)
         results = sample_prompt(
-            policy, command_prompt, build_rewards(judges), count=count, seed=seed, noise=noise, plan=plan
+            policy, command_prompt, build_rewards(judges), sampler, count=count, seed=seed, noise=noise, plan=plan
         )
         folder = write_prompt_samples(results, out)
-        texts = [_sample_text(sample) for sample in results.samples if sample.text is not None]
-        for text, times in Counter(texts).items():
-            scores = "  ".join(captions_of(results.scores, texts.index(text)))
+        texts = [
+            (_conversation_text([results.samples[row] for row in rows]), rows)
+            for rows in conversations(results.samples)
+            if results.samples[rows[0]].text is not None
+        ]
+        rows_of = dict(reversed(texts))
+        for text, times in Counter(text for text, _ in texts).items():
+            scores = "  ".join(caption for row in rows_of[text] for caption in captions_of(results.scores, row))
             repeated = f"({times} times) " if times > 1 else ""
             typer.echo(f"{escape_controls(text)}\n{repeated}{escape_controls(scores) or '-' * 40}")
         for name, reason in results.unscored.items():
@@ -187,10 +200,10 @@ def evaluate(
 
         table = Table("reward", "mean", "spread", "scored", "failed", box=None, header_style="bold")
         metrics: dict[str, float] = {}
-        for name, settings in evaluated_settings_of(config, overrides, task, trust=trust).items():
-            for note in evaluation_notes(settings):
+        for name, run in evaluated_settings_of(config, overrides, task, trust=trust).items():
+            for note in evaluation_notes(run.settings):
                 PlainConsole(stderr=True).print_line(f"note: {f'{name}: ' if name else ''}{note}")
-            result = evaluation_of(settings, weights_for(config, checkpoint, task or name, best=best), trust=trust)
+            result = evaluation_of(run, weights_for(config, checkpoint, task or name, best=best))
             for row in result.rows() if result else ():
                 table.add_row(f"{name}/{row[0]}" if name else row[0], *row[1:])
             for key, value in result.metrics().items() if result else ():
@@ -423,6 +436,13 @@ def init(folder: Annotated[Path, typer.Argument(help="Output folder; created if 
         for path in write_starter_files(folder):
             console.print_line(f"wrote {path}")
         console.print_line(f"{'' if folder == Path() else f'cd {shlex.quote(str(folder))} && '}mmgrpo train run.yaml")
+
+
+def _conversation_text(samples: Sequence[Sample]) -> str:
+    """The text of a sample; of a conversation between roles, that of each turn under the name of its role."""
+    if len(samples) == 1:
+        return _sample_text(samples[0])
+    return "\n".join(f"{sample.prompt_template}: {_sample_text(sample)}" for sample in samples)
 
 
 def _sample_text(sample: Sample) -> str:

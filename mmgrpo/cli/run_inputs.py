@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,17 +14,32 @@ from mmgrpo.system.console import PlainConsole
 from mmgrpo.system.extras import TRACKERS_KEY, require_installed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mmgrpo.config import RunConfig
+    from mmgrpo.distributed.job import Job
     from mmgrpo.policy import Policy
     from mmgrpo.training.evaluation import EvaluationResult
+    from mmgrpo.training.held_out_sampling import HeldOutSampler
     from mmgrpo.training.task_chain import TaskLink
     from mmgrpo.types import Prompt
 
 
 SERIES = "series.yaml"
 """File of the configuration in the folder of a series."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """The configuration of a single run, or of a task of a mixed run.
+
+    Attributes:
+        settings: the configuration.
+        before: that of the task that generates its prompts; None: the prompts are those of the configuration.
+    """
+
+    settings: RunConfig
+    before: TaskSettings | None = None
 
 
 def settings_of(
@@ -90,21 +106,62 @@ def prompt_of_command(
     return prompt_of_row(row, "prompt", where=where, folder=None, image_columns=image_columns)
 
 
-def evaluated_settings_of(
-    config: str, overrides: list[str] | None, task: str | None, *, trust: bool = False
-) -> dict[str, RunConfig]:
-    """The configurations with an evaluation: task name -> configuration; the name is empty for a single run.
+def task_settings_of(
+    config: str, overrides: list[str] | None, task: str | None = None, *, trust: bool = False
+) -> TaskSettings:
+    """As ``single_settings_of``, with the tasks before a task.
 
-    Raises ConfigError if none has an evaluation, and as ``single_settings_of``.
+    Raises ConfigError as that, and for a task without the configuration of the task before it.
     """
     from mmgrpo.config.parts import tasks_of
 
     settings = settings_of(config, overrides, trust=trust)
-    tasks = tasks_of(settings) if settings.mixed and task is None else {"": _single_task(settings, task)}
-    evaluated = {name: config for name, config in tasks.items() if config.held_out is not None}
+    tasks = tasks_of(settings)
+    config_of = tasks.__getitem__ if tasks else _sibling_settings(config, trust=trust)
+    return _with_tasks_before(_single_task(settings, task), config_of)
+
+
+def evaluated_settings_of(
+    config: str, overrides: list[str] | None, task: str | None, *, trust: bool = False
+) -> dict[str, TaskSettings]:
+    """The configurations with an evaluation: task name -> configuration; the name is empty for a single run.
+
+    Raises ConfigError if none has an evaluation, and as ``task_settings_of``.
+    """
+    mixed = settings_of(config, overrides, trust=trust).mixed if task is None else {}
+    tasks = {name: task_settings_of(config, overrides, name, trust=trust) for name in mixed}
+    evaluated = tasks or {"": task_settings_of(config, overrides, task, trust=trust)}
+    evaluated = {name: task for name, task in evaluated.items() if task.settings.held_out is not None}
     if not evaluated:
         raise ConfigError("the configuration has no evaluation: section; set evaluation.prompts to held-out prompts")
     return evaluated
+
+
+def _with_tasks_before(settings: RunConfig, config_of: Callable[[str], RunConfig]) -> TaskSettings:
+    role = settings.rollout.task
+    if role is None or role.after is None:
+        return TaskSettings(settings)
+    return TaskSettings(settings, _with_tasks_before(config_of(role.after), config_of))
+
+
+def _sibling_settings(config: str, *, trust: bool) -> Callable[[str], RunConfig]:
+    """The configurations of the other tasks of a mixed run, whose folders are next to that of a task."""
+
+    def settings_of_task(name: str) -> RunConfig:
+        from mmgrpo.config.loading import load_config
+        from mmgrpo.runs.trust import require_trusted
+
+        file = Path(_config_file(config)).absolute().parent.parent / name / "config.yaml"
+        if not file.is_file():
+            raise ConfigError(
+                f"{config} is a task whose prompts the task {name} generates, and {file} is missing: name the "
+                "configuration or folder of the mixed run, with --task; or set rollout.task=null to use the prompts "
+                "unchanged"
+            )
+        require_trusted(file, trust=trust)
+        return load_config(file)
+
+    return settings_of_task
 
 
 def _single_task(settings: RunConfig, task: str | None) -> RunConfig:
@@ -225,47 +282,66 @@ def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
     return policy
 
 
-def evaluation_of(settings: RunConfig, checkpoint: Path | None, *, trust: bool = False) -> EvaluationResult | None:
+def evaluation_of(task: TaskSettings, checkpoint: Path | None) -> EvaluationResult | None:
     """The evaluation of the policy, with the weights of a run or checkpoint if there is one; None except on the main
     process.
-
-    A task that follows another one gets its prompts from the leader's policy at the same checkpoint.
     """
-    from mmgrpo.config.sections import updated
     from mmgrpo.data.prompt_loading import load_prompts_of
-    from mmgrpo.distributed.accelerator import make_accelerator
-    from mmgrpo.distributed.job import Job
     from mmgrpo.scoring import Scorer
     from mmgrpo.training.build import build_rewards, exchange_plan
     from mmgrpo.training.evaluation import evaluate
 
-    config = settings.held_out
+    settings, config = task.settings, task.settings.held_out
     assert config is not None
     scorer = Scorer(build_rewards(config.rewards or settings.rewards), max_failure_frac=1.0)
     prompts = load_prompts_of(config.prompts, key="evaluation.prompts", note=settings.about.note)
-    job = Job(make_accelerator(updated(settings, "runtime.trackers", ())))  # first: selects the GPU
+    job = job_of(settings)  # first: selects the GPU
     policy, plan = policy_of(settings, checkpoint), exchange_plan(settings)
-    link = _task_link(settings, checkpoint, trust=trust)
-    return evaluate(policy, prompts, scorer, config, job, plan=plan, show=link.show if link else None)
+    return evaluate(policy, prompts, scorer, config, sampler_of(task, checkpoint, job), plan=plan)
 
 
-def _task_link(settings: RunConfig, checkpoint: Path | None, *, trust: bool) -> TaskLink | None:
-    """Maps prompts through the policies of the tasks before; None for a task without ``after``."""
+def job_of(settings: RunConfig) -> Job:
+    """The processes of a command, without trackers."""
+    from mmgrpo.config.sections import updated
+    from mmgrpo.distributed.accelerator import make_accelerator
+    from mmgrpo.distributed.job import Job
+
+    return Job(make_accelerator(updated(settings, "runtime.trackers", ())))
+
+
+def sampler_of(task: TaskSettings, checkpoint: Path | None, job: Job) -> HeldOutSampler:
+    """How a command samples prompts: by the turns of ``rollout.strategy``, or after the samples of the tasks before.
+
+    Args:
+        task: the configuration.
+        checkpoint: with the weights of the task, next to those of the tasks before; None: those of the base models.
+        job: the processes.
+
+    Returns:
+        The sampler.
+    """
     from mmgrpo.algorithm import Algorithm
-    from mmgrpo.config.loading import load_config
+    from mmgrpo.training.task_chain import held_out_sampler
+
+    return held_out_sampler(Algorithm.of(task.settings), job, _task_link(task, checkpoint))
+
+
+def _task_link(task: TaskSettings, checkpoint: Path | None) -> TaskLink | None:
+    """The policies of the tasks before, at the same checkpoint; None for a task with separate prompts."""
+    from mmgrpo.algorithm import Algorithm
     from mmgrpo.runs.checkpoint import is_checkpoint
-    from mmgrpo.runs.resuming import config_file_of, run_folder_of
-    from mmgrpo.runs.trust import require_trusted
+    from mmgrpo.runs.resuming import run_folder_of
+    from mmgrpo.training.build import exchange_plan
     from mmgrpo.training.task_chain import TaskLink
 
-    if settings.rollout.task is None or settings.rollout.task.after is None or checkpoint is None:
+    if task.before is None:
         return None
-    leader = run_folder_of(checkpoint).parent / settings.rollout.task.after
-    at = leader / "checkpoints" / checkpoint.name if is_checkpoint(checkpoint) else leader
-    require_trusted(config_file_of(leader), trust=trust)
-    leader_settings = load_config(config_file_of(leader))
-    before = _task_link(leader_settings, at, trust=trust)
-    return TaskLink(policy_of(leader_settings, at), Algorithm.of(settings), before=before)
+    leader, at = task.before.settings, None
+    if checkpoint is not None:
+        folder = run_folder_of(checkpoint).parent / leader.about.name
+        at = folder / "checkpoints" / checkpoint.name if is_checkpoint(checkpoint) else folder
+    policy, before = policy_of(leader, at), _task_link(task.before, at)
+    return TaskLink(policy, Algorithm.of(task.settings), plan=exchange_plan(leader), before=before)
 
 
 def weights_for(config: str, checkpoint: Path | None, task: str | None = None, *, best: bool = False) -> Path | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mmgrpo.algorithm import Algorithm, engine_of
+from mmgrpo.algorithm import Algorithm, engine_of, strategy_of
 from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, OffPolicyConfig, RewardConfig, RunConfig
 from mmgrpo.config.binding import named_in
 from mmgrpo.config.needs import require_needs
@@ -44,6 +44,7 @@ from mmgrpo.maths.ratios import BOUNDS, RATIO_LEVELS, normalized_log_ratio
 from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
+from mmgrpo.maths.strategies import unchanged_prompts
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.terms import DECISION, TERMS
 from mmgrpo.maths.transitions import SAMPLERS
@@ -425,11 +426,14 @@ def evaluation_notes(config: RunConfig) -> tuple[str, ...]:
     Returns:
         Sentences; none if the prompts are those of the training.
     """
+    name = config.rollout.strategy.name
+    if strategy_of(config.rollout).evaluation is not unchanged_prompts:
+        return (f"samples are those of rollout.strategy {name} with one answer in each round, and rewards score all",)
     if not (names := ", ".join(config.rollout.prompt_templates)):
         return ()
     return (
         "a sample is one answer to the unchanged prompt: "
-        f"rollout.strategy {config.rollout.strategy.name} and its prompt templates ({names}) apply in training alone",
+        f"rollout.strategy {name} and its prompt templates ({names}) apply in training alone",
     )
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-import torch
 from PIL import Image, ImageDraw
 
 from mmgrpo.data.spectrograms import spectrogram
-from mmgrpo.errors import MmgrpoError
 from mmgrpo.policy import Policy, SupportsPreviews
 from mmgrpo.runs.folder import create_numbered_folder
 from mmgrpo.runs.sample_files import SAMPLES, write_samples
-from mmgrpo.scoring import NamedReward, Scorer
-from mmgrpo.types import Plan, Prompt, Sample, Scores
+from mmgrpo.types import Sample, Scores
 
 SHEET = "sheet.png"
 TILE = 128  # minimal size in px; smaller images are upscaled
@@ -29,7 +26,7 @@ class PromptSamples:
     """Samples of a prompt.
 
     Attributes:
-        samples: samples in member order.
+        samples: samples in member order, those of each turn of a conversation together.
         scores: scores of the rewards that apply.
         unscored: the reason for each other reward, by name.
     """
@@ -37,50 +34,6 @@ class PromptSamples:
     samples: Sequence[Sample]
     scores: Scores
     unscored: dict[str, str]
-
-
-def sample_prompt(
-    policy: Policy,
-    prompt: Prompt,
-    rewards: Sequence[NamedReward],
-    *,
-    count: int,
-    seed: int,
-    noise: bool,
-    plan: Plan | None = None,
-) -> PromptSamples:
-    """Samples one prompt and scores the samples; leaves out a reward that fails, with its error.
-
-    Args:
-        policy: the policy.
-        prompt: the prompt; one from the command line may lack columns that some rewards need.
-        rewards: the rewards.
-        count: number of samples.
-        seed: seed of the rollout.
-        noise: whether to sample stochastically, as in training.
-        plan: the plan whose environment the samples interact with; None: no environment.
-
-    Returns:
-        Samples and scores.
-    """
-    needed = Scorer(rewards).needs_values if rewards else ()
-    plan = replace(plan or Plan(), stochastic=None if noise else (), sample_values=needed)
-    samples = policy.rollout([prompt], group_size=count, seed=seed, plan=plan).samples
-    scores_of_rewards: list[Scores] = []
-    unscored: dict[str, str] = {}
-    for reward in rewards:
-        try:
-            scores = Scorer([reward], max_failure_frac=0.0)(samples)
-        except MmgrpoError as error:
-            unscored[reward.name] = str(error)
-            continue
-        if bool(scores.valid_BR.any()):
-            scores_of_rewards.append(scores)
-        else:
-            failures = sorted({sample.failure for sample in samples if sample.failure is not None})
-            unscored[reward.name] = "; ".join(failures) or "it does not apply to a prompt without its columns"
-    previews = [with_preview(policy, sample) for sample in samples]
-    return PromptSamples(previews, _concat_rewards(scores_of_rewards, count), unscored)
 
 
 def with_preview(policy: Policy, sample: Sample) -> Sample:
@@ -100,19 +53,6 @@ def write_prompt_samples(sampled: PromptSamples, folder: Path) -> Path:
         captions = [captions_of(sampled.scores, row) for row in range(len(images))]
         contact_sheet([image for image in images if image is not None], captions).save(folder / SHEET)
     return folder
-
-
-def _concat_rewards(parts: Sequence[Scores], count: int) -> Scores:
-    """Concatenates the scores of several rewards for the same samples."""
-    empty = torch.zeros(count, 0)
-    return Scores(
-        names=tuple(name for part in parts for name in part.names),
-        weight_R=torch.cat([torch.zeros(0), *(part.weight_R for part in parts)]),
-        value_BR=torch.cat([empty, *(part.value_BR for part in parts)], dim=1),
-        valid_BR=torch.cat([empty.bool(), *(part.valid_BR for part in parts)], dim=1),
-        explanations={name: notes for part in parts for name, notes in part.explanations.items()},
-        scopes={name: scopes for part in parts for name, scopes in part.scopes.items()},
-    )
 
 
 def image_of(sample: Sample, *, moment: float = 0.5) -> Image.Image | None:

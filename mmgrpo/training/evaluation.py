@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from mmgrpo.config import EvaluationConfig, RunConfig
 from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.data.unreadable_rows import prompt_check, require_media, usable_prompts
-from mmgrpo.distributed.job import Job
+from mmgrpo.errors import MmgrpoError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
-from mmgrpo.runs.prompt_samples import with_preview
+from mmgrpo.runs.prompt_samples import PromptSamples, with_preview
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.scoring.required_columns import require_rows
 from mmgrpo.training.build import build_rewards
+from mmgrpo.training.held_out_sampling import HeldOutSampler, conversations
 from mmgrpo.types import Plan, Prompt, Sample, Scores
 
 
@@ -63,21 +66,26 @@ class EvaluationResult:
     """The result of an evaluation; complete on the main process only.
 
     Attributes:
-        samples: one line per prompt and seed, the same requests in every evaluation.
+        samples: the requested samples of each prompt; of conversations between roles each turn is one.
         scores: the scores of each reward.
         policy: the policy that sampled them and renders them.
+        num_unshown: requested samples without a prompt: the prompt template had no text to insert, or ends the
+            conversation.
     """
 
     samples: Sequence[Sample]
     scores: Scores
     policy: Policy
+    num_unshown: int = 0
 
     def metrics(self) -> dict[str, float]:
         """``eval/NAME/mean`` and ``std`` over the samples each judge applied to; the metrics of explanations; how many
-        samples failed."""
+        samples failed, and how many had no prompt."""
         metrics = {}
         if num_failed := sum(not sample.is_scored for sample in self.samples):
             metrics["eval/failed_samples"] = float(num_failed)
+        if self.num_unshown:
+            metrics["eval/unshown_samples"] = float(self.num_unshown)
         for column, name in enumerate(self.scores.names):
             values = self.scores.value_BR[self.scores.valid_BR[:, column], column]
             if len(values):
@@ -97,9 +105,12 @@ class EvaluationResult:
         return lines
 
     def preview(self, limit: int) -> tuple[list[Sample], Scores]:
-        """At most ``limit`` samples with their scores, members taken in turn so that every prompt has its share."""
-        in_turn = sorted(range(len(self.samples)), key=lambda row: (self.samples[row].member, self.samples[row].group))
-        rows = sorted(in_turn[:limit], key=lambda row: (self.samples[row].group, self.samples[row].member))
+        """At most ``limit`` samples with their scores, each after those of its conversation; the members of a prompt
+        are chosen one after the other, so that every prompt has its share."""
+        in_order = conversations(self.samples)
+        by_member = sorted(in_order, key=lambda rows: self.samples[rows[0]].member)
+        chosen = set([row for rows in by_member for row in rows][:limit])
+        rows = [row for rows in in_order for row in rows if row in chosen]
         return [with_preview(self.policy, self.samples[row]) for row in rows], self.scores.rows(rows)
 
 
@@ -108,49 +119,36 @@ def evaluate(
     prompts: Sequence[Prompt],
     judges: Scorer,
     config: EvaluationConfig,
-    job: Job,
+    sampler: HeldOutSampler,
     *,
     plan: Plan | None = None,
     on_samples: Callable[[Sequence[Sample]], None] | None = None,
-    show: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
 ) -> EvaluationResult | None:
-    """Samples ``samples_per_prompt`` for every prompt and calls the rewards once with all of them; those that read
-    environments are called in each process with its own.
+    """Samples ``samples_per_prompt`` for every prompt, or as many conversations, and calls the rewards once with all of
+    them; those that read environments are called in each process with its own.
 
     Args:
         policy: the policy that samples; its noise is off unless the configuration has it on.
-        prompts: the held-out prompts of the job; each process samples a share of them.
+        prompts: the held-out prompts of the job.
         judges: the rewards; an evaluation may continue after their failures.
         config: how many samples, and their seed.
-        job: the processes.
+        sampler: samples the prompts.
         plan: whose environment the samples are conversations with; None: there is none.
         on_samples: takes samples as they are generated.
-        show: the prompts of the policy in place of those that the rewards get; None: the same.
 
     Returns:
         The evaluation, on the main process; None elsewhere.
     """
-    local_prompts = list(enumerate(prompts))[job.rank :: job.size]
-    samples: list[Sample] = []
-    if local_prompts:
-        plan = replace(
-            plan or Plan(),
-            stochastic=None if config.sampled else (),
-            sample_values=judges.needs_values,
-            prompt_ids=tuple(index for index, _ in local_prompts),
-            on_samples=on_samples,
-        )
-        prompts_only = [prompt for _, prompt in local_prompts]
-        rollout = policy.rollout(
-            show(prompts_only) if show else prompts_only,
-            group_size=config.samples_per_prompt,
-            seed=derive_seed(config.seed),
-            plan=plan,
-        )
-        prompt_of_group = dict(local_prompts)
-        samples = [
-            replace(sample, prompt=prompt_of_group[sample.group]) if show else sample for sample in rollout.samples
-        ]
+    job = sampler.job
+    plan = replace(
+        plan or Plan(),
+        stochastic=None if config.sampled else (),
+        sample_values=judges.needs_values,
+        on_samples=on_samples,
+    )
+    group_size, seed = config.samples_per_prompt, derive_seed(config.seed)
+    rollouts = sampler(policy, prompts, group_size=group_size, seed=seed, plan=plan)
+    samples = rollouts.samples
     local, others = judges.by_place()
     local_scores = job.run_on_leaders(lambda: local(samples) if local and (samples or job.rank == 0) else None)
     all_samples = [sample for part in job.gather(samples) for sample in part]
@@ -161,7 +159,66 @@ def evaluate(
     parts = [others(all_samples)] if others else []
     if local:
         parts.append(Scores.concat([scores for scores in local_scores if scores is not None]).rows(order))
-    return EvaluationResult(all_samples, Scores.joined(judges.names, parts), policy)
+    return EvaluationResult(all_samples, Scores.joined(judges.names, parts), policy, rollouts.num_unshown)
+
+
+def sample_prompt(
+    policy: Policy,
+    prompt: Prompt,
+    rewards: Sequence[NamedReward],
+    sampler: HeldOutSampler,
+    *,
+    count: int,
+    seed: int,
+    noise: bool,
+    plan: Plan | None = None,
+) -> PromptSamples:
+    """Samples one prompt and scores the samples; leaves out a reward that fails, with its error.
+
+    Args:
+        policy: the policy.
+        prompt: the prompt; one from the command line may lack columns that some rewards need.
+        rewards: the rewards.
+        sampler: samples the prompt.
+        count: number of samples, or of conversations.
+        seed: seed of the rollout.
+        noise: whether to sample stochastically, as in training.
+        plan: the plan whose environment the samples interact with; None: no environment.
+
+    Returns:
+        Samples and scores.
+    """
+    needed = Scorer(rewards).needs_values if rewards else ()
+    plan = replace(plan or Plan(), stochastic=None if noise else (), sample_values=needed)
+    samples = sampler(policy, [prompt], group_size=count, seed=seed, plan=plan).samples
+    scores_of_rewards: list[Scores] = []
+    unscored: dict[str, str] = {}
+    for reward in rewards:
+        try:
+            scores = Scorer([reward], max_failure_frac=0.0)(samples)
+        except MmgrpoError as error:
+            unscored[reward.name] = str(error)
+            continue
+        if bool(scores.valid_BR.any()):
+            scores_of_rewards.append(scores)
+        else:
+            failures = sorted({sample.failure for sample in samples if sample.failure is not None})
+            unscored[reward.name] = "; ".join(failures) or "it does not apply to a prompt without its columns"
+    previews = [with_preview(policy, sample) for sample in samples]
+    return PromptSamples(previews, _concat_rewards(scores_of_rewards, len(samples)), unscored)
+
+
+def _concat_rewards(parts: Sequence[Scores], count: int) -> Scores:
+    """Concatenates the scores of several rewards for the same samples."""
+    empty = torch.zeros(count, 0)
+    return Scores(
+        names=tuple(name for part in parts for name in part.names),
+        weight_R=torch.cat([torch.zeros(0), *(part.weight_R for part in parts)]),
+        value_BR=torch.cat([empty, *(part.value_BR for part in parts)], dim=1),
+        valid_BR=torch.cat([empty.bool(), *(part.valid_BR for part in parts)], dim=1),
+        explanations={name: notes for part in parts for name, notes in part.explanations.items()},
+        scopes={name: scopes for part in parts for name, scopes in part.scopes.items()},
+    )
 
 
 def probe_rewards(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer]) -> None:

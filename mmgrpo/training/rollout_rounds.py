@@ -192,7 +192,7 @@ def collect_rollouts(
         requests=[request for each in round_rollouts for request in each.requests],
         num_rounds=len(round_rollouts),
         seed=setting.seed,
-        num_unshown=sum(_num_unshown(each) for each in rounds),
+        num_unshown=sum(num_unshown(each) for each in rounds),
         root_of=owners.root_of,
         upstream=upstream.rollouts if upstream else {},
     )
@@ -207,7 +207,8 @@ def _require_declared(requests: Sequence[Request], strategy: Strategy) -> None:
         )
 
 
-def _num_unshown(round_: Round) -> int:
+def num_unshown(round_: Round) -> int:
+    """Requested members of a round with a prompt template that had no text to insert, and so without a row."""
     return sum(len(request.members) for request in round_.requests) - len(round_.request_B)
 
 

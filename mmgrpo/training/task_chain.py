@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, final
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal, final
 
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.data.history import History, RoleTurn
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies.downstream import FOLLOWED, following
@@ -18,10 +20,11 @@ from mmgrpo.policy import Policy
 from mmgrpo.reward import CrossTaskReward
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.compute_advantages import Advantages
+from mmgrpo.training.held_out_sampling import HeldOutSampler
 from mmgrpo.training.optimizer import Average
 from mmgrpo.training.rollout_rounds import Rollouts, UpstreamRollouts
 from mmgrpo.training.score_rollouts import Rewards
-from mmgrpo.types import Plan, Prompt
+from mmgrpo.types import Plan, Prompt, Rollout
 
 
 @final
@@ -29,19 +32,27 @@ class TaskLink:
     """Links a task of a mixed run to the task before it, which generates its prompts."""
 
     def __init__(
-        self, leader: Policy, algorithm: Algorithm, average: Average | None = None, before: TaskLink | None = None
+        self,
+        leader: Policy,
+        algorithm: Algorithm,
+        *,
+        plan: Plan,
+        average: Average | None = None,
+        before: TaskLink | None = None,
     ) -> None:
         """Links a task to the task before it.
 
         Args:
             leader: the policy that generates the prompts.
             algorithm: of the task that is after it.
+            plan: of the samples of the leader in evaluations.
             average: of the weights of the leader, if one is kept.
             before: links the leader to a task before it; None: it has separate prompts.
         """
         assert algorithm.config.rollout.task is not None
         assert algorithm.task_template is not None
         self._leader = leader
+        self._plan = replace(plan, stochastic=())
         self._average, self._before = average, before
         self._config = algorithm.config.rollout.task
         self._name = algorithm.config.about.name
@@ -49,40 +60,59 @@ class TaskLink:
 
     def followed(self, before: Mapping[str, Rollouts], job: Job) -> UpstreamRollouts:
         """The rollouts of the task before, as this task reads them, from those by task. A collective."""
-        nearest = str(self._config.after)
-        rollouts = before[nearest]
-        parts = job.gather([sample.identity for sample in rollouts.samples])
+        rollouts = before[str(self._config.after)]
+        return self._upstream([rollouts.rollout], rollouts.upstream, job, self._config.compare, rollouts.root_of)
+
+    def held_out(self, prompts: Sequence[Prompt], job: Job) -> UpstreamRollouts:
+        """The samples of the tasks before for held-out prompts: one of each prompt, without noise. A collective.
+
+        Args:
+            prompts: of the job.
+            job: the processes.
+
+        Returns:
+            The samples, as this task reads them.
+        """
+        earlier = partial(self._before.held_out, job=job) if self._before else None
+        sampler = HeldOutSampler(job=job, upstream=earlier)
+        with self._average.applied() if self._average else nullcontext():
+            result = sampler(self._leader, prompts, group_size=1, seed=0, plan=self._plan)
+        return self._upstream(result.rollouts, result.upstream, job, "prompt")
+
+    def _upstream(
+        self,
+        rollouts: Sequence[Rollout],
+        earlier: Mapping[str, Rollout],
+        job: Job,
+        compare: Literal["sample", "prompt"],
+        root_of: Mapping[int, int] = MappingProxyType({}),
+    ) -> UpstreamRollouts:
+        """The rollouts of the task before, at most one on this process, and of those before that."""
+        parts = job.gather([sample.identity for rollout in rollouts for sample in rollout.samples])
         return UpstreamRollouts(
             task=self._name,
-            rollouts={nearest: rollouts.rollout, **rollouts.upstream},
-            strategy=following([identity for part in parts for identity in part], compare=self._config.compare),
+            rollouts={**{str(self._config.after): rollout for rollout in rollouts}, **earlier},
+            strategy=following([identity for part in parts for identity in part], compare=compare),
             owner={group: rank for rank, part in enumerate(parts) for group, _ in part},
-            root_of=rollouts.root_of,
+            root_of=root_of,
             templates=self._templates,
         )
 
-    def show(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Held-out prompts with the samples of the tasks before, without noise; unchanged where there are none."""
-        return self._with_samples(prompts, self._histories(prompts))
 
-    def _with_samples(self, prompts: Sequence[Prompt], histories: Sequence[History]) -> list[Prompt]:
-        prompt_template = self._templates[FOLLOWED]
-        return [
-            prompt_template(prompt, 0, history) or prompt for prompt, history in zip(prompts, histories, strict=True)
-        ]
+def held_out_sampler(algorithm: Algorithm, job: Job, link: TaskLink | None = None) -> HeldOutSampler:
+    """How the held-out prompts of a run or a task are sampled.
 
-    def _histories(self, prompts: Sequence[Prompt]) -> list[History]:
-        """The samples of the tasks before for each prompt."""
-        plan = Plan(stochastic=(), prompt_ids=tuple(range(len(prompts))))
-        earlier = self._before._histories(prompts) if self._before else [History()] * len(prompts)
-        leader_prompts = self._before._with_samples(prompts, earlier) if self._before else prompts
-        with self._average.applied() if self._average else nullcontext():
-            samples = self._leader.rollout(leader_prompts, group_size=1, seed=0, plan=plan).samples
-        turns = {sample.group: RoleTurn(str(self._config.after), sample) for sample in samples}
-        return [
-            History(samples=[turns[group].sample], role=self._name, turns=[*history.turns, turns[group]])
-            for group, history in enumerate(earlier)
-        ]
+    Args:
+        algorithm: of the run or task.
+        job: the processes.
+        link: to the task before; None: there is none.
+
+    Returns:
+        The sampler.
+    """
+    upstream = partial(link.held_out, job=job) if link else None
+    ask, templates = algorithm.strategy.evaluation, algorithm.prompt_templates
+    return HeldOutSampler(job=job, ask=ask, prompt_templates=templates, upstream=upstream)
 
 
 @contextmanager

@@ -48,7 +48,12 @@ from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.evaluation import HeldOut, evaluate, probe_rewards
 from mmgrpo.training.rollout_rounds import Rollouts
 from mmgrpo.training.run_loop import ALONE, RunContext, RunLoop, Scored, StepUpdates, naming_phase
-from mmgrpo.training.task_chain import TaskLink, cross_task_rewards, require_cross_task_rewards
+from mmgrpo.training.task_chain import (
+    TaskLink,
+    cross_task_rewards,
+    held_out_sampler,
+    require_cross_task_rewards,
+)
 from mmgrpo.training.update_policy import UpdateMetrics
 from mmgrpo.types import Prompt, Scores
 
@@ -119,14 +124,21 @@ class Trainer:
             if owner is None:
                 self.job.distribute(policy)
         leader = self._leader
-        self.task_link = (
-            TaskLink(leader.policy, self.algorithm, leader.average, leader.task_link) if leader is not None else None
-        )
+        self.task_link = None
+        if leader is not None:
+            self.task_link = TaskLink(
+                leader.policy,
+                self.algorithm,
+                plan=exchange_plan(leader.config),
+                average=leader.average,
+                before=leader.task_link,
+            )
         components = Components.of(self.algorithm, policy, self.rewards, loaded_prompts, job=self.job, owner=owner)
         self.components = components
         self.parameters, self.optimizer, self.average = policy.trainable, components.optimizer, components.average
         self.stream, self.critic, self.warmup = components.stream, components.critic, components.warmup
         self.held_out = HeldOut.of(self.config, self.rewards, policy)
+        self.held_out_sampler = held_out_sampler(self.algorithm, self.job, self.task_link)
         require_best(self.config, self.held_out.scorer.names)
         names = components.rewards.scorer.names, self.held_out.scorer.names
         subject = watchdog_inputs(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
@@ -314,10 +326,9 @@ class Trainer:
                 self.held_out.prompts,
                 self.held_out.scorer,
                 config,
-                self.job,
+                self.held_out_sampler,
                 plan=exchange_plan(self.config),
                 on_samples=taken,
-                show=self.task_link.show if self.task_link else None,
             )
         self.session.evaluated.add(self.step)
         if result is not None:

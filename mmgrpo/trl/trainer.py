@@ -204,7 +204,8 @@ class GRPOTrainer:
         assert config.held_out is not None
         with trainer.job.gathered_for_rollout(config.runtime):
             prompts, scorer, plan = held_out.prompts, held_out.scorer, exchange_plan(config)
-            result = evaluate(trainer.policy, prompts, scorer, config.held_out, trainer.job, plan=plan)
+            sampler = trainer.held_out_sampler
+            result = evaluate(trainer.policy, prompts, scorer, config.held_out, sampler, plan=plan)
         return trainer.job.gather_processes(None if result is None else _means(result, metric_key_prefix))[0] or {}
 
     def save_model(self, output_dir: str | Path | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
 from mmgrpo.policies.diffusion import DenoisingPolicy
@@ -22,9 +23,12 @@ from mmgrpo.rewards.images.pixels import Brightness
 from PIL import Image
 from transformers import CLIPConfig, CLIPImageProcessor
 
+from mmgrpo.distributed.job import Job
 from mmgrpo.errors import PolicyError
-from mmgrpo.runs.prompt_samples import sample_prompt, write_prompt_samples
+from mmgrpo.runs.prompt_samples import write_prompt_samples
 from mmgrpo.scoring import NamedReward, Scorer
+from mmgrpo.training.evaluation import sample_prompt
+from mmgrpo.training.held_out_sampling import HeldOutSampler
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Sample
 from tests.breadth import assembly
@@ -169,9 +173,8 @@ def test_a_run_counts_failed_samples_and_trains_on_the_others(tmp_path: Path) ->
 
 
 def test_previews_state_the_failure_reason(tmp_path: Path) -> None:
-    sampled = sample_prompt(
-        policy_of("sd15", _not_a_number("sd15")), Prompt("a cat"), [REWARD], count=2, seed=0, noise=False
-    )
+    policy, sampler = policy_of("sd15", _not_a_number("sd15")), HeldOutSampler(job=Job(Accelerator(cpu=True)))
+    sampled = sample_prompt(policy, Prompt("a cat"), [REWARD], sampler, count=2, seed=0, noise=False)
     assert sampled.unscored == {"brightness": DECODED}
     lines = (write_prompt_samples(sampled, tmp_path / "preview") / "samples.jsonl").read_text().splitlines()
     assert [json.loads(line)["failure"] for line in lines] == [DECODED] * 2

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from mmgrpo.maths.strategies.downstream import following
 from mmgrpo.memory import Memory
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.training.evaluation import evaluate
+from mmgrpo.training.held_out_sampling import HeldOutSampler
 from mmgrpo.training.mixed import MixedTrainer
 from mmgrpo.types import Plan, Sample
 from tests.maths.round_rows import round_of
@@ -133,16 +135,16 @@ def test_evaluations_sample_from_the_rewriting(tmp_path: Path) -> None:
     """The painter's prompts are the rewriter's likeliest texts of held-out requests; the reward reads the request."""
     trainer = trained(tmp_path, steps=0)
     painter, writer = trainer.tasks["painter"], trainer.tasks["rewriter"]
-    assert painter.task_link is not None
     prompts = requests()[10:13]
     rewards_of_sample = writer.policy.rollout(prompts, group_size=1, seed=5, plan=Plan(stochastic=()))
-    rewritten = painter.task_link.show(prompts)
-    assert [prompt.text for prompt in rewritten] == [sample.text for sample in rewards_of_sample.samples]
-    assert [prompt.columns for prompt in rewritten] == [prompt.columns for prompt in prompts]
+    rewritten = [
+        replace(prompt, text=str(sample.text))
+        for prompt, sample in zip(prompts, rewards_of_sample.samples, strict=True)
+    ]
     config = EvaluationConfig.model_validate({"prompts": {"source": "x"}, "samples_per_prompt": 2})
     scorer = Scorer([NamedReward("asked", prompt_reward)])
-    evaluation = evaluate(painter.policy, prompts, scorer, config, painter.job, show=painter.task_link.show)
-    plain = evaluate(painter.policy, rewritten, scorer, config, painter.job)
+    evaluation = evaluate(painter.policy, prompts, scorer, config, painter.held_out_sampler)
+    plain = evaluate(painter.policy, rewritten, scorer, config, HeldOutSampler(job=painter.job))
     assert evaluation is not None
     assert plain is not None
     pictures = [

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from mmgrpo.types import Sample
+from mmgrpo.config.loading import load_config
+from mmgrpo.config.parts import tasks_of
+from mmgrpo.data.prompt_loading import load_prompts_of
+from mmgrpo.runs.resuming import policy_weights_folder
+from mmgrpo.training.build import build_policy
+from mmgrpo.types import Plan, Prompt, Sample
 from tests.test_cli import call
 
 SMALL: dict[str, Any] = {
@@ -20,6 +25,7 @@ SMALL: dict[str, Any] = {
     "evaluation": {"prompts": {"limit": 6}, "every": 1},
 }
 WARM = {"examples": {"name": "careless_sums", "fraction": 0.7}, "steps": 2, "batch_size": 4}
+CUT_OFF = " ... (cut off by the length limit)"
 CONFIG: dict[str, Any] = {
     "about": {"name": "mixed"},
     "steps": 3,
@@ -192,11 +198,18 @@ CHAIN: dict[str, Any] = {
 }
 
 
-@pytest.mark.nightly
-def test_evaluate_plays_a_chain_of_three_tasks(tmp_path: Path) -> None:
-    """The run, a checkpoint and a task have the means of the evaluations of the run."""
+@pytest.fixture
+def chain_file(tmp_path: Path) -> Path:
+    """The configuration of three tasks, each of which samples after the one before."""
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(CHAIN, sort_keys=False))
+    return file
+
+
+@pytest.mark.nightly
+def test_evaluate_plays_a_chain_of_three_tasks(chain_file: Path, tmp_path: Path) -> None:
+    """The run, a checkpoint and a task have the means of the evaluations of the run."""
+    file = chain_file
     result = call("train", str(file), f"output={tmp_path}")
     assert result.exit_code == 0, result.output
     run, key = tmp_path / "chain", "eval/checksum/mean"
@@ -210,3 +223,78 @@ def test_evaluate_plays_a_chain_of_three_tasks(tmp_path: Path) -> None:
     assert json.loads(call("evaluate", checkpoint, "--json").stdout)[key] == recorded["second"][1]
     of_task = json.loads(call("evaluate", str(file), "--task", "third", "--checkpoint", str(run), "--json").stdout)
     assert of_task[key] == recorded["third"][-1]
+
+
+def test_commands_on_a_chain_without_weights_sample_after_the_base_models(chain_file: Path, tmp_path: Path) -> None:
+    tasks = tasks_of(load_config(chain_file))
+    policies = {name: build_policy(config, "cpu") for name, config in tasks.items()}
+
+    def answers(name: str, texts: Sequence[str]) -> list[str]:
+        prompts, plan = [Prompt(text) for text in texts], Plan(stochastic=())
+        rollout = policies[name].rollout(prompts, group_size=1, seed=0, plan=plan)
+        return [str(sample.text) for sample in rollout.samples]
+
+    held_out = tasks["third"].held_out
+    assert held_out is not None
+    texts = [prompt.text for prompt in load_prompts_of(held_out.prompts)]
+    seconds = answers("second", [f"{answer}+12=" for answer in answers("first", texts)])
+    thirds = answers("third", [f"7+{answer}=" for answer in seconds])
+    command = ("evaluate", str(chain_file), "--task", "third", "--json")
+    expected = sum(checksum([Sample(Prompt(""), 0, 0, text=text) for text in thirds])) / len(thirds)
+    assert json.loads(call(*command).stdout)["eval/checksum/mean"] == pytest.approx(expected, rel=1e-6)
+    out = ("--count", "1", "--out", str(tmp_path / "samples"))
+    sampled = call("sample", str(chain_file), texts[0], "--task", "second", *out)
+    assert sampled.stdout.splitlines()[0].removesuffix(CUT_OFF) == seconds[0]
+    (unchanged,) = answers("second", texts[:1])
+    verbatim = call("sample", str(chain_file), texts[0], "tasks.second.rollout.task=null", "--task", "second", *out)
+    assert verbatim.stdout.splitlines()[0].removesuffix(CUT_OFF) == unchanged != seconds[0]
+
+
+def test_a_task_without_the_configuration_of_the_task_before_raises(chain_file: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone" / "config.yaml"
+    alone.parent.mkdir()
+    second = tasks_of(load_config(chain_file))["second"]
+    alone.write_text(yaml.safe_dump(second.model_dump(mode="json"), sort_keys=False))
+    output = " ".join(call("evaluate", str(alone)).output.split())
+    assert "is a task whose prompts the task first generates, and" in output
+    assert "or set rollout.task=null to use the prompts unchanged" in output
+
+
+TURNS: dict[str, Any] = {
+    **SMALL,
+    "about": {"name": "turns"},
+    "steps": 1,
+    "runtime": {"device": "cpu"},
+    "rewards": [{"name": "of_prompt_template", "of": CHECKSUM[0]["name"], "prompt_templates": ["adder"]}],
+    "rollout": {
+        **SMALL["rollout"],
+        "strategy": {"name": "take_turns", "roles": ["solver", "adder"], "turns": 2, "follow": "best"},
+        "prompt_templates": {
+            "solver": {"name": "role", "text": "{prompt}"},
+            "adder": {"name": "role", "text": "7+", "turn": "{text}="},
+        },
+    },
+    "update": LEARNING,
+}
+
+
+def test_evaluate_and_sample_hold_the_conversation_of_roles(tmp_path: Path) -> None:
+    """The run and the commands on its folder have the turns of the roles, with the same values."""
+    file = tmp_path / "run.yaml"
+    rewards = {"rewards": TURNS["rewards"]}
+    file.write_text(yaml.safe_dump({**TURNS, "evaluation": {**SMALL["evaluation"], **rewards}}, sort_keys=False))
+    result = call("train", str(file), f"output={tmp_path}")
+    assert result.exit_code == 0, result.output
+    run, key = tmp_path / "turns", "eval/of_prompt_template/mean"
+    first, last = (row[key] for row in rows(run / "evaluation.jsonl"))
+    assert json.loads(call("evaluate", str(run), "--json").stdout)[key] == last != first
+    policy = build_policy(load_config(run / "config.yaml"), "cpu")
+    policy.load(policy_weights_folder(run))
+    turns = ["12+13="]
+    for _ in range(2):
+        prompt = Prompt(turns[-1] if len(turns) == 1 else f"7+\n\n{turns[-1]}=")
+        (sample,) = policy.rollout([prompt], group_size=1, seed=0, plan=Plan(stochastic=())).samples
+        turns.append(str(sample.text))
+    output = call("sample", str(run), "12+13=", "--count", "1", "--out", str(tmp_path / "samples")).stdout
+    printed = [line.removesuffix(CUT_OFF) for line in output.splitlines()[:2]]
+    assert printed == [f"solver: {turns[1]}", f"adder: {turns[2]}"]

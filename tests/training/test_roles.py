@@ -10,15 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from mmgrpo.rewards.groups.of_task import OfTask
+from mmgrpo.rewards.groups.sample_chains import OfPromptTemplate
 
-from mmgrpo import Sample
+from mmgrpo import Job, Plan, Policy, Sample, Scorer
+from mmgrpo.config import EvaluationConfig
 from mmgrpo.data.history import History, RoleTurn
 from mmgrpo.data.prompt_templates import role
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Setting
 from mmgrpo.maths.strategies.chain_stages import take_turns
 from mmgrpo.scoring import NamedReward
+from mmgrpo.training.evaluation import evaluate
+from mmgrpo.training.held_out_sampling import HeldOutSampler
 from mmgrpo.training.mixed import MixedTrainer
 from mmgrpo.types import Prompt
 from tests.maths.round_rows import round_of
@@ -29,6 +34,7 @@ from tests.tiny.language_models import make
 from tests.training.test_chain_runs import first_is_right
 from tests.training.test_rounds import PROMPTS, gathered, scored
 
+GREEDY = Plan(stochastic=())
 SETTING = Setting(step=0, num_prompts=2, group_size=2)
 ASKER = {"text": "Ask about: {prompt}", "turn": "They said: {text}"}
 TEMPLATES = {"asker": role(**ASKER), "helper": role(text="Help with {hint}")}
@@ -182,9 +188,13 @@ def length_of(sample: Sample) -> float:
     return len(sample.text or "") + 0.1 * sample.member
 
 
+def lengths(samples: Sequence[Sample]) -> list[float]:
+    return [length_of(sample) for sample in samples]
+
+
 def longest(samples: Sequence[Sample]) -> list[float]:
     SCORED.extend(samples)
-    return [length_of(sample) for sample in samples]
+    return lengths(samples)
 
 
 def of_tasks(output: Path, *, steps: int, resume: Path | None = None) -> MixedTrainer:
@@ -261,13 +271,73 @@ def test_tasks_that_take_turns_resume_exactly(tmp_path: Path) -> None:
 
 def test_evaluations_of_a_chain_play_all_turns_before(tmp_path: Path) -> None:
     trainer = of_tasks(tmp_path, steps=0)
-    link = trainer.tasks["again"].task_link
-    assert link is not None
-    result = link.show(prompts_of("llama"))
-    helper_link = trainer.tasks["helper"].task_link
-    assert helper_link is not None
-    between = helper_link.show(prompts_of("llama"))
-    for prompt, second, last in zip(prompts_of("llama"), between, result, strict=True):
-        assert last.messages is not None
-        assert second.text == f"Help: {prompt.text}\n\nasker: {last.messages[1]['content']}"
-        assert last.messages[2]["content"].startswith("They said: ")
+    asker, helper, again = (trainer.tasks[name] for name in ("asker", "helper", "again"))
+    prompts = prompts_of("llama")
+    assert again.task_link is not None
+    upstream = again.task_link.held_out(prompts, again.job)
+    assert list(upstream.rollouts) == ["helper", "asker"]
+    result = again.held_out_sampler(again.policy, prompts, group_size=2, seed=0, plan=GREEDY)
+    for number, prompt in enumerate(prompts):
+        (opening,) = asker.policy.rollout([prompt], group_size=1, seed=0, plan=GREEDY).samples
+        helped = Prompt(f"Help: {prompt.text}\n\nasker: {opening.text}")
+        (reply,) = helper.policy.rollout([helped], group_size=1, seed=0, plan=GREEDY).samples
+        messages = [
+            {"role": "user", "content": f"Ask about: {prompt.text}"},
+            {"role": "assistant", "content": opening.text},
+            {"role": "user", "content": f"They said: {reply.text}"},
+        ]
+        last = greedy(again.policy, messages)
+        assert [sample.tokens for sample in result.samples if sample.group == number] == [last, last]
+    assert [sample.prompt for sample in result.samples] == [prompt for prompt in prompts for _ in (0, 1)]
+
+
+def greedy(policy: Policy, messages: Sequence[dict[str, Any]]) -> Sequence[int]:
+    """The tokens of the likeliest answer to the messages."""
+    prompt = Prompt(messages[-1]["content"], messages=list(messages))
+    (sample,) = policy.rollout([prompt], group_size=1, seed=0, plan=GREEDY).samples
+    assert sample.tokens is not None
+    return sample.tokens
+
+
+def test_an_evaluation_is_a_conversation_with_one_answer_in_each_turn() -> None:
+    """Each answer is the likeliest one to its role's messages, also where training continues the best of several."""
+    policy = measured_policy_of("llama", max_new_tokens=4)
+    strategy = take_turns(roles=["asker", "helper"], turns=3, follow="best")
+    sampler = HeldOutSampler(job=Job(Accelerator(cpu=True)), ask=strategy.evaluation, prompt_templates=TEMPLATES)
+    rewards = {"asked": OfPromptTemplate(lengths, ["asker"]), "helped": OfPromptTemplate(lengths, ["helper"])}
+    scorer = Scorer([NamedReward(name, reward) for name, reward in rewards.items()])
+    config = EvaluationConfig.model_validate({"prompts": {"source": "x"}})
+    result = evaluate(policy, PROMPTS[:2], scorer, config, sampler)
+    assert result is not None
+    assert [sample.identity for sample in result.samples] == [(group, 0) for group in range(6)]
+    assert [sample.after for sample in result.samples] == [(), (), ((0, 0),), ((1, 0),), ((2, 0),), ((3, 0),)]
+    texts = [sample.text for sample in result.samples]
+    for number, prompt in enumerate(PROMPTS[:2]):
+        asked, helped, answer = (result.samples[row] for row in (number, number + 2, number + 4))
+        opening = {"role": "user", "content": f"Ask about: {prompt.text}"}
+        assert asked.tokens == greedy(policy, [opening])
+        reads = [{"role": "user", "content": f"Help with it is two\n\nasker: {asked.text}"}]
+        assert helped.tokens == greedy(policy, reads)
+        reads = [
+            opening,
+            {"role": "assistant", "content": asked.text},
+            {"role": "user", "content": f"They said: {helped.text}"},
+        ]
+        assert answer.tokens == greedy(policy, reads)
+        assert asked.prompt is helped.prompt is answer.prompt is prompt
+    num_characters = [len(text or "") for text in texts]
+    assert result.metrics()["eval/asked/mean"] == pytest.approx(sum(num_characters[:2] + num_characters[4:]) / 4)
+    assert result.metrics()["eval/helped/mean"] == pytest.approx(sum(num_characters[2:4]) / 2)
+    preview, scores = result.preview(3)
+    assert [sample.identity for sample in preview] == [(0, 0), (2, 0), (4, 0)]
+    assert scores.value_BR[:, 0].tolist() == [num_characters[0], 0.0, num_characters[4]]
+
+
+def test_a_conversation_of_an_evaluation_ends_where_its_prompt_template_does_not_apply() -> None:
+    policy = measured_policy_of("llama", max_new_tokens=4)
+    ends = {"asker": role(**ASKER), "helper": role(text="Help with {hint}", end=".")}
+    ask = take_turns(roles=["asker", "helper"], turns=3).evaluation
+    sampler = HeldOutSampler(job=Job(Accelerator(cpu=True)), ask=ask, prompt_templates=ends)
+    result = sampler(policy, PROMPTS[:2], group_size=2, seed=0, plan=GREEDY)
+    assert [sample.identity for sample in result.samples] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert result.num_unshown == 4

@@ -219,6 +219,15 @@ def all_trained(rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor]:
     return [trained(round_) for round_ in rounds]
 
 
+def unchanged_prompts(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
+    """One round: a complete group of each prompt of the setting, with the prompt unchanged."""
+    return () if rounds else setting.groups(0, setting.num_prompts)
+
+
+Ask = Callable[[Sequence[Round], Setting], Sequence[Request]]
+"""(rounds so far, setting) -> the next round's requests; none end the rounds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """One strategy, its settings bound.
@@ -237,9 +246,11 @@ class Strategy:
         start: step of its first further round or row, counted from 0.
         off_policy: whether its rows may be of replay, of the data, or trained with another prompt than they were
             sampled from.
+        evaluation: the rounds of an evaluation, whose setting has the held-out prompts and the samples of each; no
+            reward applied to the rows of its rounds, and none of them is random.
     """
 
-    ask: Callable[[Sequence[Round], Setting], Sequence[Request]]
+    ask: Ask
     keep: Callable[[Sequence[Round], Setting], Sequence[Tensor]] = all_trained
     looks_back: bool = False
     replay: Replay | None = None
@@ -249,6 +260,7 @@ class Strategy:
     forgetting: Forgetting | None = None
     start: int = 0
     off_policy: bool = False
+    evaluation: Ask = unchanged_prompts
 
 
 def strategy(
@@ -261,6 +273,7 @@ def strategy(
     weights: Callable[..., tuple[str, ...]] | tuple[str, ...] = (),
     start: Callable[..., int] | int = 0,
     off_policy: Callable[..., bool] | bool = False,
+    evaluation: Callable[..., Ask] = lambda: unchanged_prompts,
     check: Callable[..., Any] | None = None,
 ) -> Callable[
     [Callable[Concatenate[Sequence[Round], Setting, Numbers], Sequence[Request]]], Callable[Numbers, Strategy]
@@ -276,6 +289,7 @@ def strategy(
         weights: as ``looks_back``.
         start: as ``looks_back``.
         off_policy: as ``looks_back``.
+        evaluation: a function of the settings that it names, which returns the attribute.
         check: raises ConfigError for settings that do not go together; called with those that it names.
 
     Returns:
@@ -293,6 +307,7 @@ def strategy(
         weights=weights,
         start=start,
         off_policy=off_policy,
+        evaluation=evaluation,
     )
 
 
@@ -384,7 +399,7 @@ OF_GROUP_SIZE = ("fixed", "refill")
 @strategy()
 def fixed(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
     """One round: ``prompts_per_step`` groups of ``group_size`` members each."""
-    return () if rounds else setting.groups(0, setting.num_prompts)
+    return unchanged_prompts(rounds, setting)
 
 
 def _first_informative(

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies import STRATEGIES, Request, Round, Setting, strategy
+from mmgrpo.maths.strategies import STRATEGIES, Ask, Request, Round, Setting, strategy
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -155,8 +155,25 @@ def _check_take_turns(roles: Sequence[str], turns: int, follow: str) -> None:
         raise ConfigError(f"take_turns: follow is one of {', '.join(FOLLOW)}, got {follow!r}")
 
 
+def _request_turn(
+    rounds: Sequence[Round], setting: Setting, *, roles: Sequence[str], turns: int, follow: str
+) -> Sequence[Request]:
+    """The next turn of each conversation."""
+    role = roles[len(rounds) % len(roles)]
+    if not rounds:
+        members = tuple(range(setting.group_size))
+        return [Request(prompt=p, members=members, prompt_template=role) for p in range(setting.num_prompts)]
+    if len(rounds) == turns:
+        return ()
+    return _requests(FOLLOW[follow](prompt_template=role), rounds, setting, rounds[-1])
+
+
+def _single_answers(roles: Sequence[str], turns: int) -> Ask:
+    return partial(_request_turn, roles=roles, turns=turns, follow="each")
+
+
 @STRATEGIES.register
-@strategy(looks_back=True, check=_check_take_turns)
+@strategy(looks_back=True, evaluation=_single_answers, check=_check_take_turns)
 def take_turns(
     rounds: Sequence[Round], setting: Setting, *, roles: Sequence[str], turns: int, follow: str = "each"
 ) -> Sequence[Request]:
@@ -171,7 +188,8 @@ def take_turns(
       ``group_size`` rows.
 
     A row is trained on the advantage within its group: among rows of the same role, turn and prompt and, with ``best``,
-    of the same conversation so far. A conversation ends before a turn whose prompt template does not apply.
+    of the same conversation so far. A conversation ends before a turn whose prompt template does not apply. An
+    evaluation has the conversations of ``each``.
 
     Units: turns in rounds, 2 or more.
     Raises: ConfigError for less, no roles, a role without a turn, or another choice.
@@ -179,13 +197,7 @@ def take_turns(
         code (pettingllms-ai/PettingLLMs, ``multi_agents_execution_engine.py``), where a role reads a separate prompt;
         ``each``: CoMAS, arXiv:2510.08529.
     """
-    role = roles[len(rounds) % len(roles)]
-    if not rounds:
-        members = tuple(range(setting.group_size))
-        return [Request(prompt=p, members=members, prompt_template=role) for p in range(setting.num_prompts)]
-    if len(rounds) == turns:
-        return ()
-    return _requests(FOLLOW[follow](prompt_template=role), rounds, setting, rounds[-1])
+    return _request_turn(rounds, setting, roles=roles, turns=turns, follow=follow)
 
 
 FOLLOW: Mapping[str, Callable[..., Stage]] = MappingProxyType(
