@@ -113,12 +113,8 @@ def task_settings_of(
 
     Raises ConfigError as that, and for a task without the configuration of the task before it.
     """
-    from mmgrpo.config.parts import tasks_of
-
     settings = settings_of(config, overrides, trust=trust)
-    tasks = tasks_of(settings)
-    config_of = tasks.__getitem__ if tasks else _sibling_settings(config, trust=trust)
-    return _with_tasks_before(_single_task(settings, task), config_of)
+    return _with_tasks_before(_single_task(settings, task), _task_loader(config, settings, trust=trust))
 
 
 def evaluated_settings_of(
@@ -128,13 +124,15 @@ def evaluated_settings_of(
 
     Raises ConfigError if none has an evaluation, and as ``task_settings_of``.
     """
-    mixed = settings_of(config, overrides, trust=trust).mixed if task is None else {}
-    tasks = {name: task_settings_of(config, overrides, name, trust=trust) for name in mixed}
-    evaluated = tasks or {"": task_settings_of(config, overrides, task, trust=trust)}
-    evaluated = {name: task for name, task in evaluated.items() if task.settings.held_out is not None}
+    from mmgrpo.config.parts import tasks_of
+
+    settings = settings_of(config, overrides, trust=trust)
+    tasks = tasks_of(settings) if settings.mixed and task is None else {"": _single_task(settings, task)}
+    evaluated = {name: config for name, config in tasks.items() if config.held_out is not None}
     if not evaluated:
         raise ConfigError("the configuration has no evaluation: section; set evaluation.prompts to held-out prompts")
-    return evaluated
+    config_of = _task_loader(config, settings, trust=trust)
+    return {name: _with_tasks_before(task_settings, config_of) for name, task_settings in evaluated.items()}
 
 
 def _with_tasks_before(settings: RunConfig, config_of: Callable[[str], RunConfig]) -> TaskSettings:
@@ -144,10 +142,11 @@ def _with_tasks_before(settings: RunConfig, config_of: Callable[[str], RunConfig
     return TaskSettings(settings, _with_tasks_before(config_of(role.after), config_of))
 
 
-def _sibling_settings(config: str, *, trust: bool) -> Callable[[str], RunConfig]:
-    """The configurations of the other tasks of a mixed run, whose folders are next to that of a task."""
+def _task_loader(config: str, settings: RunConfig, *, trust: bool) -> Callable[[str], RunConfig]:
+    """The configuration of a task by its name: of the tasks of a mixed run, or from the folder next to that of a task."""
+    from mmgrpo.config.parts import tasks_of
 
-    def settings_of_task(name: str) -> RunConfig:
+    def sibling_settings(name: str) -> RunConfig:
         from mmgrpo.config.loading import load_config
         from mmgrpo.runs.trust import require_trusted
 
@@ -161,7 +160,7 @@ def _sibling_settings(config: str, *, trust: bool) -> Callable[[str], RunConfig]
         require_trusted(file, trust=trust)
         return load_config(file)
 
-    return settings_of_task
+    return tasks_of(settings).__getitem__ if settings.mixed else sibling_settings
 
 
 def _single_task(settings: RunConfig, task: str | None) -> RunConfig:
