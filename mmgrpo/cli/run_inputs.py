@@ -143,7 +143,7 @@ def _with_tasks_before(settings: RunConfig, config_of: Callable[[str], RunConfig
 
 
 def _task_loader(config: str, settings: RunConfig, *, trust: bool) -> Callable[[str], RunConfig]:
-    """The configuration of a task by its name: of the tasks of a mixed run, or from the folder next to that of a task."""
+    """Loads a task by its name: of a mixed run, or from the folder next to that of a task."""
     from mmgrpo.config.parts import tasks_of
 
     def sibling_settings(name: str) -> RunConfig:
