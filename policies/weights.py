@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.layouts import has_deferred_moves, move_modules
+from mmgrpo.maths.embedding_weights import mark_embeddings
 from mmgrpo.policy import NamedWeights
 from mmgrpo.shards import is_sharded, load_module, save_module
 from mmgrpo.values import REFERENCE
@@ -65,6 +66,7 @@ class Weights(NamedWeights):
                 inject(name, module, self.lora)
             else:
                 module.requires_grad_(True)
+                mark_embeddings(_embeddings_of(module))
                 move_modules([module], lambda part: part.float())
         self._store = ModuleCopies(self.modules) if self.lora is None else NamedAdapters(self.modules)
         self._active_copies: Mapping[str, nn.Module] = {}
@@ -211,6 +213,12 @@ class Weights(NamedWeights):
     def _load_modules(self, modules: Mapping[str, nn.Module], directory: Path) -> None:
         for name, module in modules.items():
             _load_module(module, directory / name)
+
+
+def _embeddings_of(module: nn.Module) -> list[nn.Module | None]:
+    """The embeddings of a module, and its output head."""
+    head = module.get_output_embeddings() if isinstance(module, PreTrainedModel) else None
+    return [*(part for part in module.modules() if isinstance(part, nn.Embedding)), head]
 
 
 def _require_bare(name: str, module: nn.Module, merge: str) -> None:

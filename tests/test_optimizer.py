@@ -9,15 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from mmgrpo.examples.digits import digit_prompts
 from torch import Tensor
 
 from mmgrpo import Trainer
-from mmgrpo.algorithm import Algorithm
+from mmgrpo.algorithm import Algorithm, optimizer_factory
 from mmgrpo.config import OptimizerConfig
 from mmgrpo.config.loading import validated
+from mmgrpo.distributed.job import Job
+from mmgrpo.distributed.parameter_shards import ParameterShard
 from mmgrpo.errors import ConfigError, NonFiniteError
+from mmgrpo.maths.embedding_weights import mark_embeddings
 from mmgrpo.runs.checkpoint import weights_folder
+from mmgrpo.training.build import build_optimizer
 from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, weights
 
@@ -165,6 +170,11 @@ def test_an_optimizer_of_another_module_moves_along_the_gradient(tmp_path: Path)
         ({"betas": [0.9, 1.0]}, "betas of adamw must be two numbers"),
         ({"eps": 0.0}, "eps of adamw must be above 0"),
         ({"weight_decay": -0.1}, "weight_decay of adamw must be at least 0"),
+        ({"name": "adamw_8bit", "eps": 0.0}, "eps of adamw_8bit must be above 0"),
+        ({"name": "adamw_8bit", "momentum": 0.9}, "adamw_8bit takes no 'momentum'"),
+        ({"name": "adafactor", "beta1": 1.0}, "beta1 of adafactor must be from 0 to below 1"),
+        ({"name": "adafactor", "decay_rate": 0.8}, "decay_rate below 0"),
+        ({"name": "muon", "momentum": 1.0}, "muon needs momentum from 0 to below 1"),
         ({"name": "adam"}, "unknown name 'adam'; did you mean adamw"),
         ({"name": "python:tests.test_optimizer:gradient_descent", "betas": [0.9, 0.9]}, "takes no 'betas'"),
         ({"name": "python:tests.test_optimizer:no_optimizer"}, "must return a function of .*, got 0.0"),
@@ -185,3 +195,82 @@ def test_a_critic_follows_the_optimizer_of_the_policy() -> None:
     assert (followed.name, followed.lr, followed.settings) == (other, 1e-5, {"momentum": 0.9})
     separate = OptimizerConfig.model_validate({"name": "adamw"}).over(config.update.optimizer)
     assert (separate.name, separate.lr, separate.settings) == ("adamw", 0.5, {})
+
+
+OPTIMIZERS = {
+    "adamw_8bit": {"name": "adamw_8bit", "lr": 1e-3, "min_8bit_size": 16},
+    "adafactor": {"name": "adafactor", "lr": 1e-3, "beta1": 0.9},
+    "muon": {"name": "muon", "lr": 1e-3, "weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_resumes_bitwise(name: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "steps": 3,
+        "update": {"optimizer": OPTIMIZERS[name]},
+        "checkpoint": {"every": 1, "keep": None},
+    }
+    complete = trainer_of(tmp_path / "complete", make_policy(lora=None), **changes)
+    before = weights(complete).clone()
+    complete.train()
+    assert not torch.equal(weights(complete), before)
+    values = {**BASE, "rollout": ROLLOUT, **changes, "output": str(tmp_path / "resumed")}
+    checkpoint = complete.folder.path / "checkpoints" / "step-000002"
+    resumed = Trainer(make_policy(lora=None), {"reward": brightness}, digit_prompts(), values, resume=checkpoint)
+    resumed.train()
+    assert torch.equal(weights(resumed), weights(complete))
+    assert not torch.equal(weights(resumed), before)
+
+
+def stepped(settings: dict[str, Any], parameters: Sequence[Tensor], num_steps: int = 2) -> Any:
+    optimizer = optimizer_factory(OptimizerConfig.model_validate(settings))(parameters, 0.01)
+    for step in range(num_steps):
+        for parameter in parameters:
+            parameter.grad = torch.linspace(-1, 1 + step, parameter.numel()).reshape(parameter.shape)
+        optimizer.step()
+    return optimizer
+
+
+def test_muon_leaves_vectors_convolutions_and_embeddings_to_adamw() -> None:
+    torch.manual_seed(0)
+    embedding, kernel = torch.nn.Embedding(8, 4), torch.nn.Conv2d(2, 3, 2, bias=False)
+    shapes = [(6, 4), (5,)]
+    parameters = [embedding.weight, kernel.weight, *(torch.nn.Parameter(torch.randn(shape)) for shape in shapes)]
+    mark_embeddings([embedding])
+    copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    stepped({"name": "muon"}, parameters)
+    stepped({"name": "adamw"}, [copies[0], copies[1], copies[3]])
+    expected = torch.optim.Muon([copies[2]], lr=0.01, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    for step in range(2):
+        copies[2].grad = torch.linspace(-1, 1 + step, 24).reshape(6, 4)
+        expected.step()
+    assert all(torch.equal(result, copied) for result, copied in zip(parameters, copies, strict=True))
+
+
+def test_adafactor_is_that_of_transformers_at_the_rate_of_the_run() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(4))]
+    optimizer = stepped({"name": "adafactor"}, parameters, num_steps=1)
+    # the first decay is 1 - 1^-0.8 = 0: v = g^2, for a vector update = g / |g|, of a root mean square of 1, times lr
+    gradient = torch.linspace(-1, 1, 4)
+    assert torch.allclose(parameters[1], 1 - 0.01 * gradient.sign(), atol=1e-6)
+    assert set(optimizer.state[parameters[0]]) == {"step", "RMS", "exp_avg_sq_row", "exp_avg_sq_col"}
+
+
+@pytest.mark.parametrize("name", ["adamw_8bit", "adafactor", "muon"])
+def test_state_has_the_stated_bytes(name: str) -> None:
+    settings = OptimizerConfig.model_validate({"name": name})
+    parameters = [torch.nn.Parameter(torch.randn(64, 128)), torch.nn.Parameter(torch.randn(5))]
+    factory = optimizer_factory(settings)
+    optimizer = stepped({"name": name}, parameters)
+    state = optimizer.state[parameters[0]]
+    num_bytes = sum(value.nbytes for value in state.values() if isinstance(value, Tensor) and value.ndim)
+    assert factory.state_bytes((64, 128)) == num_bytes
+    assert num_bytes < 0.6 * 8 * 64 * 128
+
+
+def test_optimizers_of_complete_weights_raise_for_shards() -> None:
+    parameter, job = ParameterShard(torch.zeros(4)), Job(Accelerator(cpu=True))
+    for name in OPTIMIZERS:
+        with pytest.raises(ConfigError, match=f"update.optimizer {name} needs complete weights"):
+            build_optimizer([parameter], OptimizerConfig(name=name), num_updates=1, job=job)

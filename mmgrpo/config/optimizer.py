@@ -12,8 +12,8 @@ class OptimizerConfig(Named):
 
     name: str = Field(
         default="adamw",
-        description="adamw, with betas, eps and weight_decay; or python:module:function, which returns a function of "
-        "(parameters, learning rate)",
+        description="adamw, with betas, eps and weight_decay; adamw_8bit, adafactor or muon, with their settings; "
+        "or python:module:function, which returns a function of (parameters, learning rate)",
     )
     lr: float = Field(default=1e-4, gt=0, description="learning rate")
     schedule: Named = Field(

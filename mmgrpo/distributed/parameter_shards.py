@@ -55,7 +55,7 @@ def as_piece(value: Tensor, shard: nn.Parameter) -> Tensor | Piece:
     Returns:
         A piece of the full tensor; the value itself if the parameter is replicated or the shapes differ.
     """
-    if not isinstance(shard, ParameterShard) or value.shape != shard.shape:
+    if not isinstance(shard, ParameterShard) or not isinstance(value, Tensor) or value.shape != shard.shape:
         return value
     return Piece(value, shard.parameter_layout.start, shard.parameter_layout.shape)
 
@@ -70,7 +70,8 @@ def slice_for_shard(value: Tensor | Stored, shard: nn.Parameter) -> Tensor:
             raise ValueError(f"{value.name} has shape {tuple(value.shape)}, expected {tuple(full_shape(shard))}")
         start = shard.parameter_layout.start if isinstance(shard, ParameterShard) else 0
         return value.entries(start, shard.numel()).view(shard.shape)
-    if not isinstance(shard, ParameterShard) or value.shape != shard.parameter_layout.shape:
+    is_tensor = isinstance(value, Tensor)
+    if not isinstance(shard, ParameterShard) or not is_tensor or value.shape != shard.parameter_layout.shape:
         return value
     return local_slice(value, shard.parameter_layout).to(shard.device, copy=True)
 

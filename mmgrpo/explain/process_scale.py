@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmgrpo.algorithm import Algorithm
+from mmgrpo.algorithm import Algorithm, optimizer_factory
 from mmgrpo.config import RunConfig
 from mmgrpo.config.registry import outline_of, settings_type
 from mmgrpo.errors import ConfigError
@@ -124,6 +124,7 @@ class ProcessPlan:
                 num_processes=self.num_processes,
                 averages=self.config.update.ema is not None,
                 num_copies=self.num_copies,
+                moments_of=getattr(optimizer_factory(self.config.update.optimizer), "state_bytes", None),
             ),
             rollout_blocks=sizes if self.config.runtime.gather_for_rollout else gathered_bytes(parts),
             update_blocks=sizes if engine is ShardingEngine.ZERO2 else gathered_bytes(parts),

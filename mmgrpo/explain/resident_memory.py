@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ class ResidentMemory:
         frozen: frozen weights, including text encoders and autoencoder; sharded likewise.
         buffers: buffers of all modules, replicated.
         gradients: gradients of ``trained``, from the first slice of an update to its end.
-        moments: two moments of AdamW per trained weight, and a step counter per parameter.
+        moments: state of the optimizer: of AdamW two moments per trained weight, and a step counter per parameter.
         average: moving average of the trained weights, if ``update.ema`` is set.
         copies: float32 copies of the weights and buffers of fully trained modules, one per name of saved weights
             including the reference. Adapters need none: they are switched off.
@@ -50,6 +50,7 @@ def resident_memory(
     num_processes: int = 1,
     averages: bool = False,
     num_copies: int = 0,
+    moments_of: Callable[[Sequence[int]], int] | None = None,
 ) -> ResidentMemory:
     """The resident memory of a process; that of the largest shard if shards differ.
 
@@ -60,6 +61,8 @@ def resident_memory(
         num_processes: number of processes.
         averages: whether there is a moving average.
         num_copies: number of copies.
+        moments_of: shape of a trained weight -> bytes of the optimizer's state, for one that does not support sharding;
+            None: AdamW.
 
     Returns:
         Bytes of each kind.
@@ -77,7 +80,9 @@ def resident_memory(
         frozen=sum(_local_size(p, sharded_ids, num_processes) for p in parameters if not p.requires_grad),
         buffers=sum(map(_size, _unique(buffer for module in modules for buffer in module.buffers()))),
         gradients=trained_bytes,
-        moments=2 * trained_bytes + STEP_BYTES * len(sizes),
+        moments=2 * trained_bytes + STEP_BYTES * len(sizes)
+        if moments_of is None
+        else sum(moments_of(parameter.shape) for parameter in parameters if parameter.requires_grad),
         average=trained_bytes if averages else 0,
         copies=num_copies * copy_bytes,
     )

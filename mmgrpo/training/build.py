@@ -25,7 +25,7 @@ from mmgrpo.config.validating import explain_validation
 from mmgrpo.data.corruption import IMAGE_TEMPLATES
 from mmgrpo.data.history import PromptTemplate
 from mmgrpo.distributed.job import Job
-from mmgrpo.distributed.parameter_shards import local_shards
+from mmgrpo.distributed.parameter_shards import ParameterShard, local_shards
 from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Critic, Policy, SupportsCritic, SupportsEngine, SupportsNamedWeights
@@ -225,12 +225,19 @@ def build_optimizer(
         The optimizer.
 
     Raises:
-        ConfigError: nothing is trained, or the schedule is unknown or takes other numbers.
+        ConfigError: nothing is trained, the optimizer does not support sharded weights, or the schedule is unknown or
+            takes other numbers.
     """
     if not parameters:
         raise ConfigError("the policy has no trainable parameters; check policy.lora.targets and policy.denoisers")
     shards = local_shards(parameters)
-    optimizer = optimizer_factory(settings)(shards, settings.lr)
+    factory = optimizer_factory(settings)
+    if any(isinstance(shard, ParameterShard) for shard in shards) and not getattr(factory, "is_elementwise", True):
+        raise ConfigError(
+            f"update.optimizer {settings.name} needs complete weights, and these are sharded (FSDP2, ZeRO): use "
+            "adamw, or start the processes without sharding"
+        )
+    optimizer = factory(shards, settings.lr)
     return GuardedOptimizer(
         parameters,
         optimizer,

@@ -216,7 +216,9 @@ class GRPOConfig:
             needs=("lr_scheduler_type", "constant_with_warmup", "linear", "cosine", "cosine_with_min_lr"),
         ),
     ] = 0
-    optim: Annotated[str, Fixed("leave it out: the optimizer is AdamW", "adamw_torch")] = "adamw_torch_fused"
+    optim: Annotated[
+        str, Fixed("overrides={'update.optimizer': {'name': 'adamw_8bit'}}, adafactor or muon", "adamw_torch")
+    ] = "adamw_torch_fused"
     optim_args: Annotated[
         str | None, Fixed("leave it out: adam_beta1, adam_beta2, adam_epsilon and weight_decay apply")
     ] = None
