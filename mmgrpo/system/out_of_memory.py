@@ -1,6 +1,9 @@
-"""Recognition of out-of-memory errors of all libraries."""
+"""Recognition of out-of-memory errors of all libraries, and release of the memory of what failed."""
 
 from __future__ import annotations
+
+import gc
+import traceback
 
 import torch
 
@@ -13,3 +16,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error).lower() for message in _MESSAGES)
+
+
+def free_memory_of(error: BaseException) -> None:
+    """Frees the tensors of the frames that an error ended, such as activations, and the cache of the GPU."""
+    traceback.clear_frames(error.__traceback__)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
-
-import torch
 
 from mmgrpo.config import RunConfig, TaskConfig
 from mmgrpo.distributed.heartbeat import Heartbeat
@@ -21,7 +17,7 @@ from mmgrpo.runs.folder import RunFolder
 from mmgrpo.runs.progress import RunProgress
 from mmgrpo.runs.sample_logging import log_samples
 from mmgrpo.runs.stopping import StopRequests, Terminated
-from mmgrpo.system.out_of_memory import is_out_of_memory
+from mmgrpo.system.out_of_memory import free_memory_of, is_out_of_memory
 from mmgrpo.training.checkpointed_run import CheckpointedRun
 from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.optimizer import GuardedOptimizer
@@ -373,10 +369,7 @@ def naming_phase(phase: str, step: int) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, MmgrpoError) or not is_out_of_memory(error):
             raise
-        traceback.clear_frames(error.__traceback__)  # they hold the activations
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_memory_of(error)
         message = str(error).strip().partition("\n")[0] or type(error).__name__
         raise OutOfMemoryError(
             f"out of memory in {phase} at step {step}: {REMEDIES[phase]}; this changes nothing "

@@ -123,6 +123,7 @@ def update_metrics(update: UpdateMetrics, job: Job) -> dict[str, float]:
         "optimizer/lr": applied.lr,
         "optimizer/grad_norm": applied.grad_norm,
         "optimizer/skipped": float(applied.skipped),
+        **({} if update.slice_limit is None else {"update/slice_limit": float(update.slice_limit)}),
     }
 
 

@@ -1,12 +1,16 @@
 """A policy's evaluation as a stream of slices, checked, of rollouts that may have been joined.
 
+A slice has as many rows as the policy's settings allow, until memory runs out: ``halve_slices`` bounds the rows of the
+next slices of a policy. The gradient of an update is that of the same decisions, to rounding.
+
 Axes: B samples, T decisions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,6 +20,36 @@ from mmgrpo.policy import Critic, Policy
 from mmgrpo.training.concat_rollouts import RolloutParts
 from mmgrpo.types import Evaluation, Rollout
 from mmgrpo.values import Value
+
+
+@dataclass(slots=True)
+class _SliceRows:
+    """Rows of a policy's slices.
+
+    Attributes:
+        limit: maximum; None: that of the policy's settings.
+        last: rows of the last slice, or those requested before the first one.
+    """
+
+    limit: int | None = None
+    last: int = 0
+
+
+_rows_of: WeakKeyDictionary[Policy | Critic, _SliceRows] = WeakKeyDictionary()
+
+
+def slice_limit(policy: Policy | Critic) -> int | None:
+    """The maximum number of rows of a policy's slices; None: no memory ran out, and its settings apply."""
+    return None if policy not in _rows_of else _rows_of[policy].limit
+
+
+def halve_slices(policy: Policy | Critic) -> bool:
+    """Bounds the rows of a policy's next slices to half of those of the last one; False if that had one row."""
+    rows = _rows_of.setdefault(policy, _SliceRows())
+    if rows.last <= 1:
+        return False
+    rows.limit = -(-rows.last // 2)
+    return True
 
 
 def evaluations(
@@ -54,8 +88,14 @@ def _slices(policy: Policy | Critic, rollout: Rollout, values: Collection[Value]
     rows = rollout.mask_BT.any(1).nonzero().flatten()
     if len(rows) == 0:
         return
-    for evaluation in policy.evaluate(rollout, rows.tolist(), values=values):
-        yield replace(evaluation, rows=rows) if evaluation.rows is None else evaluation
+    counted = _rows_of.setdefault(policy, _SliceRows())
+    for part in rows.split(counted.limit or len(rows)):
+        counted.last = len(part)
+        for evaluation in policy.evaluate(rollout, part.tolist(), values=values):
+            evaluation = replace(evaluation, rows=part) if evaluation.rows is None else evaluation
+            assert evaluation.rows is not None
+            counted.last = len(evaluation.rows)
+            yield evaluation
 
 
 def index_of(evaluation: Evaluation) -> tuple[Tensor, Tensor]:

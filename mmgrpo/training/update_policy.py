@@ -5,6 +5,7 @@ Axes: B rows, T decisions.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,11 +19,15 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.maths.aggregates import Totals, count
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.policy import Policy
+from mmgrpo.system.out_of_memory import free_memory_of, is_out_of_memory
 from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.gradients import Gradient, accumulate_gradient, nonfinite_rows, with_values
 from mmgrpo.training.optimizer import Applied, GuardedOptimizer
+from mmgrpo.training.streaming import halve_slices, slice_limit
 from mmgrpo.types import Rollout
 from mmgrpo.values import of_view
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,7 @@ class UpdateMetrics:
         totals: the counts of its rows in the loss's means, over all processes.
         applied: the outcome of the gradient.
         nonfinite_rows: where it was not finite, this process's rows whose own gradient is not.
+        slice_limit: maximum rows of this process's slices since memory ran out; None: it did not.
     """
 
     number: int
@@ -42,6 +48,7 @@ class UpdateMetrics:
     totals: Totals
     applied: Applied
     nonfinite_rows: Sequence[int]
+    slice_limit: int | None = None
 
 
 @final
@@ -96,19 +103,43 @@ class UpdatePlan:
         """Adds the gradient of the update's rows, and of auxiliary losses, to that of earlier tasks."""
         with _counted(self._policy, self._weight, self.job):
             gradient = self._added(totals)(rows=self._rows, gather=self.job.gather)
-            gradient, self._spent = replace(gradient, num_forwards=gradient.num_forwards + self._spent), 0
+            gradient = replace(gradient, num_forwards=gradient.num_forwards + self._spent)
             return (
                 gradient
                 if self._extra_gradient is None
                 else gradient.merge(self._extra_gradient(self._number, self._rows))
             )
 
+    @property
+    def can_repeat(self) -> bool:
+        """Whether this process may repeat ``accumulate`` alone: no other process waits in it."""
+        objective = self._objective
+        waits = objective.selections or objective.modulations or self._extra_gradient is not None
+        return self.job.num_processes == 1 or not (self.job.is_sharded or waits)
+
+    def halve_slices(self) -> bool:
+        """Bounds the rows of the next slices to half of those of the last one; False if that had one row."""
+        has_changed = halve_slices(self._policy)
+        if has_changed:
+            logger.warning(
+                "out of memory in the update: from now on it runs at most %s rows at a time; the gradient is the same, "
+                "to rounding. Lower policy.update_batch or policy.update_tokens to start so",
+                slice_limit(self._policy),
+            )
+        return has_changed
+
     def applied(self, gradient: Gradient, totals: Totals, applied: Applied) -> UpdateMetrics:
         """The result of the update; the rows age by one if the weights moved."""
         bad_rows = nonfinite_rows(self._policy, self._rows, self._added(totals), self.job) if applied.skipped else []
         self._rollout = self._rollout if applied.skipped else self._rollout.aged()
+        self._spent = 0
         return UpdateMetrics(
-            number=self._number, gradient=gradient, totals=self._local_totals, applied=applied, nonfinite_rows=bad_rows
+            number=self._number,
+            gradient=gradient,
+            totals=self._local_totals,
+            applied=applied,
+            nonfinite_rows=bad_rows,
+            slice_limit=slice_limit(self._policy),
         )
 
     def _added(self, totals: Totals) -> Callable[..., Gradient]:
@@ -179,14 +210,28 @@ def update_jointly(
     for number in range(epochs * minibatches):
         parts = [plan.begin(number, epochs=epochs, minibatches=minibatches, cycle_masks=cycle_masks) for plan in plans]
         totals = sum(parts[1:], start=parts[0])
-        optimizer.clear()
-        gradients = [plan.accumulate(totals) for plan in plans]
+        gradients = _accumulate(plans, totals, optimizer)
         for plan in plans:
             for call in plan.before_apply:
                 call()
         applied = optimizer.apply()
         yield tuple(plan.applied(gradient, totals, applied) for plan, gradient in zip(plans, gradients, strict=True))
         optimizer.require_progress()
+
+
+def _accumulate(plans: Sequence[UpdatePlan], totals: Totals, optimizer: GuardedOptimizer) -> list[Gradient]:
+    """The gradients of plans; if memory runs out, again from the start in slices of half as many rows."""
+    while True:
+        optimizer.clear()
+        try:
+            return [plan.accumulate(totals) for plan in plans]
+        except Exception as error:
+            if not is_out_of_memory(error) or not all(plan.can_repeat for plan in plans):
+                raise
+            free_memory_of(error)
+            optimizer.clear()
+            if not plans[0].halve_slices():  # plans are of one policy
+                raise
 
 
 @contextmanager
