@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -170,18 +171,35 @@ class SupportsSupervisedLoss(ABC):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """The run around an inference engine.
+
+    Attributes:
+        log: file for the output of a server that the run starts.
+        is_main: whether this process starts the server and sends it weights.
+        run_on_main: calls a function on the main process; returns its result on all.
+    """
+
+    log: Path
+    is_main: bool
+    run_on_main: Callable[[Callable[[], Any]], Any]
+
+
 class SupportsEngine(ABC):
     """A policy whose samples an inference server can generate."""
 
     @abstractmethod
-    def use_engine(self, engine: Any) -> None:
-        """Generates samples of the current weights by a server from now on; the policy scores them.
+    def use_engine(self, engine: Any, context: EngineContext) -> AbstractContextManager[None]:
+        """A context in which a server generates the samples of the current weights; the policy scores them.
 
         Args:
             engine: an ``mmgrpo.policies.engines.engine.Engine``.
+            context: the run around it.
 
-        Raises:
-            ConfigError: the server cannot generate samples of this policy.
+        Returns:
+            The context. It raises ConfigError if the server cannot generate samples of this policy, and EngineError if
+            it fails.
         """
 
 

@@ -58,6 +58,7 @@ CONTRACTS = (
     *("data.image_loading", "data.audio_loading", "data.videos", "data.media_options"),
     *("system.lazy", "system.extras", "system.hub", "system.targets", "system.folders", "system.bounded_http"),
     *("system.out_of_memory", "system.process_settings", "system.json_requests", "system.sandbox"),
+    *("system.process_guard", "system.launch_environment"),
 )
 """Modules of the engine that adapters may import."""
 

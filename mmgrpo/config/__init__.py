@@ -99,7 +99,7 @@ class RolloutConfig(Section):
     engine: Named | None = Field(
         default=None,
         description="inference server that generates the samples of a language policy: {name: vllm, url: "
-        "http://127.0.0.1:8000}; null: the trainer generates them",
+        "http://127.0.0.1:8000}, or python: vllm-env/bin/python to start one; null: the trainer generates them",
     )
     max_turns: int = Field(default=8, ge=1, description="most turns that a sample generates in an environment")
     environment_workers: int = Field(

@@ -160,7 +160,7 @@ def _engine_row(config: RunConfig) -> Iterator[tuple[str, str]]:
     engine = config.rollout.engine
     if engine is not None:
         address = engine_of(config.rollout).address
-        line = f"{engine.name} at {address} generates the samples, with the weights of each step"
+        line = f"{engine.name}, {address}, generates the samples, with the weights of each step"
         yield "engine", f"{line}; the trainer scores them, so both sides of the ratio are its own"
 
 

@@ -28,6 +28,8 @@ from mmgrpo.types import Sample, Scores
 
 PACKAGES = ("mmgrpo", "torch", "diffusers", "transformers", "accelerate", "peft")
 CONFIG, HEADER = "config.yaml", "run.json"
+ENGINE_LOG = "engine.log"
+"""Output of an inference server that the run starts."""
 ENDED = ("finished", "stopped by the alert")
 """Prefixes of the status of a run that is complete."""
 

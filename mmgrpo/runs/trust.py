@@ -23,8 +23,8 @@ from mmgrpo.system.targets import PYTHON, is_python_target
 TRUSTED_MODULES = "mmgrpo.examples."
 """Prefix of modules whose functions any configuration may name."""
 
-SERVERS = ("url", "key_variable", "token_variable", "command")
-"""Settings that send samples, and secrets of the environment, to a server."""
+SERVERS = ("url", "key_variable", "token_variable", "command", "python")
+"""Settings that send samples, and secrets of the environment, to a server, or start one."""
 
 SWITCHES = ("trust_remote_code", "outside_media")
 """Settings that download code or data, or read files of data anywhere."""

@@ -1,10 +1,10 @@
 """Commands that end with this process, however it ends; also the script that guards them.
 
-``python process_guard.py FILES COMMAND ..`` runs a command until its standard input has a byte or is closed, or its
-parent has ended, even by SIGKILL; FILES are the numbers of open files that the command has from 3 on. Then it kills the
-command with all its descendants, also those that left its process group, and removes their temporary files. With
-``--piped`` as FILES, the command has the standard input and output of the script, which ends with it. The script needs
-the standard library alone.
+``python process_guard.py FILES GRACE_S COMMAND ..`` runs a command until its standard input has a byte or is closed, or
+its parent has ended, even by SIGKILL; FILES are the numbers of open files that the command has from 3 on. Then it
+terminates the command, kills it after GRACE_S seconds with all its descendants, also those that left its process group,
+and removes their temporary files. With ``--piped`` as FILES, the command has the standard input and output of the
+script, which ends with it. The script needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, final
 
@@ -35,17 +35,28 @@ END_S = 60.0
 class GuardedProcess:
     """A command in a new session (Ctrl-C does not reach it) that ends with this process; ends completely on Linux."""
 
-    def __init__(self, command: Sequence[str], *, output: IO[bytes], files: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        output: IO[bytes],
+        files: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+        grace_s: float = 0.0,
+    ) -> None:
         """Starts the command.
 
         Args:
             command: the program and its arguments.
             output: file for its output and errors.
             files: descriptors of open files, such as ends of pipes, that the command has as 3, 4 and so on; POSIX only.
+            environment: its environment variables; None: those of this process.
+            grace_s: seconds from SIGTERM to SIGKILL, for a command that has to remove something when it ends.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, ",".join(map(str, files)), *command],
+            [sys.executable, "-I", "-S", __file__, ",".join(map(str, files)), str(grace_s), *command],
             stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=files,
+            env=environment,
         )  # fmt: skip
 
     @property
@@ -79,10 +90,10 @@ def piped_command(command: Sequence[str]) -> list[str]:
     Returns:
         The command; its exit code is that of the other.
     """
-    return [sys.executable, "-I", "-S", __file__, PIPED, *command]
+    return [sys.executable, "-I", "-S", __file__, PIPED, "0", *command]
 
 
-def _main(files: Sequence[int], command: Sequence[str], *, is_piped: bool) -> int:
+def _main(files: Sequence[int], grace_s: float, command: Sequence[str], *, is_piped: bool) -> int:
     """Runs the command; returns its exit code, 0 if it was killed."""
     parent = os.getppid()
     numbered = _numbered(files)
@@ -105,6 +116,9 @@ def _main(files: Sequence[int], command: Sequence[str], *, is_piped: bool) -> in
                     code = child.wait(POLL_S)
             elif select.select([0], [], [], POLL_S)[0]:
                 break
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(grace_s)
         child.kill()
         _kill_children()
         return code or 0
@@ -153,7 +167,7 @@ def _children() -> list[int]:
 
 
 if __name__ == "__main__":
-    option, *arguments = sys.argv[1:]
+    option, grace, *arguments = sys.argv[1:]
     piped = option == PIPED
     open_files = [] if piped else [int(file) for file in option.split(",") if file]
-    sys.exit(_main(open_files, arguments, is_piped=piped))
+    sys.exit(_main(open_files, float(grace), arguments, is_piped=piped))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import ParameterShard, local_shards
 from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError
-from mmgrpo.policy import Critic, Policy, SupportsCritic, SupportsEngine, SupportsNamedWeights
+from mmgrpo.policy import Critic, EngineContext, Policy, SupportsCritic, SupportsEngine, SupportsNamedWeights
 from mmgrpo.runs.checkpoint import FOLDER, is_checkpoint
 from mmgrpo.runs.resuming import policy_weights_folder
 from mmgrpo.scoring import Gate, NamedReward, as_reward
@@ -89,17 +89,10 @@ def build_rewards(configs: Sequence[EvaluationRewardConfig], *, live: Functions 
     return [_named_reward(reward, live or {}) for reward in configs]
 
 
-def use_engine(algorithm: Algorithm, policy: Policy, job: Job) -> None:
-    """Connects the policy with the server of ``rollout.engine``, if there is one.
+def require_engine_support(algorithm: Algorithm, policy: Policy, job: Job) -> None:
+    """Checks that ``rollout.engine`` can generate the samples of a policy.
 
-    Args:
-        algorithm: of the run.
-        policy: the policy, on its device.
-        job: the processes.
-
-    Raises:
-        ConfigError: the server does not answer or serves another model, or the policy does not support an engine.
-        EngineError: the server cannot load the weights.
+    Raises ConfigError for a policy of another kind, and for sharded weights.
     """
     if algorithm.engine is None:
         return
@@ -107,9 +100,31 @@ def use_engine(algorithm: Algorithm, policy: Policy, job: Job) -> None:
         raise ConfigError(
             f"rollout.engine generates the texts of language policies, and {type(policy).__name__} is none: remove it"
         )
-    if job.size > 1:
-        raise ConfigError(f"rollout.engine supports runs of one process, got {job.size}: remove it, or use one process")
-    policy.use_engine(algorithm.engine)
+    if job.is_sharded:
+        raise ConfigError(
+            "rollout.engine supports weights that every process has: leave FSDP and DeepSpeed out of accelerate's "
+            "settings, or remove it"
+        )
+
+
+def engine_of_run(algorithm: Algorithm, policy: Policy, job: Job, log: Path) -> AbstractContextManager[None]:
+    """A context in which the server of ``rollout.engine`` generates the samples of a policy, if there is one.
+
+    Args:
+        algorithm: of the run.
+        policy: the policy, on its device.
+        job: the processes.
+        log: file for the output of a server that the run starts.
+
+    Returns:
+        The context. It raises ConfigError if the server does not answer or serves another model, and EngineError if it
+        does not start, or cannot load the weights.
+    """
+    if algorithm.engine is None:
+        return nullcontext()
+    assert isinstance(policy, SupportsEngine)
+    context = EngineContext(log=log, is_main=job.is_main, run_on_main=job.run_on_main)
+    return policy.use_engine(algorithm.engine, context)
 
 
 def exchange_plan(config: RunConfig) -> Plan:

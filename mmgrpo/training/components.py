@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import final
 
 from mmgrpo.algorithm import Algorithm
@@ -22,11 +24,12 @@ from mmgrpo.training.build import (
     build_critic,
     build_rewards,
     build_views,
+    engine_of_run,
     optimizer_of,
     plan_at,
+    require_engine_support,
     require_images,
     require_weights,
-    use_engine,
 )
 from mmgrpo.training.critic import CriticTrainer
 from mmgrpo.training.optimizer import Average, GuardedOptimizer, ensure_reference, require_movable
@@ -96,7 +99,6 @@ class Components:
         Raises:
             ConfigError: the policy does not support the algorithm.
             DataError: the policy does not read media that a prompt has.
-            EngineError: the server of ``rollout.engine`` cannot load the weights.
         """
         config, parameters = algorithm.config, policy.trainable
         if algorithm.task_template is None:
@@ -109,7 +111,8 @@ class Components:
         require_weights(algorithm, policy)
         require_advantages(algorithm)
         plan_at(algorithm, policy, 0)
-        use_engine(algorithm, policy, job)
+        require_engine_support(algorithm, policy, job)
+        _require_engine_of_owner(algorithm, owner)
         loss = algorithm.advantages.critic_loss
         average = owner.average if owner else Average(parameters, config.update.ema) if config.update.ema else None
         return cls(
@@ -133,11 +136,29 @@ class Components:
             yield from self.warmup.run(0, lambda: False)
         self.start()
 
+    def engine(self, log: Path) -> AbstractContextManager[None]:
+        """The context of ``rollout.engine``; a task that trains the policy of another task has that task's.
+
+        Args:
+            log: file for the output of a server that the run starts.
+
+        Returns:
+            The context, as ``engine_of_run``.
+        """
+        return nullcontext() if self.owner else engine_of_run(self.algorithm, self.policy, self.job, log)
+
     def start(self) -> None:
         """Makes the current weights the reference, and the first weights of the average."""
         ensure_reference(self.policy, self.algorithm)
         if self.average:
             self.average.restart()
+
+
+def _require_engine_of_owner(algorithm: Algorithm, owner: Components | None) -> None:
+    if owner and algorithm.config.rollout.engine != owner.algorithm.config.rollout.engine:
+        raise ConfigError(
+            "rollout.engine: a task with policy_of has the engine of the policy's owner: set the same one"
+        )
 
 
 @final

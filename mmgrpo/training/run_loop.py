@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ class RunContext:
         stopping: the requested stop, of all tasks.
         log: takes the lines of a task, by file, in addition to the task's folder.
         show: takes the samples of an evaluation, and their scores, at a step of the task.
+        resources: contexts that end with the run, such as that of an inference server.
         within: the parent of the task's folder; None: that of its configuration.
     """
 
@@ -49,6 +50,7 @@ class RunContext:
     stopping: StopRequests
     log: Callable[[str, Mapping[str, Any]], None]
     show: Callable[[int, Sequence[Sample], Scores], None]
+    resources: ExitStack
     within: Path | None = None
 
 
@@ -179,7 +181,7 @@ class RunLoop:
         sessions = [task.session for task in self._tasks.values()]
         status, failure = "failed", None
         listening = self._stopping.handle_signals(), self._heartbeat.running(self._abandon)
-        with listening[0], listening[1], next(iter(self._progress.values())) as progress:
+        with ExitStack() as resources, listening[0], listening[1], next(iter(self._progress.values())) as progress:
             if all(session.is_over() for session in sessions):
                 if self._mixed_run:
                     self._mixed_run.end("finished", None)
@@ -187,7 +189,7 @@ class RunLoop:
                 self._end("finished")
                 return "finished"
             try:
-                self._begin()
+                self._begin(resources)
                 with naming_phase("the warm-up", self.step):
                     for task in self._tasks.values():
                         task.warm_up()
@@ -213,7 +215,7 @@ class RunLoop:
                     progress.print_line(line)
         return status
 
-    def _begin(self) -> None:
+    def _begin(self, resources: ExitStack) -> None:
         within = self._mixed_run.begin() if self._mixed_run else None
         for name, task in self._tasks.items():
             log = partial(self._mixed_run.log, name) if self._mixed_run else self._log
@@ -223,7 +225,14 @@ class RunLoop:
                 else partial(log_samples, self._job.trackers)
             )
             task.begin(
-                RunContext(progress=self._progress[name], stopping=self._stopping, log=log, show=show, within=within)
+                RunContext(
+                    progress=self._progress[name],
+                    stopping=self._stopping,
+                    log=log,
+                    show=show,
+                    resources=resources,
+                    within=within,
+                )
             )
         if self._mixed_run:
             self._mixed_run.rewrite_logs()

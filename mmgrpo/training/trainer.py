@@ -24,7 +24,7 @@ from mmgrpo.policy import Policy
 from mmgrpo.runs.alerts import Alert, Watchdog, first_step_note, watchdog_inputs
 from mmgrpo.runs.best import require_best
 from mmgrpo.runs.checkpoint import RunPosition, checkpoint_steps
-from mmgrpo.runs.folder import RunFolder
+from mmgrpo.runs.folder import ENGINE_LOG, RunFolder
 from mmgrpo.runs.prompt_samples import with_preview
 from mmgrpo.runs.resuming import plan_resumption, resolve_config
 from mmgrpo.runs.sample_files import identity
@@ -166,11 +166,12 @@ class Trainer:
         return self.folder.path
 
     def begin(self, context: RunContext) -> None:
-        """Prepares the folder, passes earlier lines to the watchdog, and tries the rewards."""
+        """Prepares the folder, starts the engine, passes earlier lines to the watchdog, and tries the rewards."""
         self._context = context
         self.job.broadcast_weights([*self.parameters, *(self.critic.parameters if self.critic else ())])
         for note in (*idle_mechanisms(self.algorithm), *self.session.begin(self._explanation, self._context.within)):
             self._context.progress.print_line(note)
+        context.resources.enter_context(self.components.engine(self.folder.path / ENGINE_LOG))
         if self.watchdog and self.session.resumption:
             alerts = self.watchdog.replay(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
             logged = {(row["step"], row["kind"]) for row in self.folder.lines("alerts.jsonl")}

@@ -8,10 +8,30 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL.Image import Image
+
+from mmgrpo.policy import EngineContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineModel:
+    """The model that an engine serves.
+
+    Attributes:
+        num_tokens: number of its logits.
+        dtype: of its weights, such as float32.
+        head_size: size of its attention heads; None: unknown.
+        save: writes it, with its processor, into an existing folder, as ``save_pretrained`` does.
+    """
+
+    num_tokens: int
+    dtype: str
+    head_size: int | None
+    save: Callable[[Path], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +108,16 @@ class Engine(ABC):
         policy's default."""
 
     @abstractmethod
-    def require_model(self, num_tokens: int) -> None:
-        """Checks before the run that the server answers and has a model with this vocabulary.
+    def serving(self, model: EngineModel, context: EngineContext) -> AbstractContextManager[None]:
+        """A context with a server that generates tokens of a model; a server that it starts ends with it.
 
         Args:
-            num_tokens: number of logits of the trained model.
+            model: the model; its weights are not sent by this.
+            context: the run around the engine.
 
-        Raises:
-            ConfigError: the server does not answer, lacks a feature that training needs, or serves another model.
+        Returns:
+            The context. It raises ConfigError if the server does not answer, lacks a feature that training needs, or
+            serves another model, and EngineError if it does not start.
         """
 
     @abstractmethod
@@ -103,15 +125,16 @@ class Engine(ABC):
         """The version of the server's weights, which a restart resets. Raises EngineError if it does not answer."""
 
     @abstractmethod
-    def load_weights(self, save: Callable[[Path], None], version: str) -> None:
-        """Replaces the server's weights; cached states of the previous weights are dropped.
+    def load_weights(self, save: Callable[[Path], None] | None, version: str) -> None:
+        """Replaces the server's weights, if they have another version; cached states of previous ones are dropped.
 
         Args:
-            save: writes the weights into an existing folder, as ``save_pretrained`` does.
-            version: the new version.
+            save: writes the weights into an existing folder, as ``save_pretrained`` does; None: another process of the
+                run replaces them, which this waits for.
+            version: the version that requests are answered with from now on.
 
         Raises:
-            EngineError: the server cannot load them.
+            EngineError: the server cannot load them, or does not have them in time.
         """
 
     @abstractmethod

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import final
 
@@ -15,24 +15,31 @@ from .engine import Engine
 
 @final
 class SyncedWeights:
-    """Sends weights to an engine if they have changed, or if the engine has lost them."""
+    """Sends weights to an engine if it has other ones.
 
-    def __init__(
-        self, engine: Engine, parameters: Callable[[], Sequence[nn.Parameter]], save: Callable[[Path], None]
-    ) -> None:
+    Their version is a function of their bits, so that all processes of a run know it without a message, and a server
+    that another run or an earlier one filled is recognized.
+    """
+
+    def __init__(self, engine: Engine, parameters: Sequence[nn.Parameter], save: Callable[[Path], None] | None) -> None:
         """Sends nothing yet.
 
         Args:
             engine: the engine.
-            parameters: returns the trained parameters.
-            save: writes the weights into a folder, as ``save_pretrained`` does.
+            parameters: all parameters of the model.
+            save: writes the weights into a folder, as ``save_pretrained`` does; None: another process of the run sends
+                them.
         """
-        self._engine, self._parameters, self._save = engine, parameters, save
-        self._run, self._num_sent = uuid.uuid4().hex[:12], 0
-        self._sent: list[int] | None = None
+        self._engine, self._save = engine, save
+        self._trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._frozen = digest(
+            parameter
+            for parameter in parameters
+            if not parameter.requires_grad and type(parameter) is nn.Parameter  # types of quantized ones have no bits
+        )
 
     def sync(self) -> None:
-        """Sends the weights if they differ from those of the engine.
+        """Sends the weights, if the engine has other ones.
 
         They are compared by their bits, since optimizers, averages that are applied for an evaluation, and checkpoints
         change them in different ways.
@@ -40,16 +47,14 @@ class SyncedWeights:
         Raises:
             EngineError: the engine does not answer, or cannot load them.
         """
-        bits = torch.stack([bit_sum(parameter) for parameter in self._parameters()]).tolist()
-        if bits == self._sent and self._engine.weight_version() == self._version:
-            return
-        self._num_sent += 1
-        self._engine.load_weights(self._save, self._version)
-        self._sent = bits
+        self._engine.load_weights(self._save, f"mmgrpo-{self._frozen}-{digest(self._trained)}")
 
-    @property
-    def _version(self) -> str:
-        return f"mmgrpo-{self._run}-{self._num_sent}"
+
+def digest(parameters: Iterable[nn.Parameter]) -> str:
+    """A short text that an update of any parameter changes almost surely."""
+    sums = [bit_sum(parameter) for parameter in parameters]
+    numbers = torch.stack(sums).tolist() if sums else []
+    return hashlib.sha256(repr(numbers).encode()).hexdigest()[:12]
 
 
 def bit_sum(parameter: Tensor) -> Tensor:
@@ -57,5 +62,5 @@ def bit_sum(parameter: Tensor) -> Tensor:
 
     Shapes: any -> (), int64.
     """
-    patterns = {2: torch.int16, 4: torch.int32}[parameter.element_size()]
+    patterns = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
     return parameter.detach().flatten().view(patterns).sum(dtype=torch.long)

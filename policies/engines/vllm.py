@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, final
 
 from mmgrpo.data.image_loading import data_url
 from mmgrpo.errors import ConfigError, EngineError
+from mmgrpo.policy import EngineContext
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, get_json, post_json, require_server
 
-from .engine import Engine, EngineCompletion, EngineRequest, EngineSampling
+from .engine import Engine, EngineCompletion, EngineModel, EngineRequest, EngineSampling
+from .vllm_server import MODULE, OPTIONS, ServerCommand, VllmServer
 
 MAX_REPLY_BYTES = 2**30
 ALIVE_S = 30.0
@@ -28,18 +32,21 @@ ALIVE_S = 30.0
 NEVER = -100.0
 """The least ``logit_bias`` of vLLM: the probability of a suppressed token is divided by e^100."""
 
-START = (
-    "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL --enable-scale-out "
-    "--logprobs-mode processed_logprobs"
-)
+VERSION_POLL_S = 0.2
+"""Seconds between two questions of a process that waits for weights that another one sends."""
+
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads that vLLM has on the CPU."""
+
+START = f"VLLM_SERVER_DEV_MODE=1 python -m {MODULE} --model MODEL {' '.join(OPTIONS)}"
 
 
 @final
 class VllmEngine(Engine):
     """A vLLM server with a copy of the trained model, on this machine or with a shared folder.
 
-    ``START`` is the command that starts it, with the model that the run starts from. The development mode has the paths
-    that replace weights, so only trusted processes may reach the server.
+    It is at a URL, or is started for the run; ``START`` is the command that starts it. The development mode has the
+    paths that replace weights, so only trusted processes may reach the server.
 
     Source: vLLM 0.32, ``entrypoints/rl/online`` and ``entrypoints/scale_out/token_in_token_out``.
     """
@@ -47,7 +54,11 @@ class VllmEngine(Engine):
     def __init__(
         self,
         *,
-        url: str,
+        url: str | None = None,
+        python: str | None = None,
+        options: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+        start_timeout_s: float = 600.0,
         weights_folder: str | None = None,
         concurrency: int = 64,
         timeout_s: float = 600.0,
@@ -59,6 +70,10 @@ class VllmEngine(Engine):
 
         Args:
             url: address of the server, such as http://127.0.0.1:8000.
+            python: Python of an environment with vLLM, which starts the server for the run, in place of ``url``.
+            options: further options of that server.
+            variables: further environment variables of that server.
+            start_timeout_s: seconds that it may take to start.
             weights_folder: folder for weights that trainer and server see under the same path; None: a temporary one.
             concurrency: maximum number of requests at a time.
             timeout_s: seconds that the completions of a prompt, or the loading of weights, may take.
@@ -70,7 +85,7 @@ class VllmEngine(Engine):
         Raises:
             ConfigError: a setting has an invalid value.
         """
-        require_server(url, "rollout.engine.url")
+        self._command = _server_command(url, python, options, variables or {}, start_timeout_s)
         if concurrency < 1 or retries < 0 or not timeout_s > 0 or not (max_mismatch is None or max_mismatch > 0):
             raise ConfigError(
                 "rollout.engine needs concurrency of at least 1, retries of at least 0, and timeout_s and max_mismatch "
@@ -78,7 +93,8 @@ class VllmEngine(Engine):
             )
         if weights_folder is not None and not Path(weights_folder).is_dir():
             raise ConfigError(f"rollout.engine.weights_folder: there is no folder {weights_folder}")
-        self._url, self._key_variable = url.rstrip("/"), key_variable
+        self._url, self._key_variable = (url or "").rstrip("/"), key_variable
+        self._server: VllmServer | None = None
         self._limits = RequestLimits(timeout_s=timeout_s, retries=retries, max_bytes=MAX_REPLY_BYTES)
         self._short_limits = RequestLimits(timeout_s=min(ALIVE_S, timeout_s), retries=0)
         self._max_mismatch = max_mismatch
@@ -89,15 +105,34 @@ class VllmEngine(Engine):
 
     @property
     def address(self) -> str:
-        """The URL."""
-        return self._url
+        """The URL; before that of a server that is started for the run, the program."""
+        return f"started by {self._command.python}" if self._command and not self._url else self._url
 
     @property
     def max_mismatch(self) -> float | None:
         """The setting."""
         return self._max_mismatch
 
-    def require_model(self, num_tokens: int) -> None:
+    @contextmanager
+    def serving(self, model: EngineModel, context: EngineContext) -> Iterator[None]:
+        """Starts the server, if it is started for the run, on the main process, and checks its model."""
+
+        def connect() -> str:
+            if self._command is not None:
+                self._server = VllmServer(self._command, model, context.log)
+                self._url = self._server.url
+            self._require_model(model)
+            return self._url
+
+        try:
+            self._url = context.run_on_main(connect)
+            yield
+        finally:
+            if self._server is not None:
+                self._server.end()
+                self._server, self._url = None, ""
+
+    def _require_model(self, model: EngineModel) -> None:
         """Asks for the last token of the vocabulary, which the server must have, and for the next one."""
         try:
             models = self._get("/v1/models")["data"]
@@ -108,21 +143,35 @@ class VllmEngine(Engine):
             raise ConfigError(
                 f"rollout.engine.url: {self._url} is no vLLM server in development mode. Start it with: {START}"
             )
-        if (reason := self._rejects(num_tokens - 1)) or not self._rejects(num_tokens):
+        if (reason := self._rejects(model.num_tokens - 1, model)) or not self._rejects(model.num_tokens, model):
             raise ConfigError(
                 f"rollout.engine.url: {self._url} serves {models[0]['id']}, whose vocabulary does not have the "
-                f"{num_tokens} tokens of the trained model: serve the model of policy.model ({reason or 'it has more'})"
+                f"{model.num_tokens} tokens of the trained model: serve the model of policy.model "
+                f"({reason or 'it has more'})"
             )
 
     def weight_version(self) -> str:
         """The version that the server reports."""
         return str(self._get("/weight_info")["weight_version"])
 
-    def load_weights(self, save: Callable[[Path], None], version: str) -> None:
+    def load_weights(self, save: Callable[[Path], None] | None, version: str) -> None:
         """Pauses the server, reloads the files of a folder, sets the version, and resumes.
 
         A server that fails in between stays paused, as its weights may be incomplete; another call loads them all.
         """
+        deadline = time.monotonic() + self._limits.timeout_s
+        while (current := self.weight_version()) != version and save is None:
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"rollout.engine: {self._url} has weights {current} instead of {version} after timeout_s="
+                    f"{self._limits.timeout_s:g} seconds: the main process sends other ones. Resume the run"
+                )
+            time.sleep(VERSION_POLL_S)
+        if current != version and save is not None:
+            self._reload(save, version)
+        self._version = version
+
+    def _reload(self, save: Callable[[Path], None], version: str) -> None:
         with tempfile.TemporaryDirectory(prefix="mmgrpo-weights-", dir=self._weights_folder) as folder:
             save(Path(folder))
             self._post("/pause?mode=abort", {})
@@ -133,7 +182,6 @@ class VllmEngine(Engine):
         self._post("/reset_prefix_cache", {})
         self._post("/update_weight_version", {"new_version": version})
         self._post("/resume", {})
-        self._version = version
 
     def submit(self, request: EngineRequest) -> Future[Sequence[EngineCompletion]]:
         """Queues the request; daemon threads send the queued ones, ``concurrency`` at a time."""
@@ -210,7 +258,7 @@ class VllmEngine(Engine):
             )
         return EngineCompletion(token_ids=token_ids, logprobs=logprobs, finished=finished)
 
-    def _rejects(self, token: int) -> str | None:
+    def _rejects(self, token: int, model: EngineModel) -> str | None:
         """The server's reason for rejecting a token, which has no logit; None if it has one."""
         params = {"max_tokens": 1, "logit_bias": {str(token): 0.0}, "detokenize": False}
         try:
@@ -221,24 +269,57 @@ class VllmEngine(Engine):
                 return str(error.__cause__)
             if status == 404:
                 raise ConfigError(f"{error}. Start it with: {START}") from error
-            raise
+            sizes = (
+                ""
+                if model.head_size in CPU_HEAD_SIZES
+                else (
+                    f". The model has attention heads of size {model.head_size}; on the CPU, vLLM has "
+                    f"{', '.join(map(str, CPU_HEAD_SIZES))}"
+                )
+            )
+            raise ConfigError(f"{error}. It cannot compute a token of this model{sizes}") from error
         return None
 
     def _get(self, path: str) -> Any:
         try:
             return json.loads(get_json(self._url + path, self._short_limits, key_variable=self._key_variable))
         except (NoReplyError, ValueError) as error:
-            raise EngineError(f"rollout.engine.url: the server {self._url} does not answer {path} ({error})") from error
+            raise EngineError(
+                f"rollout.engine: the server {self._url} does not answer {path} ({error}){self._state()}"
+            ) from error
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         try:
             reply = post_json(self._url + path, body, self._limits, key_variable=self._key_variable)
             return json.loads(reply or b"null")
         except (NoReplyError, ValueError) as error:
+            fix = "See its log, start it again, and resume the run" if self._command is None else "Resume the run"
             raise EngineError(
-                f"rollout.engine.url: the server {self._url} did not do {path.partition('?')[0]} ({error}). See its "
-                "log, start it again, and resume the run"
+                f"rollout.engine: the server {self._url} did not do {path.partition('?')[0]} ({error})"
+                f"{self._state()}. {fix}"
             ) from error
+
+    def _state(self) -> str:
+        """The state of a server that is started for the run, for messages."""
+        return "" if self._server is None else f": {self._server.state}"
+
+
+def _server_command(
+    url: str | None, python: str | None, options: Sequence[str], variables: Mapping[str, str], timeout_s: float
+) -> ServerCommand | None:
+    """The command that starts the server; None with a URL. Raises ConfigError for settings that do not go together."""
+    if (url is None) == (python is None):
+        raise ConfigError(
+            "rollout.engine needs either url, the address of a running server, or python, the Python of an environment "
+            "with vLLM, which starts one for the run"
+        )
+    if python is not None:
+        return ServerCommand(python=python, options=options, variables=variables, timeout_s=timeout_s)
+    assert url is not None
+    require_server(url, "rollout.engine.url")
+    if options or variables:
+        raise ConfigError("rollout.engine.options and variables are those of a server that python starts: remove them")
+    return None
 
 
 def _prompt(request: EngineRequest) -> dict[str, Any]:

@@ -5,22 +5,28 @@ Axes: B rows, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from mmgrpo.errors import EngineError
-from mmgrpo.policy import Policy
+from mmgrpo.errors import ConfigError, EngineError
+from mmgrpo.policy import EngineContext, Policy
 from mmgrpo.types import Rollout
 from mmgrpo.values import SAMPLER_LOGPROB
 
 from ..distribution import LOGIT_VALUES
-from ..engines.engine import Engine
+from ..engines.engine import Engine, EngineModel
 from ..engines.synced_weights import SyncedWeights
+from ..merging import save_merged
 from ..rescoring import rescore
+from ..vocabulary import num_logits
 
 MAX_MISMATCH: Mapping[torch.dtype, float] = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1})
 """Mean difference of log-probabilities that an engine may have by default, in nats, by the model's dtype."""
@@ -79,3 +85,50 @@ class EngineRollouts:
                 "processed log-probabilities, without quantization, and that no other run uses it; for a server of a "
                 "coarser dtype raise rollout.engine.max_mismatch"
             )
+
+
+@contextmanager
+def engine_rollouts(
+    engine: Engine, model: PreTrainedModel, processor: Any, context: EngineContext, *, dtype: torch.dtype
+) -> Iterator[EngineRollouts]:
+    """An engine with the current weights of a model; adapters are sent merged.
+
+    Args:
+        engine: the engine.
+        model: the model, whose weights are not sharded.
+        processor: its processor or tokenizer.
+        context: the run around the engine.
+        dtype: in which the model computes.
+
+    Yields:
+        EngineRollouts: the engine with the weights.
+
+    Raises:
+        ConfigError: the engine does not support the model.
+        EngineError: it cannot load the weights.
+    """
+    if model.config.is_encoder_decoder:
+        raise ConfigError(f"rollout.engine: {type(model).__name__} is an encoder-decoder: remove rollout.engine")
+
+    def save(folder: Path) -> None:
+        save_merged(model, folder)
+        processor.save_pretrained(folder)
+
+    served = EngineModel(
+        num_tokens=num_logits(model),
+        dtype=str(dtype).removeprefix("torch."),
+        head_size=head_size(model),
+        save=save,
+    )
+    with engine.serving(served, context):
+        weights = SyncedWeights(engine, list(model.parameters()), save if context.is_main else None)
+        weights.sync()
+        limit = MAX_MISMATCH[dtype] if engine.max_mismatch is None else engine.max_mismatch
+        yield EngineRollouts(engine=engine, weights=weights, max_mismatch=limit)
+
+
+def head_size(model: PreTrainedModel) -> int | None:
+    """The size of the decoder's attention heads; None: its configuration has none."""
+    text = model.config.get_text_config(decoder=True)
+    num_heads = getattr(text, "num_attention_heads", None)
+    return getattr(text, "head_dim", None) or (num_heads and text.hidden_size // num_heads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.layouts import move_modules
 from mmgrpo.policy import (
+    EngineContext,
     ModuleSharder,
     SupportsCritic,
     SupportsEngine,
@@ -34,17 +35,15 @@ from mmgrpo.values import ENTROPY, PEERS, SAMPLER_LOGPROB, Value
 
 from ..distribution import LOGIT_VALUES, required_views, view_values
 from ..engines.engine import Engine
-from ..engines.synced_weights import SyncedWeights
-from ..merging import merge_adapters, save_merged
+from ..merging import merge_adapters
 from ..quantization import arithmetic_dtype
 from ..rescoring import rescore, scatter_to_mask
 from ..sampling import SamplingDistribution
 from ..text_models import checkpointing, enable_checkpointing
-from ..vocabulary import num_logits
 from ..weights import Weights
 from .encoding import EncodedPrompt, PromptEncoder, position_switch
 from .engine_generation import engine_sampling
-from .engine_rollouts import MAX_MISMATCH, EngineRollouts
+from .engine_rollouts import EngineRollouts, engine_rollouts
 from .forward_paths import CachedPath, ForwardPath
 from .group_divergence import group_divergence
 from .language_critic import HiddenStates, LanguageCritic
@@ -168,29 +167,18 @@ class LanguagePolicy(
         move_modules([model], lambda part: part.to(device))
         return cls(model, processor, settings)
 
-    def use_engine(self, engine: Engine) -> None:
-        """Sends the weights to an engine, which generates the samples from now on, except under named weights.
-
-        Adapters are sent merged. Raises ConfigError for a model or settings that the engine does not support, and
-        EngineError if it cannot load the weights.
-        """
-        if self.model.config.is_encoder_decoder:
-            raise ConfigError(
-                f"rollout.engine: {type(self.model).__name__} is an encoder-decoder: remove rollout.engine"
-            )
+    @contextmanager
+    def use_engine(self, engine: Engine, context: EngineContext) -> Iterator[None]:
+        """A context in which an engine generates the samples, except those under named weights."""
         if self.settings.compile:
             raise ConfigError("policy.compile speeds up sampling by the trainer: remove it, or rollout.engine")
         engine_sampling(self._rollouts.params(Plan(), engine))
-        engine.require_model(num_logits(self.model))
-        weights = SyncedWeights(
-            engine,
-            lambda: self.trainable,
-            lambda folder: save_merged(self.model, folder),
-        )
-        default = MAX_MISMATCH[self.weights.dtype]
-        limit = default if engine.max_mismatch is None else engine.max_mismatch
-        weights.sync()
-        self._engine = EngineRollouts(engine=engine, weights=weights, max_mismatch=limit)
+        dtype = self.weights.dtype
+        with engine_rollouts(engine, self.model, self.processor, context, dtype=dtype) as self._engine:
+            try:
+                yield
+            finally:
+                self._engine = None
 
     @property
     def path(self) -> ForwardPath:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from mmgrpo.config.loading import validated
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.errors import ConfigError, DataError, EngineError
 from mmgrpo.explain.explanation import explanation
+from mmgrpo.policy import EngineContext
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, SAMPLER_LOGPROB
 from tests.policies.contract import largest_difference, move, values
@@ -32,16 +33,20 @@ GREEDY = Plan(stochastic=())
 def server() -> Iterator[TokenServer]:
     server = TokenServer(policy_of("llama").model)
     yield server
-    server.shutdown()
-    server.server_close()
+    server.end()
+
+
+def connect(server: TokenServer, policy: LanguagePolicy, **engine: Any) -> LanguagePolicy:
+    """The policy, whose samples the server generates until it ends."""
+    context = EngineContext(log=Path("engine.log"), is_main=True, run_on_main=lambda function: function())
+    server.contexts.enter_context(policy.use_engine(VllmEngine(**{"url": server.url, "retries": 0} | engine), context))
+    return policy
 
 
 def served(
     server: TokenServer, *, name: str = "llama", engine: dict[str, Any] | None = None, **settings: Any
 ) -> LanguagePolicy:
-    policy = policy_of(name, **settings)
-    policy.use_engine(VllmEngine(url=server.url, retries=0, **(engine or {})))
-    return policy
+    return connect(server, policy_of(name, **settings), **(engine or {}))
 
 
 def rollout_of(policy: LanguagePolicy, plan: Plan | None = None) -> Rollout:
@@ -143,8 +148,7 @@ def test_samples_under_named_weights_are_of_trainer(server: TokenServer) -> None
 
 
 def test_conversation_sends_each_turn(server: TokenServer) -> None:
-    policy = terse("llama")
-    policy.use_engine(VllmEngine(url=server.url))
+    policy = connect(server, terse("llama"))
     rollout = rollout_of(policy, Plan(environment=lambda: Asking(turns=2), max_turns=2))
     assert any(len(sample.turn_ends) == 2 for sample in rollout.samples)
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
@@ -172,7 +176,7 @@ def test_models_that_server_lacks_raise_errors(server: TokenServer) -> None:
     with pytest.raises(ConfigError, match=r"vocabulary does not have the \d+ tokens .*out-of-vocab"):
         served(server, name="qwen2.5-vl")
     with pytest.raises(ConfigError, match="encoder-decoder"):
-        t5().use_engine(VllmEngine(url=server.url))
+        connect(server, t5())
     server.scale_out = False
     with pytest.raises(ConfigError, match=r"did not do /inference/v1/generate .*HTTP 404.*--enable-scale-out"):
         served(server)
@@ -180,13 +184,13 @@ def test_models_that_server_lacks_raise_errors(server: TokenServer) -> None:
     with pytest.raises(ConfigError, match=r"does not answer /v1/models .*Start it with: VLLM_SERVER_DEV_MODE=1"):
         served(server)
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9 does not answer"):  # the port discard, which no test serves
-        policy_of("llama").use_engine(VllmEngine(url="http://127.0.0.1:9", retries=0))
+        connect(server, policy_of("llama"), url="http://127.0.0.1:9")
 
 
 def test_images_are_sent_once_with_tokens_before_their_expansion() -> None:
     policy, prompts = policy_of("qwen2.5-vl"), prompts_of("qwen2.5-vl")[1:]
     server = TokenServer(policy.model)
-    policy.use_engine(VllmEngine(url=server.url))
+    connect(server, policy)
     with pytest.raises(EngineError, match=r"reads a prompt with images as 0 tokens, the trainer as \d+"):
         policy.rollout(prompts, group_size=2, seed=SEED)  # this server reads no images
     (request,) = server.bodies("/inference/v1/generate")[2:]
@@ -200,26 +204,32 @@ def test_images_are_sent_once_with_tokens_before_their_expansion() -> None:
     sized = Prompt("what", images=[picture()], messages=[{"role": "user", "content": parts}])
     with pytest.raises(DataError, match=r"has media options, which rollout\.engine does not support"):
         policy.rollout([sized], group_size=2, seed=SEED)
-    server.shutdown()
-    server.server_close()
+    server.end()
 
 
 def vowels(samples: list[Sample]) -> list[float]:
     return [sum((sample.text or "").count(letter) for letter in "aeiou") / 10 for sample in samples]
 
 
-def trainer_of(server: TokenServer, output: Path, *, resume: Path | None = None) -> Trainer:
-    engine = {"name": "vllm", "url": server.url, "retries": 0}
+def trainer_of(
+    engine: dict[str, Any],
+    output: Path,
+    *,
+    reward: Callable[[list[Sample]], list[float]] = vowels,
+    resume: Path | None = None,
+    **sections: Any,
+) -> Trainer:
     config = {
         "output": str(output),
         "steps": 3,
-        "rollout": {"prompts_per_step": 2, "group_size": 3, "engine": engine},
+        "rollout": {"prompts_per_step": 2, "group_size": 3, "engine": {"name": "vllm", "retries": 0, **engine}},
         "advantage": {"estimators": [{"name": "sampler_weight_truncated", "cap": 2.0}]},
         "update": {"optimizer": {"lr": 1e-2}},
         "checkpoint": {"every": 1},
         "runtime": {"device": "cpu"},
+        **sections,
     }
-    return Trainer(policy_of("llama"), {"vowels": vowels}, prompts_of("llama"), config, resume=resume)
+    return Trainer(policy_of("llama"), {"vowels": reward}, prompts_of("llama"), config, resume=resume)
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
@@ -227,10 +237,10 @@ def weights(trainer: Trainer) -> torch.Tensor:
 
 
 def test_run_resumes_after_server_failed(server: TokenServer, tmp_path: Path) -> None:
-    complete = trainer_of(server, tmp_path / "complete")
+    complete = trainer_of({"url": server.url}, tmp_path / "complete")
     complete.train()
     assert [line["rollout/engine_mismatch"] < 1e-4 for line in complete.folder.lines("metrics.jsonl")] == [True] * 3
-    broken = trainer_of(server, tmp_path / "broken")
+    broken = trainer_of({"url": server.url}, tmp_path / "broken")
     generate = server.reply
 
     def failing(path: str, body: Any) -> tuple[int, Any]:
@@ -242,7 +252,7 @@ def test_run_resumes_after_server_failed(server: TokenServer, tmp_path: Path) ->
     with pytest.raises(EngineError, match=r"HTTP 500: .*out of memory.*"):
         broken.train()
     server.reply = generate  # pyright: ignore[reportAttributeAccessIssue]
-    resumed = trainer_of(server, tmp_path / "broken", resume=broken.folder.path)
+    resumed = trainer_of({"url": server.url}, tmp_path / "broken", resume=broken.folder.path)
     resumed.train()
     assert [line["step"] for line in resumed.folder.lines("metrics.jsonl")] == [1, 2, 3]
     assert torch.equal(weights(resumed), weights(complete))
@@ -250,7 +260,7 @@ def test_run_resumes_after_server_failed(server: TokenServer, tmp_path: Path) ->
 
 def test_engine_is_explained_and_checked() -> None:
     values = {"rollout": {"engine": {"name": "vllm", "url": "http://127.0.0.1:8000"}}}
-    assert "vllm at http://127.0.0.1:8000 generates the samples" in " ".join(explanation(validated(values)).split())
+    assert "vllm, http://127.0.0.1:8000, generates the samples" in " ".join(explanation(validated(values)).split())
     with pytest.raises(ConfigError, match="unknown name 'vlm'; did you mean vllm"):
         explanation(validated({"rollout": {"engine": {"name": "vlm"}}}))
     with pytest.raises(ConfigError, match="vllm takes no 'uri'; did you mean url"):

@@ -5,13 +5,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import signal
-import socket
-import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,16 +14,21 @@ from typing import Any
 import pytest
 import torch
 from mmgrpo.examples.digits import digit_questions
-from mmgrpo.examples.language_models import arithmetic_lm, digits_vlm
+from mmgrpo.examples.language_models import arithmetic_lm, digits_vlm, served_digits_vlm
+from mmgrpo.policies.engines.engine import EngineModel
 from mmgrpo.policies.engines.vllm import VllmEngine
+from mmgrpo.policies.engines.vllm_server import ServerCommand, VllmServer
 from mmgrpo.policies.language import LanguagePolicy
+from transformers import PreTrainedModel
 
-from mmgrpo.errors import EngineError
-from mmgrpo.types import Plan, Prompt
+from mmgrpo.errors import ConfigError
+from mmgrpo.policy import EngineContext
+from mmgrpo.types import Plan, Prompt, Rollout
 from mmgrpo.values import SAMPLER_LOGPROB
 from tests.policies.contract import largest_difference, move, values
 
 PYTHON = os.environ.get("MMGRPO_VLLM_PYTHON")
+VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 START_S = 600
 PROMPTS = [Prompt(text) for text in ("12+7=", "5+88=", "340+9=")]
 
@@ -44,51 +43,41 @@ pytestmark = [
 
 
 @contextmanager
-def started(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server with the model of a folder, killed at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    modes = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--dtype", "float32", "--enforce-eager"]
-    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--host", "127.0.0.1"]
-    environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(
-        [*command, "--port", str(port), *modes, *options], env=environment, start_new_session=True
+def started(model: PreTrainedModel, processor: Any, log: Path, *options: str) -> Iterator[VllmServer]:
+    """A server with a model, on one thread."""
+
+    def save(folder: Path) -> None:
+        for part in (model, processor):
+            part.save_pretrained(folder)
+
+    command = ServerCommand(
+        python=str(PYTHON), options=["--enforce-eager", *options], variables=VARIABLES, timeout_s=START_S
     )
-    url = f"http://127.0.0.1:{port}"
+    served = EngineModel(num_tokens=model.config.get_text_config().vocab_size, dtype="float32", head_size=32, save=save)
+    server = VllmServer(command, served, log)
     try:
-        wait_for(url)
-        yield url, process
+        yield server
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        server.end()
+
+
+@contextmanager
+def connected(policy: LanguagePolicy, url: str, **engine: Any) -> Iterator[LanguagePolicy]:
+    """A policy, whose samples a server generates."""
+    context = EngineContext(log=Path("engine.log"), is_main=True, run_on_main=lambda function: function())
+    with policy.use_engine(VllmEngine(url=url, **engine), context):
+        yield policy
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    folder = tmp_path_factory.mktemp("model")
-    for part in arithmetic_lm():
-        part.save_pretrained(folder)
-    with started(folder, "--max-model-len", "32") as running:
-        yield running
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("server") / "engine.log"
+    with started(*arithmetic_lm(), log, "--max-model-len", "32") as server:
+        yield server.url
 
 
-def wait_for(url: str) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=5).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(1)
-
-
-def policy_of(url: str, engine: dict[str, Any] | None = None, **settings: Any) -> LanguagePolicy:
-    policy = LanguagePolicy(*arithmetic_lm(), {"chat": False, "max_new_tokens": 6, **settings})
-    policy.use_engine(VllmEngine(url=url, **(engine or {})))
-    return policy
+def policy_of(**settings: Any) -> LanguagePolicy:
+    return LanguagePolicy(*arithmetic_lm(), {"chat": False, "max_new_tokens": 6, **settings})
 
 
 @pytest.mark.parametrize(
@@ -104,63 +93,47 @@ def policy_of(url: str, engine: dict[str, Any] | None = None, **settings: Any) -
     ],
     ids=str,
 )
-def test_log_probabilities_of_vllm_are_those_of_trainer(
-    server: tuple[str, subprocess.Popen[bytes]], settings: dict[str, Any]
-) -> None:
-    policy = policy_of(server[0], **settings)
-    for seed in range(2):
-        rollout = policy.rollout(PROMPTS, group_size=8, seed=seed)
-        gap_BT = (rollout.values[SAMPLER_LOGPROB] - rollout.old_logprob_BT)[rollout.mask_BT]
-        assert float(gap_BT.abs().max()) < 1e-4
-        assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
-        tokens = [token for sample in rollout.samples for token in sample.tokens or ()]
-        assert not set(tokens) & set(policy.settings.suppress)
-        assert all((list(sample.tokens or ())[-1] == 0) == sample.finished for sample in rollout.samples)
-        move(policy.trainable, seed=seed)
+def test_log_probabilities_of_vllm_are_those_of_trainer(url: str, settings: dict[str, Any]) -> None:
+    with connected(policy_of(**settings), url) as policy:
+        for seed in range(2):
+            rollout = policy.rollout(PROMPTS, group_size=8, seed=seed)
+            require_agreement(policy, rollout)
+            tokens = [token for sample in rollout.samples for token in sample.tokens or ()]
+            assert not set(tokens) & set(policy.settings.suppress)
+            assert all((list(sample.tokens or ())[-1] == 0) == sample.finished for sample in rollout.samples)
+            move(policy.trainable, seed=seed)
 
 
-def test_greedy_samples_and_seeds(server: tuple[str, subprocess.Popen[bytes]]) -> None:
-    policy = policy_of(server[0])
-    plain = LanguagePolicy(*arithmetic_lm(), {"chat": False, "max_new_tokens": 6})
-    greedy = Plan(stochastic=())
-    ours, theirs = (each.rollout(PROMPTS, group_size=1, seed=0, plan=greedy).samples for each in (policy, plain))
-    assert [sample.text for sample in ours] == [sample.text for sample in theirs]
-    first, again, other = (policy.rollout(PROMPTS, group_size=8, seed=seed) for seed in (1, 1, 2))
+def require_agreement(policy: LanguagePolicy, rollout: Rollout) -> None:
+    gap_BT = (rollout.values[SAMPLER_LOGPROB] - rollout.old_logprob_BT)[rollout.mask_BT]
+    assert float(gap_BT.abs().max()) < 1e-4
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
+
+
+def test_greedy_samples_and_seeds(url: str) -> None:
+    with connected(policy_of(), url) as policy:
+        greedy = Plan(stochastic=())
+        ours, theirs = (each.rollout(PROMPTS, group_size=1, seed=0, plan=greedy) for each in (policy, policy_of()))
+        assert [sample.text for sample in ours.samples] == [sample.text for sample in theirs.samples]
+        first, again, other = (policy.rollout(PROMPTS, group_size=8, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.token_BT, again.token_BT)  # pyright: ignore[reportArgumentType]
     assert [sample.text for sample in first.samples] != [sample.text for sample in other.samples]
     assert len({sample.text for sample in first.samples[:8]}) > 4
 
 
 def test_images_are_read_as_by_trainer(tmp_path: Path) -> None:
-    quickstart, processor = digits_vlm()
-    config = copy.deepcopy(quickstart.config)
-    text: Any = config.text_config
-    text.num_attention_heads = text.num_key_value_heads = 3  # of size 32: vLLM has no attention of size 24 on the CPU
-    text.rope_parameters = {**text.rope_parameters, "mrope_section": [6, 5, 5]}
-    torch.manual_seed(0)
-    model = type(quickstart)(config)
-    for part in (model, processor):
-        part.save_pretrained(tmp_path)
+    model, processor = served_digits_vlm()
     policy = LanguagePolicy(model, processor, {"max_new_tokens": 5})
-    with started(tmp_path) as (url, _):
-        policy.use_engine(VllmEngine(url=url))
+    with started(model, processor, tmp_path / "log") as server, connected(policy, server.url):
         for seed in range(2):
-            rollout = policy.rollout(digit_questions()[:3], group_size=4, seed=seed)
-            gap_BT = (rollout.values[SAMPLER_LOGPROB] - rollout.old_logprob_BT)[rollout.mask_BT]
-            assert float(gap_BT.abs().max()) < 1e-4
-            assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
+            require_agreement(policy, policy.rollout(digit_questions()[:3], group_size=4, seed=seed))
             move(policy.trainable, seed=seed)
 
 
-def test_hung_and_killed_server_raise_errors(server: tuple[str, subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    url, process = server
-    policy = policy_of(url, {"timeout_s": 5.0, "retries": 0})
-    os.killpg(process.pid, signal.SIGSTOP)
-    with pytest.raises(EngineError, match=r"does not answer /weight_info .*TimeoutError"):
-        policy.rollout(PROMPTS, group_size=2, seed=0)
-    os.killpg(process.pid, signal.SIGCONT)
-    assert policy.rollout(PROMPTS, group_size=2, seed=0).mask_BT.any()
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    with pytest.raises(EngineError, match=r"does not answer /weight_info .*refused"):
-        policy.rollout(PROMPTS, group_size=2, seed=0)
+def test_model_with_heads_that_vllm_lacks_raises_error(tmp_path: Path) -> None:
+    policy = LanguagePolicy(*digits_vlm(), {"max_new_tokens": 5})
+    engine = VllmEngine(python=str(PYTHON), options=["--enforce-eager"], variables=VARIABLES, retries=0)
+    context = EngineContext(log=tmp_path / "engine.log", is_main=True, run_on_main=lambda function: function())
+    message = r"Unsupported CPU attention .*head_dim=24.* heads of size 24; on the CPU, vLLM has 32, 64, 80"
+    with pytest.raises(ConfigError, match=message), policy.use_engine(engine, context):
+        pass

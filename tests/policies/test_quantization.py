@@ -12,7 +12,6 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.diffusion.pipeline_loading import load_pipeline
 from mmgrpo.policies.diffusion.settings import DenoisingSettings
-from mmgrpo.policies.engines.vllm import VllmEngine
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policies.quantization import dequantize_layers, quantized_layers
 from peft import get_peft_model_state_dict
@@ -25,6 +24,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.values import SAMPLER_LOGPROB
 from tests.policies import tiny_language, tiny_policies
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
+from tests.policies.test_engine import connect
 from tests.policies.token_server import TokenServer
 from tests.test_trainer_language import vowels, weights
 from tests.tiny import language_models
@@ -152,18 +152,14 @@ def test_export_merges_into_dequantized_weights(quantization: Mapping[str, Any],
 
 def test_engine_gets_dequantized_weights_and_trainer_scores_with_quantized(llama: Path) -> None:
     server = TokenServer(tiny_language.policy_of("llama").model)
-    try:
-        policy = language_policy(llama, NF4)
-        move(policy.trainable, scale=0.1)
-        policy.use_engine(VllmEngine(url=server.url, retries=0))
-        rollout = policy.rollout(tiny_language.prompts_of("llama"), group_size=3, seed=5)
-        gap_BT = (rollout.values[SAMPLER_LOGPROB] - rollout.old_logprob_BT)[rollout.mask_BT]
-        assert float(gap_BT.abs().max()) < 1e-4
-        assert len(quantized_layers(policy.model)) == 14
-        assert policy.model.hf_quantizer is not None
-    finally:
-        server.shutdown()
-        server.server_close()
+    policy = language_policy(llama, NF4)
+    move(policy.trainable, scale=0.1)
+    rollout = connect(server, policy).rollout(tiny_language.prompts_of("llama"), group_size=3, seed=5)
+    gap_BT = (rollout.values[SAMPLER_LOGPROB] - rollout.old_logprob_BT)[rollout.mask_BT]
+    assert float(gap_BT.abs().max()) < 1e-4
+    assert len(quantized_layers(policy.model)) == 14
+    assert policy.model.hf_quantizer is not None
+    server.end()
 
 
 def test_model_with_quantized_weights_on_disk_is_loaded(llama: Path, tmp_path: Path) -> None:

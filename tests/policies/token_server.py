@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ class TokenServer(ThreadingHTTPServer):
     """A copy of a model.
 
     Attributes:
+        contexts: closed with the server.
         model: the copy.
         requests: path and body of each request, in order.
         ignores_weights: answers a reload without loading.
@@ -32,6 +34,7 @@ class TokenServer(ThreadingHTTPServer):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(("127.0.0.1", 0), TokenHandler)
+        self.contexts = ExitStack()
         self.model = copy.deepcopy(model).eval()
         self.version = "default"
         self.requests: list[tuple[str, Any]] = []
@@ -45,6 +48,11 @@ class TokenServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+    def end(self) -> None:
+        self.contexts.close()
+        self.shutdown()
+        self.server_close()
 
     def bodies(self, path: str) -> list[Any]:
         """The requests of a path."""
