@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 _others: Callable[[], list[Tensor]] = list
+_scale = 1.0
 
 
 def join(others: Callable[[], list[Tensor]]) -> None:
@@ -20,9 +22,21 @@ def join(others: Callable[[], list[Tensor]]) -> None:
     _others = others
 
 
+@contextmanager
+def scaled(scale: float) -> Iterator[None]:
+    """A context in which ``backward`` multiplies losses by a number, a power of two."""
+    global _scale
+    before, _scale = _scale, scale
+    try:
+        yield
+    finally:
+        _scale = before
+
+
 def backward(loss: Tensor) -> None:
-    """``loss.backward()``, including the results of the joined function."""
+    """``loss.backward()`` times the scale, including the results of the joined function."""
     joined = _others()
+    loss = loss if _scale == 1 else loss * _scale
     torch.autograd.backward([loss, *joined], [None, *map(torch.zeros_like, joined)])
 
 

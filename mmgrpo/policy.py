@@ -245,6 +245,15 @@ class SupportsUnbatchedRows(ABC):
         batch."""
 
 
+class SupportsFloat16(ABC):
+    """A policy that may compute in float16, whose gradients underflow unless the loss is scaled."""
+
+    @property
+    @abstractmethod
+    def is_float16(self) -> bool:
+        """Whether it computes in float16."""
+
+
 class SupportsOffPolicyScoring(ABC):
     """A policy that scores samples it did not generate: answers of other models, replayed rows, finished images."""
 

@@ -9,7 +9,7 @@ import torch
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import import_python_target
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def require_model(model: str | None) -> str:

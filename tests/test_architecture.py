@@ -58,7 +58,7 @@ CONTRACTS = (
     *("data.image_loading", "data.audio_loading", "data.videos", "data.media_options"),
     *("system.lazy", "system.extras", "system.hub", "system.targets", "system.folders", "system.bounded_http"),
     *("system.out_of_memory", "system.process_settings", "system.json_requests", "system.sandbox"),
-    *("system.process_guard", "system.launch_environment"),
+    *("system.process_guard", "system.model_residence", "system.launch_environment"),
 )
 """Modules of the engine that adapters may import."""
 
@@ -329,7 +329,7 @@ def test_bases_are_found_where_they_are_defined() -> None:
         "SupportsPromptOverride",
         "SupportsSharding",
     )
-    contracts += ("SupportsContextParallel", "SupportsExport")
+    contracts += ("SupportsContextParallel", "SupportsExport", "SupportsFloat16")
     assert bases == [f"mmgrpo.policy.{contract}" for contract in contracts]
     assert defined_at("mmgrpo.policies.diffusion.DenoisingPolicy") == f"{name}.DenoisingPolicy"
 

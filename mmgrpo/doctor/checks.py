@@ -239,9 +239,7 @@ def gradient_reach(subject: CheckedPolicy, update: ProbeUpdate) -> CheckResult:
         f"{unreached} of {len(moved.norms)} trained tensors without gradient ({share:.0%})"
     )
     if not (math.isfinite(update.norm) and math.isfinite(moved.norm)):
-        return CheckResult(
-            "gradient", False, measured, "gradients are not finite: compute in bfloat16 or float32, not float16"
-        )
+        return CheckResult("gradient", False, measured, "gradients are not finite: compute in bfloat16 or float32")
     if update.norm == 0:
         return CheckResult(
             "gradient",

@@ -34,6 +34,7 @@ from mmgrpo.runs.resuming import policy_weights_folder
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.system.process_settings import restored_settings
 from mmgrpo.system.targets import is_python_target
+from mmgrpo.training.loss_scaler import LossScaler
 from mmgrpo.training.optimizer import Average, GuardedOptimizer
 from mmgrpo.training.update_hooks import UpdateHook
 from mmgrpo.training.views import View
@@ -190,7 +191,12 @@ def plan_at(algorithm: Algorithm, policy: Policy, step: int) -> Plan:
 
 
 def optimizer_of(
-    algorithm: Algorithm, parameters: Sequence[nn.Parameter], *, job: Job, average: Average | None = None
+    algorithm: Algorithm,
+    parameters: Sequence[nn.Parameter],
+    *,
+    job: Job,
+    average: Average | None = None,
+    scaler: LossScaler | None = None,
 ) -> GuardedOptimizer:
     """The optimizer of a run with its learning-rate schedule and its hooks, as the section ``update`` states them.
 
@@ -199,6 +205,7 @@ def optimizer_of(
         parameters: the trained parameters, in a fixed order.
         job: the processes, whose gradients are summed.
         average: follows the weights.
+        scaler: the scale of losses, for a policy in float16; None: 1.
 
     Returns:
         The optimizer.
@@ -214,6 +221,7 @@ def optimizer_of(
         job=job,
         average=average,
         hooks={label: hook(shards) for label, hook in algorithm.hooks().items()},
+        scaler=scaler,
     )
 
 
@@ -225,6 +233,7 @@ def build_optimizer(
     job: Job,
     average: Average | None = None,
     hooks: Mapping[str, UpdateHook] | None = None,
+    scaler: LossScaler | None = None,
 ) -> GuardedOptimizer:
     """An optimizer with a learning-rate schedule, for the policy, the warm-up and the critic.
 
@@ -235,6 +244,7 @@ def build_optimizer(
         job: the processes, whose gradients are summed.
         average: follows the weights.
         hooks: around each update, by label.
+        scaler: the scale of losses; None: 1.
 
     Returns:
         The optimizer.
@@ -252,6 +262,8 @@ def build_optimizer(
             f"update.optimizer {settings.name} needs complete weights, and these are sharded (FSDP2, ZeRO): use "
             "adamw, or start the processes without sharding"
         )
+    if scaler is not None and any(isinstance(shard, ParameterShard) for shard in shards):
+        raise ConfigError("policy.dtype float16 does not support sharded weights (FSDP2, ZeRO): use bfloat16")
     optimizer = factory(shards, settings.lr)
     return GuardedOptimizer(
         parameters,
@@ -261,6 +273,7 @@ def build_optimizer(
         max_grad_norm=settings.max_grad_norm,
         average=average,
         hooks=hooks,
+        scaler=scaler,
     )
 
 

@@ -32,6 +32,7 @@ from mmgrpo.training.build import (
     require_weights,
 )
 from mmgrpo.training.critic import CriticTrainer
+from mmgrpo.training.loss_scaler import LossScaler
 from mmgrpo.training.optimizer import Average, GuardedOptimizer, ensure_reference, require_movable
 from mmgrpo.training.supervision import Warmup, warmup_of
 from mmgrpo.training.views import View
@@ -123,7 +124,9 @@ class Components:
             job=job,
             average=average,
             views=build_views(algorithm, policy, device=job.device, average=average),
-            optimizer=owner.optimizer if owner else optimizer_of(algorithm, parameters, job=job, average=average),
+            optimizer=owner.optimizer
+            if owner
+            else optimizer_of(algorithm, parameters, job=job, average=average, scaler=LossScaler.of(policy)),
             auxiliaries=Auxiliaries(policy, config.objective.auxiliary, seed=config.seed, job=job),
             critic=None if loss is None else CriticTrainer(config, build_critic(config, job.device), loss, job),
             warmup=warmup_of(policy, config, job),

@@ -162,7 +162,8 @@ class CriticTrainer:
                 value_BT = part.values[VALUE]
                 keep_BT = cells(rollout.mask_BT, part).to(value_BT.device)
                 loss_BT = self._loss.of(value_BT, _rows_of(all_rows, part)).where(keep_BT, 0.0)
-                backward(loss_BT.sum() / num)
+                with self.optimizer.accumulating():
+                    backward(loss_BT.sum() / num)
                 masked_values = (loss_BT.detach(), value_BT.detach().where(keep_BT, 0.0))
                 sums += torch.stack([matrix_BT.double().sum().cpu() for matrix_BT in masked_values])
                 num_forwards += part.num_forwards

@@ -7,7 +7,7 @@ were in ``grad`` before, of the warm-up or of a caller's own backward, are not p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import EmaConfig, ReferenceConfig
 from mmgrpo.config.update import UpdateConfig
+from mmgrpo.differentiating import scaled
 from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import (
     ParameterShard,
@@ -29,6 +30,7 @@ from mmgrpo.distributed.parameter_shards import (
 from mmgrpo.errors import ConfigError, NonFiniteError
 from mmgrpo.explain.view_passes import reads_reference
 from mmgrpo.policy import Policy, SupportsNamedWeights
+from mmgrpo.training.loss_scaler import LossScaler
 from mmgrpo.training.update_hooks import UpdateHook
 from mmgrpo.values import REFERENCE
 
@@ -72,6 +74,7 @@ class GuardedOptimizer:
         max_grad_norm: float | None,
         average: Average | None = None,
         hooks: Mapping[str, UpdateHook] | None = None,
+        scaler: LossScaler | None = None,
     ) -> None:
         """Puts the parts together.
 
@@ -83,6 +86,7 @@ class GuardedOptimizer:
             max_grad_norm: the gradient is scaled down to this norm; None leaves it.
             average: follows the weights.
             hooks: the hooks around each step, in order, by name.
+            scaler: the scale of losses; None: 1.
         """
         self.parameters = list(parameters)
         self._shards = local_shards(parameters)
@@ -93,6 +97,7 @@ class GuardedOptimizer:
         self.is_frozen = False
         self._average = average
         self._hooks = dict(hooks or {})
+        self._scaler = scaler
         self._recent: list[bool] = []
 
     def begin(self, update: UpdateConfig, *, is_frozen: bool) -> None:
@@ -104,10 +109,26 @@ class GuardedOptimizer:
         for parameter in (*self.parameters, *self._shards):
             parameter.grad = None
 
+    def accumulating(self) -> AbstractContextManager[None]:
+        """A context in which losses have this optimizer's scale."""
+        return scaled(1.0 if self._scaler is None else self._scaler.scale)
+
+    def has_overflowed(self) -> bool:
+        """Whether scaled gradients of a process are not finite, and to be accumulated again at half the scale.
+
+        A collective in float16. Gradients that are not finite at scale 1 are no overflow: ``apply`` skips them.
+        """
+        if self._scaler is None:
+            return False
+        is_finite = all(bool(p.grad.isfinite().all()) for p in self.parameters if p.grad is not None)
+        return not all(self._job.gather_processes(is_finite)) and self._scaler.lower()
+
     def apply(self) -> Applied:
         """One update from the gradients of all processes, or none if they are not finite; clears them either way."""
         self._job.sum_gradients(self.parameters)
         assign_gradients(self.parameters, self._shards)
+        if self._scaler is not None:
+            torch._foreach_mul_([p.grad for p in self._shards if p.grad is not None], 1 / self._scaler.scale)
         if all(parameter.grad is None for parameter in self._shards):
             for parameter in self._shards:  # no gradient: the optimizer still takes its step, with zeros
                 parameter.grad = torch.zeros_like(parameter)
@@ -118,6 +139,8 @@ class GuardedOptimizer:
         norm = self._job.grad_norm(self._shards)
         torch.nn.utils.clip_grads_with_norm_(self._shards, limit, norm)
         skipped, lr = not bool(norm.isfinite()), float(self.schedule.get_last_lr()[0])
+        if self._scaler is not None and not skipped:
+            self._scaler.count_finite()
         if not skipped and not self.is_frozen:
             self.optimizer.step()
             for hook in hooks:
@@ -164,6 +187,7 @@ class GuardedOptimizer:
             "schedule": self.schedule.state_dict(),
             "recently_skipped": self._recent,
             "hooks": {name: hook.state_dict() for name, hook in self._hooks.items()},
+            **({} if self._scaler is None else {"scaler": self._scaler.state_dict()}),
         }
 
     def load_state_dict(self, state: dict[str, Any], *, num_updates: int | None = None) -> None:
@@ -185,6 +209,8 @@ class GuardedOptimizer:
             group.update({**built, "lr": base_lr * factor})
         self.schedule._last_lr = [group["lr"] for group in self._groups]
         self._recent = list(state.get("recently_skipped", []))
+        if self._scaler is not None and "scaler" in state:
+            self._scaler.load_state_dict(state["scaler"])
         for name in self._hooks.keys() & state.get("hooks", {}).keys():
             self._hooks[name].load_state_dict(state["hooks"][name])
 

@@ -19,6 +19,7 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy, SupportsSupervisedLoss
 from mmgrpo.runs.progress import WarmupStep
 from mmgrpo.training.build import build_optimizer
+from mmgrpo.training.loss_scaler import LossScaler
 from mmgrpo.types import Example, SupervisedLoss
 
 EXAMPLES_SEED = 2  # separates the examples' random numbers from the rollouts'
@@ -245,6 +246,7 @@ class Warmup:
             config.optimizer,
             num_updates=config.steps,
             job=job,
+            scaler=LossScaler.of(policy),
         )
 
     def run(self, start: int, should_stop: Callable[[], bool]) -> Iterator[WarmupStep]:
@@ -258,13 +260,19 @@ class Warmup:
             if should_stop():
                 return
             batch = self._batches.at(step, self.job, "update.warmup.batch_size")
-            self.optimizer.clear()
-            result = accumulate_supervised(self._supervised, batch, parameters=self.optimizer.parameters, job=self.job)
+            result = self._accumulate(batch)
+            while self.optimizer.has_overflowed():
+                result = self._accumulate(batch)
             self.finished_step = None
             applied = self.optimizer.apply()
             self.finished_step = step + 1
             self.optimizer.require_progress()
             yield WarmupStep(step + 1, result.mean, applied.lr)
+
+    def _accumulate(self, batch: SupervisedBatch) -> SupervisedResult:
+        self.optimizer.clear()
+        with self.optimizer.accumulating():
+            return accumulate_supervised(self._supervised, batch, parameters=self.optimizer.parameters, job=self.job)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer and schedule."""

@@ -211,6 +211,8 @@ def update_jointly(
         parts = [plan.begin(number, epochs=epochs, minibatches=minibatches, cycle_masks=cycle_masks) for plan in plans]
         totals = sum(parts[1:], start=parts[0])
         gradients = _accumulate(plans, totals, optimizer)
+        while optimizer.has_overflowed():
+            gradients = _accumulate(plans, totals, optimizer)
         for plan in plans:
             for call in plan.before_apply:
                 call()
@@ -224,7 +226,8 @@ def _accumulate(plans: Sequence[UpdatePlan], totals: Totals, optimizer: GuardedO
     while True:
         optimizer.clear()
         try:
-            return [plan.accumulate(totals) for plan in plans]
+            with optimizer.accumulating():
+                return [plan.accumulate(totals) for plan in plans]
         except Exception as error:
             if not is_out_of_memory(error) or not all(plan.can_repeat for plan in plans):
                 raise

@@ -234,7 +234,7 @@ class GRPOConfig:
     disable_dropout: Annotated[bool, Fixed("leave it out: dropout is always off", True)] = False
     cast_lm_head_to_fp32: Annotated[bool, Fixed(LOADING)] = False
     bf16: Annotated[bool | None, Key("policy.dtype")] = None
-    fp16: Annotated[bool, Fixed("bf16=True, or bf16=False for float32: float16 needs a loss scaler")] = False
+    fp16: Annotated[bool, Fixed("overrides={'policy.dtype': 'float16'}")] = False
     bf16_full_eval: Annotated[bool, Fixed("leave it out: evaluations sample as training does")] = False
     fp16_full_eval: Annotated[bool, Fixed("leave it out: evaluations sample as training does")] = False
     tf32: Annotated[bool | None, Fixed("torch.backends.cuda.matmul.allow_tf32 = True")] = None

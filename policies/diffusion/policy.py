@@ -19,6 +19,7 @@ from mmgrpo.policy import (
     ModuleSharder,
     SupportsContextParallel,
     SupportsExport,
+    SupportsFloat16,
     SupportsNamedWeights,
     SupportsOffPolicyScoring,
     SupportsPromptOverride,
@@ -71,7 +72,7 @@ from .supervised_denoising import Targets, supervised_loss
 logger = logging.getLogger(__name__)
 
 NOTICED_EXCESS = 0.1
-EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
+EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 
 
 class DenoisingPolicy(
@@ -85,6 +86,7 @@ class DenoisingPolicy(
     SupportsSharding,
     SupportsContextParallel,
     SupportsExport,
+    SupportsFloat16,
 ):
     """A diffusers pipeline whose denoising steps are decisions.
 
@@ -112,7 +114,7 @@ class DenoisingPolicy(
         require_arguments(type(pipeline), settings)
         denoisers = prepared_denoisers(pipeline, settings)
         require_sizes(pipeline, denoisers, settings)
-        dtype = _loaded_dtype(denoisers)
+        dtype = arithmetic_dtype(next(iter(denoisers.values())))
         self.pipeline = pipeline
         self.settings = settings
         scheduler = configured_scheduler(pipeline.scheduler, settings.scheduler)
@@ -203,6 +205,11 @@ class DenoisingPolicy(
                 "noise than the next noise level, in latent units; sampler cps leaves none"
             )
         return (*self._choices, *choices)
+
+    @property
+    def is_float16(self) -> bool:
+        """Whether the denoisers compute in float16."""
+        return self.weights.dtype == torch.float16
 
     def disable_row_batching(self) -> None:
         """Runs each row alone in rollouts, updates and evaluations."""
@@ -332,13 +339,6 @@ class DenoisingPolicy(
         else:
             require_denoising_values(values, self.weights.names)
             yield from self._scorer.evaluate(rollout, selected, values)
-
-
-def _loaded_dtype(denoisers: Mapping[str, nn.Module]) -> torch.dtype:
-    dtype = arithmetic_dtype(next(iter(denoisers.values())))
-    if dtype == torch.float16:
-        raise ConfigError("float16 gradients underflow without a loss scaler; load the pipeline in bfloat16 or float32")
-    return dtype
 
 
 def _trained_weights(pipeline: Any, denoisers: Mapping[str, nn.Module], settings: DenoisingSettings) -> Weights:

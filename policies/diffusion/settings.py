@@ -185,10 +185,10 @@ class DenoisingSettings(BaseModel):
     )
     revision: str | None = Field(default=None, description="revision of the hub repository")
     variant: str | None = Field(default=None, description="variant of the weight files, for example fp16")
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="dtype of the loaded weights; float16 would need a loss scaler"
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="dtype of the loaded weights; float16 scales losses"
     )
-    components: dict[str, Literal["float32", "bfloat16"] | None] = Field(
+    components: dict[str, Literal["float32", "bfloat16", "float16"] | None] = Field(
         default_factory=dict,
         description="overrides for components of a stored pipeline: null omits one (text_encoder_3 and tokenizer_3 "
         "of Stable Diffusion 3, safety_checker), a dtype overrides dtype (vae: float32)",

@@ -94,7 +94,7 @@ class ImageTokensPolicy(
             settings = ImageTokensSettings(**(settings or {}))
         dtype = arithmetic_dtype(model)
         if dtype not in TOLERANCES:
-            raise ConfigError(f"{dtype} gradients need a loss scaler; load the model in bfloat16 or float32")
+            raise ConfigError(f"an image-token model does not support {dtype}: load it in bfloat16 or float32")
         self.model = model
         self.processor = processor
         self.settings = settings

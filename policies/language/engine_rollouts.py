@@ -28,7 +28,9 @@ from ..merging import save_merged
 from ..rescoring import rescore
 from ..vocabulary import num_logits
 
-MAX_MISMATCH: Mapping[torch.dtype, float] = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1})
+MAX_MISMATCH: Mapping[torch.dtype, float] = MappingProxyType(
+    {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+)
 """Mean difference of log-probabilities that an engine may have by default, in nats, by the model's dtype."""
 
 

@@ -58,6 +58,7 @@ class Tolerance:
 TOLERANCES = {
     torch.float32: Tolerance(value=1e-3, gradient=2e-3),
     torch.bfloat16: Tolerance(value=0.02, gradient=0.02, noisy=True, most_value=0.25, most_gradient=0.3),
+    torch.float16: Tolerance(value=0.01, gradient=0.01, noisy=True, most_value=0.1, most_gradient=0.1),
 }
 
 

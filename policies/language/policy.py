@@ -21,6 +21,7 @@ from mmgrpo.policy import (
     SupportsCritic,
     SupportsEngine,
     SupportsExport,
+    SupportsFloat16,
     SupportsNamedWeights,
     SupportsOffPolicyScoring,
     SupportsPromptCheck,
@@ -76,6 +77,7 @@ class LanguagePolicy(
     SupportsExport,
     SupportsPromptCheck,
     SupportsEngine,
+    SupportsFloat16,
 ):
     """A causal language model, a vision-language model or an encoder-decoder, whose decisions are tokens.
 
@@ -112,7 +114,7 @@ class LanguagePolicy(
             settings = LanguageSettings(**(settings or {}))
         dtype = arithmetic_dtype(model) if weights is None else weights.dtype
         if dtype not in TOLERANCES:
-            raise ConfigError(f"{dtype} gradients need a loss scaler; load the model in bfloat16 or float32")
+            raise ConfigError(f"a model in {dtype} is not supported: load it in float32, bfloat16 or float16")
         self.model = model
         self.processor = processor
         self.settings = settings
@@ -179,6 +181,11 @@ class LanguagePolicy(
                 yield
             finally:
                 self._engine = None
+
+    @property
+    def is_float16(self) -> bool:
+        """Whether the model computes in float16."""
+        return self.weights.dtype == torch.float16
 
     @property
     def path(self) -> ForwardPath:

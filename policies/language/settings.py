@@ -37,9 +37,9 @@ class LanguageSettings(BaseModel):
         description="path or hub id, or python:module:function that returns a model and its processor or tokenizer",
     )
     revision: str | None = Field(default=None, description="revision of the hub repository")
-    dtype: Literal["float32", "bfloat16"] = Field(
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32",
-        description="dtype of the arithmetic; weights that are trained in full are stored in float32",
+        description="dtype of the arithmetic; float16 scales losses; weights that are trained in full are float32",
     )
     quantization_config: dict[str, Any] | None = Field(
         default=None,

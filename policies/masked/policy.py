@@ -78,7 +78,7 @@ class MaskedPolicy(
             module.requires_grad_(False).eval()
         dtype = arithmetic_dtype(next(iter(self.predictor.spec.modules.values())))
         if dtype == torch.float16:
-            raise ConfigError("float16 gradients underflow without a loss scaler; load it in bfloat16 or float32")
+            raise ConfigError("a masked model does not support float16: load it in bfloat16 or float32")
         spec = self.predictor.spec
         self.weights: Weights = Weights(spec.modules, settings.lora, spec.targets, spec.files)
         if settings.adapter is not None:

@@ -90,11 +90,6 @@ def test_a_full_fine_tune_trains_every_weight_of_the_denoiser() -> None:
     assert sum(p.requires_grad for p in parameters_of(policy)) == len(policy.trainable)
 
 
-def test_float16_raises() -> None:
-    with pytest.raises(ConfigError, match=r"float16 gradients underflow.*load the pipeline in bfloat16"):
-        policy_of("sd3", pipeline_of("sd3").to(torch.float16))
-
-
 @pytest.mark.parametrize("name", daily(["sd15", "sd3", "wan"], "sd3"))
 def test_bfloat16_is_exact_on_policy(name: str) -> None:
     policy = policy_of(name, pipeline_of(name).to(torch.bfloat16))
