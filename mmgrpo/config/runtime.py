@@ -77,6 +77,11 @@ class RuntimeConfig(Section):
         "shard it again after; false: gather it block by block in each call (once a token, once a "
         "denoising step), for models that do not fit next to the optimizer state",
     )
+    offload_rewards: bool = Field(
+        default=False,
+        description="move the models of rewards to the CPU before each rollout and each update, and back when a reward "
+        "is called, to save memory of the accelerator",
+    )
     max_reward_failure_frac: float = Field(
         default=0.25,
         ge=0,

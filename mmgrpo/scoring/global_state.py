@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from mmgrpo.system.model_residence import restore_models
 from mmgrpo.system.process_settings import restored_settings
 from mmgrpo.types import Sample
 
@@ -57,6 +58,7 @@ class Isolated:
         self._reported: set[str] = set()
 
     def __call__(self, samples: Sequence[Sample]) -> Any:
+        restore_models()
         with restored_settings(f"reward '{self._name}'", self._reported):
             if threading.current_thread() is not threading.main_thread():  # which owns the generators
                 return self._function(samples)

@@ -17,6 +17,7 @@ from mmgrpo.runs.folder import RunFolder
 from mmgrpo.runs.progress import RunProgress
 from mmgrpo.runs.sample_logging import log_samples
 from mmgrpo.runs.stopping import StopRequests, Terminated
+from mmgrpo.system.model_residence import offload_models
 from mmgrpo.system.out_of_memory import free_memory_of, is_out_of_memory
 from mmgrpo.training.checkpointed_run import CheckpointedRun
 from mmgrpo.training.compute_advantages import Advantages
@@ -241,6 +242,7 @@ class RunLoop:
         """One step of GRPO of every task that takes part in it."""
         tasks = {name: task for name, task in self._tasks.items() if self.step % _role(task).every == 0}
         rollouts: dict[str, Rollouts] = {}
+        self._offload_rewards()
         with naming_phase("the rollout", self.step + 1):
             for name, task in tasks.items():
                 rollouts[name] = task.rollout(rollouts)
@@ -248,6 +250,7 @@ class RunLoop:
         with naming_phase("judging", self.step + 1):
             for name, task in reversed(tasks.items()):
                 scored[name] = task.score(rollouts[name], scored)
+        self._offload_rewards()
         with naming_phase("the update", self.step + 1):
             for owner, task in tasks.items():
                 if not _role(task).policy_of:
@@ -259,6 +262,10 @@ class RunLoop:
         with naming_phase("the evaluation", self.step):
             for task in tasks.values():
                 task.evaluate()
+
+    def _offload_rewards(self) -> None:
+        if self._config.runtime.offload_rewards:
+            offload_models()
 
     def _update(self, names: Sequence[str], rollouts: Mapping[str, Rollouts], scored: Mapping[str, Scored]) -> None:
         """The updates of the tasks that train one policy, its owner first."""
@@ -350,7 +357,7 @@ def _role(task: Task) -> TaskConfig:
 _ROLLOUT = "lower policy.rollout_batch, or set runtime.gather_for_rollout: false where the model is sharded"
 _UPDATE = (
     "lower policy.update_batch (images and videos) or policy.update_tokens (texts), or set "
-    "policy.gradient_checkpointing: true"
+    "policy.gradient_checkpointing: true; runtime.offload_rewards: true moves models of rewards to the CPU"
 )
 REMEDIES = {
     "the warm-up": _UPDATE,

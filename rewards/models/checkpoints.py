@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, MissingPackageError, RewardError
 from mmgrpo.system.hub import explain_load_error
+from mmgrpo.system.model_residence import register_model
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -61,8 +62,10 @@ def load_once(load: Callable[..., T], *arguments: Any) -> T:
 
 
 def freeze(model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Move a model to a device and dtype, in eval mode, without gradients."""
-    return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    """Move a model to a device and dtype, in eval mode, without gradients; ``runtime.offload_rewards`` offloads it."""
+    frozen = model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    register_model(frozen, device)
+    return frozen
 
 
 def load_state_dict(checkpoint: str) -> dict[str, Tensor]:
