@@ -128,7 +128,7 @@ def predicted(config: RunConfig, num_steps: int, *, guided: bool) -> Spending:
     return Spending(sample=sample, trained=trained, reference=reference, reported=sample + trained + reference)
 
 
-def _update(config: RunConfig, policy: DenoisingPolicy, rollout: Rollout, credit: SampleAdvantages) -> int:
+def _update(config: RunConfig, policy: DenoisingPolicy, rollout: Rollout, credit: SampleAdvantages) -> float:
     update, objective, num_forwards = config.update, Algorithm.of(config).objective, 0
     for number in range(update.epochs * update.minibatches):
         part = number % update.minibatches

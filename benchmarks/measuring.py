@@ -31,8 +31,8 @@ class Turn:
     floor: Parts
     decode: Spent
     hollow: Sequence[Parts]
-    num_forwards: int
-    num_backwards: int
+    num_forwards: float
+    num_backwards: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class Line:
 
     part: str
     calls: int
-    rows: int
-    floor_rows: int
+    rows: float
+    floor_rows: float
     wall: Spread
     cpu: Spread
     best: float
@@ -115,7 +115,7 @@ def _iterated(learner: Learner, setting: Setting) -> Parts:
     return Parts(rollout=sampled.spent, credit=scored.spent, update=updated.spent)
 
 
-def _line(setting: Setting, turns: Sequence[Turn], part: str, calls: int, rows: int, floor_rows: int) -> Line:
+def _line(setting: Setting, turns: Sequence[Turn], part: str, calls: int, rows: float, floor_rows: float) -> Line:
     pairs = [(_of(turn.ours, part), _of(turn.floor, part)) for turn in turns]
     floor_s = _median_s(setting, [floor for _, floor in pairs])
     decode_s = 0.0 if part == "update" else _median_s(setting, [turn.decode for turn in turns])

@@ -328,14 +328,16 @@ class Algorithm:
         """The stochastic decisions of a step, including those at which branches split; None for all.
 
         Raises ConfigError for a window that does not fit the schedule, a policy without one, or
-        ``policy.fast_remainder`` without a window.
+        ``policy.fast_remainder`` or ``policy.cache`` without a window.
         """
-        config, window = self.config, self.config.rollout.window
+        config, rollout, window = self.config, self.config.rollout, self.config.rollout.window
         if window is None or self.window is None:
-            if config.policy and config.policy.settings.get("fast_remainder"):
+            settings = config.policy.settings if config.policy else {}
+            where = {"fast_remainder": "after"} | ({"cache": "outside"} if rollout.training_states == "sampled" else {})
+            for key in where.keys() & {key for key, value in settings.items() if value}:
                 raise ConfigError(
-                    "policy.fast_remainder applies to the steps after rollout.window, which is not set: set "
-                    "rollout.window, or leave out policy.fast_remainder"
+                    f"policy.{key} applies to the steps {where[key]} rollout.window, which is not set: set "
+                    f"rollout.window, or leave out policy.{key}"
                 )
             return None
         if not isinstance(policy, SupportsWindows):

@@ -210,7 +210,7 @@ class Rollout:
         num_decisions_B: number of decisions per row, in its first columns; None: as many as there are columns.
         record_B: per row the data that ``SupportsOffPolicyScoring.read`` needs besides the sample to rebuild the same
             decisions; readable by ``torch.load(weights_only=True)``. None: no data.
-        num_forwards: number of model forwards, in rows of one sample.
+        num_forwards: number of model forwards, in rows of one sample; partial ones count as fractions.
         num_unbatched: number of rows that ran unbatched because they depend on the other rows of their batch.
     """
 
@@ -231,7 +231,7 @@ class Rollout:
     is_prefix: bool = False
     num_decisions_B: Tensor | None = None
     record_B: Sequence[Mapping[str, Any] | None] | None = None
-    num_forwards: int = 0
+    num_forwards: float = 0
     num_unbatched: int = 0
 
     def __post_init__(self) -> None:
@@ -353,7 +353,7 @@ class Evaluation:
     logprob_BT: Tensor
     values: Mapping[Value, Tensor] = field(default_factory=dict)
     rows: Tensor | None = None
-    num_forwards: int = 0
+    num_forwards: float = 0
 
     def __post_init__(self) -> None:
         if self.logprob_BT.ndim != 2 or self.logprob_BT.shape[1] != len(self.columns):

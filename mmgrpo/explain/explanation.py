@@ -128,6 +128,12 @@ def _policy_rows(config: RunConfig, settings: Mapping[str, Any] | None) -> Itera
             f"after it {frac:g} times as many points as there would be, in steps of order {order}: "
             "policy.fast_remainder",
         )
+    if settings is not None and settings.get("cache") is not None:
+        name = settings["cache"].get("name")
+        yield (
+            "",
+            f"other steps use {name}, a cache of diffusers, so that forwards are at most those below: policy.cache",
+        )
     if config.rollout.same_initial_noise:
         yield "noise", "shared by the group, which computes its common steps once"
     tree = config.rollout.tree

@@ -73,7 +73,8 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
     run once for its G members. A pass over the sample costs one forward per trained step; with shared noise the first
     of them costs 1 / G. In a tree a step costs 1 / w, w the leaves of a branch before it. With
     ``rollout.training_states: renoised``, rollout = N + K for K levels of noise, and a pass costs K.
-    ``policy.fast_remainder`` reduces the steps of the rollout.
+    ``policy.fast_remainder`` reduces the steps of the rollout. What ``policy.cache`` skips depends on the samples and
+    is not subtracted; a run logs it.
 
     Args:
         algorithm: the algorithm of the run.

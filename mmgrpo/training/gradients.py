@@ -60,7 +60,7 @@ class Gradient:
 
     diagnostics: Diagnostics
     max_gap: float | None
-    num_forwards: int
+    num_forwards: float
 
     def merge(self, other: Gradient) -> Gradient:
         """The sum of both."""
@@ -244,7 +244,7 @@ def _decisions(
 
 def _values(
     policy: Policy, rollout: Rollout, decisions: Decisions, objective: Objective, views: Mapping[str, ViewRows]
-) -> tuple[Decisions, int]:
+) -> tuple[Decisions, float]:
     """The decisions with their values under the current weights, without grad, and the number of forwards.
 
     Log-probabilities that nothing depends on stay the rollout's.
@@ -331,7 +331,7 @@ def _values_first(
     return Gradient(diagnostics, max_gap, num_forwards)
 
 
-def _through(view_rows: ViewRows, grad_BT: Tensor) -> int:
+def _through(view_rows: ViewRows, grad_BT: Tensor) -> float:
     """Streams a view's backward with the coefficients of its log-probabilities; gives the forwards that took."""
     num_forwards = 0
     with closing(evaluations(view_rows.policy, view_rows.rollout.keep(grad_BT != 0), ())) as slices:

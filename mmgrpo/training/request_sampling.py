@@ -477,7 +477,7 @@ def read(policy: Policy, samples: Sequence[OffPolicySample], plan: Plan, seed: i
 
 def verified(
     policy: Policy, drafts: Sequence[OffPolicySample], plan: Plan, seed: int, *, lenience: float
-) -> tuple[list[OffPolicySample], int]:
+) -> tuple[list[OffPolicySample], float]:
     """The prefixes of drafts that the current policy accepts, as if it had sampled them.
 
     Args:

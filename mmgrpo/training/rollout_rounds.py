@@ -404,7 +404,7 @@ def _keep_mask(
     return torch.cat(local_keep)
 
 
-def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], config: Forgetting, job: Job) -> int:
+def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], config: Forgetting, job: Job) -> float:
     """Keeps ``FORGETTING``; the weights that are trained stay as they are.
 
     The loss is a mean over the rows of all processes of the mean over a row's kept decisions. A collective.
@@ -440,7 +440,9 @@ def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], config: Forgett
     return num_forwards
 
 
-def _backward(policy: Policy, rollouts: Sequence[Rollout], config: Forgetting, num_rows: int) -> tuple[float, int, int]:
+def _backward(
+    policy: Policy, rollouts: Sequence[Rollout], config: Forgetting, num_rows: int
+) -> tuple[float, int, float]:
     """Adds the loss's gradient; gives the sum of the entropies, how many, and the forwards that it took."""
     entropy, count, num_forwards = 0.0, 0, 0
     for rollout in rollouts:

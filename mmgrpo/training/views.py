@@ -75,7 +75,7 @@ class ViewValues:
     """
 
     values: Mapping[Value, Tensor]
-    num_forwards: int = 0
+    num_forwards: float = 0
 
 
 @final

@@ -1,28 +1,223 @@
-"""Caching hooks of diffusers on the denoisers, which carry state from call to call.
+"""Caches of diffusers on the denoisers, which carry state from call to call.
 
 A cached block returns values of an earlier call, so a step depends on more than its latents, and gradients do not reach
-the skipped blocks. They are disabled while decisions are sampled or scored.
+the skipped blocks. They are disabled while decisions are sampled or scored; ``RolloutCache`` runs one at the steps of a
+rollout that are not trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
 
+import diffusers.hooks
 from diffusers.hooks.hooks import StateManager
+from diffusers.hooks.mag_cache import MagCacheState
+from diffusers.models.cache_utils import CacheMixin
 from torch import nn
+
+from mmgrpo.errors import ConfigError
+
+CONFIGS: Mapping[str, type] = {
+    name: getattr(diffusers.hooks, f"{name}Config")
+    for name in ("FirstBlockCache", "TaylorSeerCache", "MagCache", "SeaCache", "PyramidAttentionBroadcast")
+}
+"""The configurations of diffusers' caches, by name. FasterCache is none of them: it fails unless its first calls are
+those of the first steps of a schedule."""
+
+TIMESTEP = "current_timestep_callback"
+
+
+class RolloutCache:
+    """A cache of diffusers on the denoisers, for the steps of a rollout that are not trained.
+
+    Every stretch of consecutive cached steps begins with an empty cache, so nothing of a trained step is read.
+    """
+
+    def __init__(self, pipeline: Any, settings: Mapping[str, Any], denoisers: Mapping[str, nn.Module]) -> None:
+        """Checks the settings by installing the cache once.
+
+        Args:
+            pipeline: its ``current_timestep`` is read by caches that depend on the timestep.
+            settings: ``name`` of the cache and the fields of its configuration.
+            denoisers: the modules to install it on, by component name.
+
+        Raises:
+            ConfigError: no such cache, settings that diffusers rejects, or a denoiser that takes no cache or has one.
+        """
+        self._config = _config_of(pipeline, settings)
+        self._denoisers = denoisers
+        self._hooks: dict[nn.Module, list[_InstalledHook]] = {}
+        self._calls: dict[nn.Module, tuple[int, int]] = {}
+        with self.installed():
+            pass
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Installs the cache within the context, empty."""
+        try:
+            for name, module in self._denoisers.items():
+                self._install(name, module)
+            yield
+        finally:
+            for module in self._hooks:
+                cast(CacheMixin, module).disable_cache()
+            self._hooks.clear()
+            self._calls.clear()
+
+    def is_on(self, module: nn.Module) -> bool:
+        """Whether the cache is installed on a module; it is not on other weights than the current ones."""
+        return module in self._hooks
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Computes all blocks within the context, and leaves what the cache holds as it is."""
+        with _bypassed([hook.hook for hooks in self._hooks.values() for hook in hooks]):
+            yield
+
+    @contextmanager
+    def at(self, module: nn.Module, iteration: int) -> Iterator[list[float]]:
+        """Prepares the cache for a call of a denoiser at a step.
+
+        Args:
+            module: the denoiser.
+            iteration: the step, from 0.
+
+        Yields:
+            list[float]: after the context it has the share of the denoiser's parameters whose blocks ran, from 0 to 1.
+        """
+        hooks, (last, ordinal) = self._hooks[module], self._calls.get(module, (iteration, -1))
+        ordinal = ordinal + 1 if iteration == last else 0
+        self._calls[module] = iteration, ordinal
+        if iteration - last > 1:
+            _reset(hooks)
+        managers = [manager for hook in hooks for manager in _managers(hook.hook)]
+        is_named = any(manager._context is not None for manager in managers)  # by the pipeline, as cond and uncond
+        ran: set[int] = set()
+        share: list[float] = []
+        with ExitStack() as stack:
+            if not is_named:
+                stack.enter_context(cast(CacheMixin, module).cache_context(f"call {ordinal}"))
+            for manager in managers:
+                self._tell_step(manager, iteration)
+            for number, hook in enumerate(hooks):
+                stack.enter_context(_noted(hook.hook, ran, number))
+            try:
+                yield share
+            except (TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
+                kind = type(module).__name__
+                raise RuntimeError(f"{error}; policy.cache: {self._name} may not support {kind}: remove it") from error
+        skipped = sum(hook.num_parameters for number, hook in enumerate(hooks) if number not in ran)
+        share.append(1.0 - skipped / max(_num_parameters(module), 1))
+
+    def _tell_step(self, manager: StateManager, iteration: int) -> None:
+        if manager._state_cls is MagCacheState:
+            manager.get_state().step_index = iteration  # it counts calls, and trained steps are none
+        if isinstance(self._config, diffusers.hooks.SeaCacheConfig) and manager.context.step_index is None:
+            raise ConfigError(
+                "policy.cache: SeaCache needs the step and its noise level, which this pipeline does not pass to its "
+                "denoiser; use FirstBlockCache"
+            )
+
+    @property
+    def _name(self) -> str:
+        return type(self._config).__name__.removesuffix("Config")
+
+    def _install(self, name: str, module: nn.Module) -> None:
+        kind, cache = type(module).__name__, self._name
+        if not isinstance(module, CacheMixin):
+            raise ConfigError(f"policy.cache: {kind}, the pipeline's {name}, takes no cache of diffusers; remove it")
+        before = {id(hook.hook) for hook in _hooks_of(module)}
+        try:
+            module.enable_cache(self._config)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise ConfigError(f"policy.cache: {cache} cannot be enabled on {kind}, the {name}: {error}") from error
+        self._hooks[module] = [hook for hook in _hooks_of(module) if id(hook.hook) not in before]
+        if not self._hooks[module]:
+            raise ConfigError(f"policy.cache: {cache} has no effect on {kind}, the {name}: no block has its names")
+
+
+@dataclass(frozen=True, slots=True)
+class _InstalledHook:
+    owner: nn.Module
+    hook: Any
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the block that the hook may skip; 0 if it only prepares others."""
+        return 0 if self.hook.fn_ref.original_forward is None else _num_parameters(self.owner)
+
+
+def _config_of(pipeline: Any, settings: Mapping[str, Any]) -> Any:
+    name, fields = str(settings.get("name")), {key: value for key, value in settings.items() if key != "name"}
+    if name not in CONFIGS:
+        raise ConfigError(f"policy.cache: unknown name {name!r}; use one of {', '.join(CONFIGS)}")
+    kind: Any = CONFIGS[name]
+    allowed = {field.name for field in dataclasses.fields(kind)}
+    if unknown := [key for key in fields if key not in allowed]:
+        options = ", ".join(sorted(field for field in allowed if "callback" not in field and field[0] != "_"))
+        raise ConfigError(f"policy.cache: {name} has no {', '.join(unknown)}; it has {options}")
+    if TIMESTEP in allowed:
+        if not hasattr(type(pipeline), "current_timestep"):
+            raise ConfigError(
+                f"policy.cache: {name} reads the timestep, which {type(pipeline).__name__} does not state"
+            )
+        fields[TIMESTEP] = lambda: pipeline.current_timestep
+    try:
+        return kind(**fields)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"policy.cache: {name}: {error}") from error
+
+
+def _reset(hooks: Sequence[_InstalledHook]) -> None:
+    """Empties the cache; the name of the current call, which diffusers would reset too, stays."""
+    contexts = [(manager, manager._context) for hook in hooks for manager in _managers(hook.hook)]
+    for hook in hooks:
+        if hook.hook._is_stateful:
+            hook.hook.reset_state(hook.owner)
+    for manager, context in contexts:
+        manager.set_context(context)
+
+
+@contextmanager
+def _noted(hook: Any, ran: set[int], number: int) -> Iterator[None]:
+    """Adds the number to ``ran`` if the hook computes its block."""
+    original = hook.fn_ref.original_forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        ran.add(number)
+        return original(*args, **kwargs)
+
+    if original is not None:
+        hook.fn_ref.original_forward = forward
+    try:
+        yield
+    finally:
+        hook.fn_ref.original_forward = original
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def cache_names(modules: Sequence[nn.Module]) -> list[str]:
     """Class names of the caching hooks on these modules and their submodules."""
-    return sorted({type(hook).__name__ for hook in _caching_hooks(modules)})
+    return sorted({type(hook.hook).__name__ for module in modules for hook in _hooks_of(module)})
 
 
 @contextmanager
 def caches_off(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Disables caching hooks within the context; afterwards they are restored with their state."""
-    references = [hook.fn_ref for hook in _caching_hooks(modules)]
+    with _bypassed([hook.hook for module in modules for hook in _hooks_of(module)]):
+        yield
+
+
+@contextmanager
+def _bypassed(hooks: Sequence[Any]) -> Iterator[None]:
+    references = [hook.fn_ref for hook in hooks]
     before = [(ref.pre_forward, ref.forward, ref.post_forward) for ref in references]
     try:
         for ref in references:
@@ -34,15 +229,16 @@ def caches_off(modules: Sequence[nn.Module]) -> Iterator[None]:
             ref.pre_forward, ref.forward, ref.post_forward = pre_forward, forward, post_forward
 
 
-def _caching_hooks(modules: Sequence[nn.Module]) -> list[Any]:
-    registries = [vars(part).get("_diffusers_hook") for module in modules for part in module.modules()]
-    hooks = [hook for registry in registries if registry is not None for hook in registry.hooks.values()]
-    return [hook for hook in hooks if hook._is_stateful or _shares_state(hook)]
+def _hooks_of(module: nn.Module) -> list[_InstalledHook]:
+    """The caching hooks on a module and its submodules."""
+    parts = [(part, vars(part).get("_diffusers_hook")) for part in module.modules()]
+    hooks = [(part, hook) for part, registry in parts if registry is not None for hook in registry.hooks.values()]
+    return [_InstalledHook(part, hook) for part, hook in hooks if hook._is_stateful or _managers(hook)]
 
 
-def _shares_state(hook: Any) -> bool:
-    """Whether the hook reads another hook's state: the later blocks of a first-block cache."""
-    return any(isinstance(value, StateManager) for value in vars(hook).values())
+def _managers(hook: Any) -> list[StateManager]:
+    """The states that a hook has or shares with others, as the later blocks of a first-block cache do."""
+    return [value for value in vars(hook).values() if isinstance(value, StateManager)]
 
 
 def _arguments(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

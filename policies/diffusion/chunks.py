@@ -34,7 +34,7 @@ class RecordedChunk:
     params: SamplingParams
     recorder: Recorder
     samples: Sequence[Sample]
-    num_forwards: int
+    num_forwards: float
     input_kind: Any = None
 
     @property

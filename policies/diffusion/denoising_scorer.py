@@ -65,7 +65,7 @@ class DenoisingScorer:
 
     def replay(
         self, trace: DenoisingTrace, rows: Sequence[int], column: int, *, states: Sequence[int]
-    ) -> tuple[Replayer, int]:
+    ) -> tuple[Replayer, float]:
         """One run of the pipeline with a real iteration only at ``column``; returns the replayer and its forwards.
 
         ``states`` groups the rows by state: the pipeline runs each state once.

@@ -63,7 +63,7 @@ class NoisedPrediction:
     noised: Noised
     data: Tensor
     output: Tensor
-    num_forwards: int
+    num_forwards: float
     num_rows: int
 
     @property

@@ -67,7 +67,7 @@ class PipelineRun:
     Attributes:
         iteration: current iteration, from 0; -1 before the first denoiser call.
         grad: whether the run builds a graph.
-        num_forwards: denoiser rows computed.
+        num_forwards: denoiser rows computed; a row of a cached call counts the share of the parameters that ran.
         num_steps: steps taken.
         calls_of: per component, the numbers of steps taken at each of its calls.
         last_state: result of the last step of the stock sampler, if ``on_step`` is None.
@@ -82,6 +82,7 @@ class PipelineRun:
         stop_before: int | None = None,
         run_ghosts: bool = False,
         rewrite: Callable[[int, Any, Any, Any], tuple[Any, Any]] | None = None,
+        is_cached: Callable[[int], bool] | None = None,
     ) -> None:
         """A run before its first iteration.
 
@@ -91,15 +92,17 @@ class PipelineRun:
             stop_before: the run ends at the first denoiser call of this iteration.
             run_ghosts: run the denoiser in ghost iterations too, without grad ("full" replay).
             rewrite: may edit the arguments of every denoiser call, ghost or not: (iteration, module, args, kwargs).
+            is_cached: whether an iteration's denoiser calls use ``policy.cache``; None: no iteration does.
         """
         self.on_step = on_step
         self.ghost = ghost
         self.stop_before = stop_before
         self.run_ghosts = run_ghosts
         self.rewrite = rewrite
+        self.is_cached = is_cached
         self.iteration = -1
         self.grad = False
-        self.num_forwards = 0
+        self.num_forwards: float = 0
         self.num_steps = 0
         self.calls_of: dict[str, set[int]] = {}
         self.last_state: Tensor | None = None

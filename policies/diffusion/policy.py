@@ -39,6 +39,7 @@ from ..quantization import arithmetic_dtype
 from ..weights import Weights
 from .batches import Batches
 from .buckets import Buckets
+from .caches import RolloutCache
 from .chunks import SINGLE_STEP, make_groups
 from .components import prepared_denoisers
 from .denoising_rows import call_has_media
@@ -137,12 +138,12 @@ class DenoisingPolicy(
             columns=settings.columns,
             image_arguments=settings.image_arguments,
             decode=settings.decode,
+            cache=RolloutCache(pipeline, settings.cache, denoisers) if settings.cache is not None else None,
         )
         if settings.lora is None and dtype != torch.float32:
             self._instrumented.autocast(dtype)  # trained weights are float32; computation stays in the loaded dtype
-        if settings.compile:
-            for module in denoisers.values():
-                compile_denoiser(module)
+        for module in denoisers.values() if settings.compile else ():
+            compile_denoiser(module)
         self._buckets = Buckets(settings.buckets)
         self._buckets.require_supported(self._instrumented.form)
         sampling_rate = _sampling_rate(pipeline, settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,6 +69,11 @@ class SamplerLoop:
         chunks = self._sample(row_sets, plan)
         rollout = assemble(chunks, plan, self.segments)
         needs_full = any(self.exactness.needs_full(chunk.kind, chunk.stochastic) for chunk in chunks)
+        if needs_full and self.instrumented.cache is not None:
+            raise PolicyError(
+                f"a step of {type(self.instrumented.pipeline).__name__} depends on the denoiser's outputs at earlier "
+                "steps, so that its log-probability cannot be computed where these were cached: remove policy.cache"
+            )
         trace = replace(rollout.trace, run_ghosts=needs_full)
         return replace(rollout, trace=trace, num_unbatched=len(rollout.samples) if self.batches.alone else 0)
 
@@ -84,7 +89,7 @@ class SamplerLoop:
         for row_set, call in zip(row_sets, calls, strict=True):
             size = row_set.params.batch(self.batches.rollout)
             for chunk in chunked(row_set.rows, size, self.instrumented.form.can_share_run):
-                run = PipelineRun(on_step=None)
+                run = PipelineRun(on_step=None, is_cached=cached_iterations(plan))
                 output = self._run(run, chunk, call)
                 states = [] if run.last_state is None else [run.last_state]
                 latents = split_rows(states[0], len(chunk)) if plan.keep_latents and states else None
@@ -252,7 +257,10 @@ class SamplerLoop:
             check=check,
         )
         run = PipelineRun(
-            on_step=recorder, ghost=lambda iteration: iteration <= stem.last_recorded, stop_before=split + 1
+            on_step=recorder,
+            ghost=lambda iteration: iteration <= stem.last_recorded,
+            stop_before=split + 1,
+            is_cached=cached_iterations(plan),
         )
         self.instrumented.run(run, self.instrumented.form.arguments(stem.rows, params.call), seed=stem.rows[0].seed)
         num_forwards, offset, owner = stem.num_forwards + run.num_forwards, 0, owner_of(subbranches)
@@ -273,7 +281,11 @@ class SamplerLoop:
     def _record(self, stem: Stem, plan: Plan, params: SamplingParams) -> RecordedChunk:
         check = self.exactness.is_empty and not stem.recorded  # a recorded first step is a ghost
         recorder = Recorder(stem.rows, plan, params.step_sampler, recorded=stem.recorded, check=check)
-        run = PipelineRun(on_step=recorder, ghost=lambda iteration: iteration <= stem.last_recorded)
+        run = PipelineRun(
+            on_step=recorder,
+            ghost=lambda iteration: iteration <= stem.last_recorded,
+            is_cached=cached_iterations(plan),
+        )
         output = self._run(run, stem.rows, params.call)
         require_denoisers(self.instrumented, run)
         latents = recorder.latents() if plan.keep_latents else None
@@ -326,6 +338,18 @@ class SamplerLoop:
         except MmgrpoError:  # a pipeline that cannot be trained can still be sampled
             if self.instrumented.form.has_media(rows[0]) and not self.instrumented.form.is_verified:
                 self.instrumented.form = replace(self.instrumented.form, media_batching=MediaBatching.ALONE)
+
+
+def cached_iterations(plan: Plan) -> Callable[[int], bool] | None:
+    """Which iterations of a rollout may use ``policy.cache``: those without a trained decision; None: none may.
+
+    Of deterministic samples those that are renoised and trained on, whose own steps are no decisions; evaluations run
+    the complete denoiser.
+    """
+    if plan.deterministic:
+        return (lambda iteration: True) if plan.keep_latents else None
+    stochastic = plan.stochastic
+    return None if stochastic is None else lambda iteration: iteration not in stochastic
 
 
 def _failed_call(arguments: Mapping[str, Any], error: Exception) -> RowsError:

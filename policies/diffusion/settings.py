@@ -267,6 +267,11 @@ class DenoisingSettings(BaseModel):
         default=None,
         description="shortened schedule of a rollout after its last stochastic step; null: the complete schedule",
     )
+    cache: dict[str, Any] | None = Field(
+        default=None,
+        description="cache of diffusers, for example {name: FirstBlockCache, threshold: 0.1}, at those steps of a "
+        "rollout that are not trained: outside the window, or with training_states: renoised all; null: none",
+    )
     segments: tuple[int, ...] | None = Field(
         default=None, description="sizes of consecutive chunks of steps; null: one step each"
     )
@@ -289,6 +294,12 @@ class DenoisingSettings(BaseModel):
     @model_validator(mode="after")
     def _require_adapters(self) -> DenoisingSettings:
         require_adapters(self.quantization_config, self.lora)
+        return self
+
+    @model_validator(mode="after")
+    def _require_uncompiled(self) -> DenoisingSettings:
+        if self.compile and self.cache is not None:
+            raise ValueError("compile does not support cache, whose blocks decide at each call: remove one of them")
         return self
 
     @model_validator(mode="after")

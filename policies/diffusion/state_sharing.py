@@ -26,7 +26,7 @@ class Stem:
     branches: Sequence[Branch]
     split_at: int = -1
     recorded: tuple[RecordedStep, ...] = ()
-    num_forwards: int = 0
+    num_forwards: float = 0
 
     @property
     def rows(self) -> list[DenoisingRow]:

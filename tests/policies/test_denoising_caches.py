@@ -1,12 +1,15 @@
-"""Caches enabled by the user: disabled for decisions, used for deterministic samples."""
+"""Caches of diffusers. Those enabled on the pipeline: disabled for decisions, used for deterministic samples; that of
+``policy.cache``: used at the steps of a rollout that are not trained."""
 
 # diffusers exports lazily.
 # pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +22,15 @@ from diffusers import (
     PyramidAttentionBroadcastConfig,
     TaylorSeerCacheConfig,
 )
+from mmgrpo.policies.diffusion.caches import cache_names
 from mmgrpo.policies.diffusion.denoising_rows import DenoisingRow
+from mmgrpo.policies.diffusion.policy import DenoisingPolicy
+from mmgrpo.rewards.images.pixels import Brightness
 
+from mmgrpo.algorithm import Algorithm
+from mmgrpo.config.loading import validated
+from mmgrpo.errors import ConfigError
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt
 from tests.policies.contract import gradients, move, relative_difference, sample_difference, values
 from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of, settings_of
@@ -106,3 +116,163 @@ def test_a_cache_enabled_later_is_disabled_too() -> None:
     rollout = policy.rollout(prompts_of("flux"), group_size=2, seed=SEED)
     policy.pipeline.transformer.enable_cache(CACHES["first-block"]())
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+
+
+STEPS, WINDOW = 8, (2, 3)
+FIRST_BLOCK = {"name": "FirstBlockCache", "threshold": 10.0}
+ROLLOUT_CACHES: dict[str, dict[str, Any]] = {
+    "first-block": FIRST_BLOCK,
+    "taylorseer": {"name": "TaylorSeerCache", "cache_interval": 2, "disable_cache_before_step": 1},
+    "mag": {
+        "name": "MagCache",
+        "threshold": 10.0,
+        "num_inference_steps": STEPS,
+        "mag_ratios": [1.0] * STEPS,
+        "retention_ratio": 0.0,
+    },
+    "pyramid": {
+        "name": "PyramidAttentionBroadcast",
+        "spatial_attention_block_skip_range": 2,
+        "spatial_attention_timestep_skip_range": [-1, 1001],
+        "spatial_attention_block_identifiers": ["transformer_blocks", "single_transformer_blocks"],
+    },
+}
+
+
+def _caching(cache: dict[str, Any] | None, family: str = "flux", **settings: Any) -> DenoisingPolicy:
+    call = {**settings_of(family)["call"], "num_inference_steps": STEPS}
+    return policy_of(family, call=call, cache=cache, **settings)
+
+
+@pytest.mark.parametrize("name", each(*ROLLOUT_CACHES))
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_rollout_with_a_cache_is_scored_as_it_was_sampled(name: str, shared: bool) -> None:
+    plain, policy = _caching(None), _caching(ROLLOUT_CACHES[name])
+    plan = Plan(stochastic=WINDOW, same_initial_noise=shared)
+    rollout = policy.rollout(prompts_of("flux"), group_size=2, seed=SEED, plan=plan)
+    expected = plain.rollout(prompts_of("flux"), group_size=2, seed=SEED, plan=plan)
+    assert sample_difference(rollout.samples, expected.samples) > 1
+    assert rollout.num_forwards < expected.num_forwards
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    assert torch.equal(values(plain, rollout), rollout.old_logprob_BT)  # by a policy without a cache
+    assert relative_difference(gradients(policy, rollout), gradients(plain, rollout)) == 0
+    assert cache_names([policy.pipeline.transformer]) == []
+
+
+def test_forwards_count_the_blocks_that_ran() -> None:
+    """Step 0 fills the cache and step 1 uses it; 2 and 3 are trained; 4 fills it again, and 5 to 7 use it."""
+    policy = _caching(FIRST_BLOCK)
+    rollout = policy.rollout(prompts_of("flux"), group_size=2, seed=SEED, plan=Plan(stochastic=WINDOW))
+    transformer = policy.pipeline.transformer
+    blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+    skipped = sum(parameter.numel() for block in blocks[1:] for parameter in block.parameters())
+    share = 1 - skipped / sum(parameter.numel() for parameter in transformer.parameters())
+    assert 0.1 < share < 0.9
+    assert rollout.num_forwards == pytest.approx(len(rollout.samples) * (4 + 4 * share), rel=1e-9)
+
+
+ALONE = Plan(stochastic=tuple(range(1, STEPS - 1)))
+"""Two steps that are not trained, the first and the last: each fills the cache, and none uses it."""
+
+
+def test_each_stretch_of_cached_steps_begins_empty() -> None:
+    """The last step does not use what the first one stored."""
+    policy, plain = _caching(FIRST_BLOCK), _caching(None)
+    rollouts = [each.rollout(prompts_of("flux"), group_size=1, seed=SEED, plan=ALONE) for each in (policy, plain)]
+    assert sample_difference(rollouts[0].samples, rollouts[1].samples) == 0
+    assert rollouts[0].num_forwards == rollouts[1].num_forwards == STEPS * len(rollouts[1].samples)
+
+
+def test_calls_with_and_without_the_prompt_have_caches_of_their_own() -> None:
+    """Guided, Wan calls its transformer twice a step: the second call does not use what the first one stored."""
+    call = {**settings_of("wan")["call"], "num_inference_steps": STEPS, "guidance_scale": 3.0}
+    policies = [policy_of("wan", call=call, cache=cache) for cache in (FIRST_BLOCK, None)]
+    rollouts = [each.rollout(prompts_of("wan"), group_size=1, seed=SEED, plan=ALONE) for each in policies]
+    assert sample_difference(rollouts[0].samples, rollouts[1].samples) == 0
+    assert rollouts[0].num_forwards == rollouts[1].num_forwards == 2 * STEPS * len(rollouts[1].samples)
+    rollout = policies[0].rollout(prompts_of("wan"), group_size=1, seed=SEED, plan=Plan(stochastic=(2,)))
+    assert rollout.num_forwards < rollouts[0].num_forwards
+    assert torch.equal(values(policies[1], rollout), rollout.old_logprob_BT)
+
+
+def test_rows_of_a_cache_with_an_interval_do_not_depend_on_their_batch() -> None:
+    rollouts = [
+        _caching(ROLLOUT_CACHES["taylorseer"], rollout_batch=batch).rollout(
+            prompts_of("flux"), group_size=2, seed=SEED, plan=Plan(stochastic=WINDOW)
+        )
+        for batch in (1, 4)
+    ]
+    assert sample_difference(rollouts[0].samples, rollouts[1].samples) <= 1
+    assert rollouts[0].num_forwards == pytest.approx(rollouts[1].num_forwards)
+
+
+def test_renoised_samples_use_the_cache_and_evaluations_do_not() -> None:
+    plain, policy = _caching(None), _caching(FIRST_BLOCK)
+    evaluated, expected = (
+        each.rollout(prompts_of("flux"), group_size=1, seed=SEED, plan=GREEDY) for each in (policy, plain)
+    )
+    assert sample_difference(evaluated.samples, expected.samples) == 0
+    renoised = policy.rollout(prompts_of("flux"), group_size=1, seed=SEED, plan=Plan(stochastic=(), keep_latents=True))
+    assert sample_difference(renoised.samples, expected.samples) > 1
+    assert renoised.num_forwards < evaluated.num_forwards
+
+
+@pytest.mark.parametrize(
+    ("family", "cache", "error"),
+    [
+        ("flux", {"name": "FirstBlock"}, "unknown name 'FirstBlock'; use one of FirstBlockCache, TaylorSeerCache"),
+        ("flux", {"name": "FirstBlockCache", "limit": 1}, "FirstBlockCache has no limit; it has threshold"),
+        ("flux", {"name": "MagCache"}, "MagCache: .*mag_ratios"),
+        ("sd3", FIRST_BLOCK, "SD3Transformer2DModel, the pipeline's transformer, takes no cache of diffusers"),
+        ("ltx", ROLLOUT_CACHES["taylorseer"], "TaylorSeerCache has no effect on LTXVideoTransformer3DModel"),
+    ],
+)
+def test_a_cache_that_cannot_work_is_an_error(family: str, cache: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=f"policy.cache: {error}"):
+        _caching(cache, family)
+
+
+def test_a_cache_on_the_pipeline_excludes_that_of_the_policy() -> None:
+    with pytest.raises(ConfigError, match=r"cannot be enabled on FluxTransformer2DModel.*already been enabled"):
+        policy_of("flux", _cached("first-block"), cache=FIRST_BLOCK)
+
+
+def test_a_cache_does_not_support_compilation() -> None:
+    with pytest.raises(ConfigError, match="compile does not support cache"):
+        _caching(FIRST_BLOCK, compile=True)
+
+
+def test_a_cache_that_the_pipeline_gives_no_steps_is_an_error() -> None:
+    policy = _caching({"name": "SeaCache", "threshold": 10.0}, "qwen-image")
+    with pytest.raises(ConfigError, match="SeaCache needs the step and its noise level"):
+        policy.rollout(prompts_of("qwen-image"), group_size=2, seed=SEED, plan=Plan(stochastic=(2,)))
+
+
+def test_a_run_with_a_cache_trains_on_exact_steps(tmp_path: Path) -> None:
+    policy = _caching(FIRST_BLOCK)
+    config = validated(
+        {
+            "output": str(tmp_path),
+            "steps": 2,
+            "policy": {"name": "denoising", **policy.settings.model_dump(exclude_unset=True)},
+            "rollout": {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 2, "size": 2}},
+            "update": {"optimizer": {"lr": 0.01}},
+        }
+    )
+    run = Trainer(policy, {"brightness": Brightness()}, ["a red fox", "a blue square"], config).train()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["policy/on_policy_gap"] for line in lines] == [0, 0]
+    assert all(2 + 4 < line["count/forwards_per_sample"] < 2 + STEPS for line in lines)  # 2 of updates, 4 to 8 sampled
+    assert all(line["optimizer/grad_norm"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize("states", ["sampled", "renoised"])
+def test_a_cache_without_an_untrained_step_is_an_error(states: str) -> None:
+    policy = {"name": "denoising", "model": "m", "cache": FIRST_BLOCK, "call": {"num_inference_steps": STEPS}}
+    config = validated({"policy": policy, "rollout": {"training_states": states}})
+    algorithm, sampler = Algorithm.of(config), _caching(FIRST_BLOCK)
+    if states == "renoised":
+        assert algorithm.window_at(sampler, 0) is None
+    else:
+        with pytest.raises(ConfigError, match=r"policy\.cache applies to the steps outside rollout\.window"):
+            algorithm.window_at(sampler, 0)
