@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline, ModelMixin
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry, dispatch_attention_fn
 from torch import nn
 
 from mmgrpo.errors import ConfigError, PolicyError, ReplayError
@@ -35,8 +36,33 @@ def prepared_denoisers(pipeline: Any, settings: DenoisingSettings) -> dict[str, 
         if settings.gradient_checkpointing:
             _diffusers_model(name, modules[name], "gradient_checkpointing").enable_gradient_checkpointing()
         if settings.attention != "default":
-            _diffusers_model(name, modules[name], "attention").set_attention_backend(settings.attention)
+            _set_attention(_diffusers_model(name, modules[name], "attention"), settings.attention)
     return {name: modules[name] for name in names}
+
+
+def _set_attention(model: ModelMixin, backend: str) -> None:
+    """Selects a back end of diffusers for one model; ``set_attention_backend`` would select it for all others too.
+
+    Raises ConfigError if diffusers or the device does not have it, the model ignores it, or it has no backward.
+    """
+    processors = [getattr(part, "processor", None) for part in model.modules()]
+    if not any(hasattr(processor, "_attention_backend") for processor in processors):
+        raise ConfigError(
+            f"policy.attention: {type(model).__name__} has only the attention of torch, without back ends to select; "
+            "remove it"
+        )
+    active, _ = _AttentionBackendRegistry.get_active_backend()
+    parameter = next(model.parameters())
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else parameter.device
+    states = torch.zeros(1, 16, 2, 64, device=device, dtype=parameter.dtype, requires_grad=True)
+    try:
+        model.set_attention_backend(backend)
+        output = dispatch_attention_fn(states, states, states, backend=AttentionBackendName(backend.lower()))
+        output.sum().backward()
+    except (ValueError, RuntimeError, ImportError, NotImplementedError, AssertionError) as error:
+        raise ConfigError(f"policy.attention: {backend} cannot train {type(model).__name__} here: {error}") from error
+    finally:
+        _AttentionBackendRegistry.set_active_backend(active)
 
 
 def _diffusers_model(name: str, module: nn.Module, setting: str) -> ModelMixin:

@@ -281,8 +281,9 @@ class DenoisingSettings(BaseModel):
     gradient_checkpointing: bool = Field(
         default=False, description="recompute the denoisers' activations in the backward pass, to save memory"
     )
-    attention: Literal["default", "native", "xformers", "flash"] = Field(
-        default="default", description="attention back end of diffusers; default: the model's"
+    attention: str = Field(
+        default="default",
+        description="attention back end of diffusers: native, flash, _flash_3_hub, xformers, ...; default: the model's",
     )
     compile: bool = Field(
         default=False, description="torch.compile of the denoiser's repeated blocks, or of the complete denoiser"
