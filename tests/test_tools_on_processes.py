@@ -35,7 +35,7 @@ def evaluated() -> list[Prompt]:
 
 def run(folder: Path) -> Trainer:
     """Two steps on conversations that differ in their number of turns, each after an evaluation."""
-    policy = caller("qwen3", examples_of([2]), max_new_tokens=200, temperature=0.7, rollout_batch=1)
+    policy = caller("qwen3", examples_of([2]), max_new_tokens=200, temperature=1.2, rollout_batch=1)
     values = {
         "steps": 2,
         "rollout": {"prompts_per_step": 2, "group_size": 4, "max_turns": 3},
