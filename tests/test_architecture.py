@@ -87,7 +87,7 @@ def module_name(path: Path) -> str:
 def forgotten() -> Iterator[None]:
     """Frees two million objects, which the garbage collector would visit in every later test."""
     yield
-    for function in (modules, imported, classes, names_in):
+    for function in (modules, nodes, imported, classes, names_in):
         function.cache_clear()
 
 
@@ -114,13 +114,19 @@ def parsed(path: Path) -> ast.Module:
 
 
 @cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Every node of a module."""
+    return tuple(ast.walk(tree))
+
+
+@cache
 def imported(tree: ast.AST) -> tuple[str, ...]:
     """Dotted names of everything imported anywhere in a module, under ``TYPE_CHECKING`` and in functions as well."""
     return tuple(_imported(tree))
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
@@ -236,7 +242,7 @@ def test_functions_fit_on_a_screen() -> None:
     functions = {
         f"{module}.{node.name}": node
         for module, tree in modules().items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.FunctionDef)
     }
     lengths = {name: num_lines(node) for name, node in functions.items()}
@@ -262,7 +268,7 @@ def classes() -> dict[str, ast.ClassDef]:
     return {
         f"{module}.{node.name}": node
         for module, tree in modules().items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.ClassDef)
     }
 
@@ -271,7 +277,7 @@ def classes() -> dict[str, ast.ClassDef]:
 def names_in(module: str) -> dict[str, str]:
     """The full names of the imported names of a module, by their name in it."""
     result = {}
-    for node in ast.walk(modules()[module]):
+    for node in nodes(modules()[module]):
         if isinstance(node, ast.Import):
             result |= {alias.asname: alias.name for alias in node.names if alias.asname}
         if isinstance(node, ast.ImportFrom):
@@ -365,7 +371,7 @@ def calls_of(function: str) -> list[str]:
     return [
         module
         for module, tree in modules().items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and names_in(module).get(node.func.id) == function
@@ -381,7 +387,7 @@ def test_components_of_a_run_are_built_in_one_module() -> None:
         f"{module}.{node.name}"
         for module, tree in modules().items()
         if module.startswith("mmgrpo.") and package_of(module) not in TOP_FOLDERS
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.FunctionDef) and node.name.startswith("build_")
     ]
     assert sorted(builders) == [

@@ -235,6 +235,7 @@ def test_padding_does_not_change_the_loss(ratio_level: str):
     assert (padded_grad_BT[:, 5:] == 0).all()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", [name for name in SURROGATES if name not in WITHOUT_CLIPPING])
 @pytest.mark.parametrize("ratio_level", RATIO_LEVELS)
 def test_gradients_match_finite_differences(name: str, ratio_level: str):

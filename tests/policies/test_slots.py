@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.types import Plan, Prompt, Rollout
-from tests.policies.families import families
+from tests.policies.families import daily, families
 from tests.policies.test_language_exchanges import Asking, terse
 from tests.policies.tiny_language import TEMPERATURE, picture, policy_of, prompts_of
 from tests.tiny.language_models import TINY, make
@@ -190,6 +190,7 @@ def test_a_finished_row_leaves_its_slot_to_the_next_row() -> None:
     assert {shape for shape in shapes if shape[1] == 1} == {(2, 1)}  # as many slots as rows
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("rollout_batch", [8, 3], ids=["a slot each", "three slots"])
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
 def test_samples_of_conversations_do_not_depend_on_the_order_of_answers(
@@ -228,7 +229,7 @@ def test_turns_continue_the_cache_where_every_row_has_a_slot(images: tuple[Any, 
     assert reads == {4: again if images else continued, 3: again}
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("name", daily(["llama", "mistral", "gemma2"], "gemma2"))
 def test_the_predicted_memory_is_that_of_slots(name: str, tmp_path: Path) -> None:
     """Layers of sliding windows store all tokens; prompts of waiting rows run while the slots exist."""
     model, processor = make(name)
