@@ -148,16 +148,23 @@ def deferred_moves() -> Iterator[None]:
         _deferred.clear()
 
 
-def move_modules(modules: Sequence[nn.Module], move: Callable[[Any], object], *, holder: Any = None) -> None:
+def move_modules(
+    modules: Sequence[nn.Module],
+    move: Callable[[Any], object],
+    *,
+    holder: Any = None,
+    without: Collection[nn.Module] = (),
+) -> None:
     """Moves modules; moves of their blocks may be deferred.
 
     Args:
         modules: loaded modules.
         move: moves its argument to a device or a dtype, in place; called with each module, and with deferred blocks.
         holder: an object that contains the modules and is moved in their place, such as a pipeline; None: no holder.
+        without: parts that stay where they are.
     """
     blocks = [block for module in modules for block in blocks_of(module)] if _defers else []
-    with _without(modules, set(blocks)):
+    with _without(modules, {*blocks, *without}):
         for item in modules if holder is None else (holder,):
             move(item)
     for block in blocks:

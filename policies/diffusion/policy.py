@@ -35,6 +35,7 @@ from mmgrpo.values import Value
 from ..adapter_formats import DiffusersFiles
 from ..merging import merge_adapters
 from ..model_source import DTYPES
+from ..offloading import layers_of, load_offloaded, offload_layers, require_no_offloading, require_offloadable
 from ..quantization import arithmetic_dtype
 from ..weights import Weights
 from .batches import Batches
@@ -189,7 +190,8 @@ class DenoisingPolicy(
             settings = DenoisingSettings.of(settings)
         pipeline = load_pipeline(settings)
         modules = [part for part in pipeline.components.values() if isinstance(part, nn.Module)]
-        move_modules(modules, lambda module: module.to(device), holder=pipeline)
+        waiting = [layer for part in _offloaded(pipeline, settings).values() for layer in layers_of(part)]
+        move_modules(modules, lambda module: module.to(device), holder=pipeline, without=waiting)
         return cls(pipeline, settings)
 
     @property
@@ -257,6 +259,9 @@ class DenoisingPolicy(
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
         """Saves the pipeline with ``save_pretrained``, all components in ``dtype``, denoisers without quantization."""
+        for part in self.pipeline.components.values():
+            if isinstance(part, nn.Module):
+                load_offloaded(part)
         merge_adapters(self.weights, dtype)
         if dtype is not None:
             for component in self.pipeline.components.values():
@@ -268,12 +273,14 @@ class DenoisingPolicy(
         """Shards the denoisers; text encoders and the autoencoder are replicated."""
         if self.settings.compile:
             raise ConfigError("policy.compile does not support sharded denoisers; remove it")
+        require_no_offloading(self.weights.modules.values(), "sharding")
         self.weights.shard(shard)
 
     def enable_context_parallel(self, mesh: DeviceMesh) -> None:
         """Splits the denoisers' sequences over processes; text encoders and the autoencoder run on each process."""
         if self.settings.compile:
             raise ConfigError("policy.compile does not support context-parallel denoisers; remove it")
+        require_no_offloading(self.weights.modules.values(), "context parallelism")
         self.weights.shard(partial(split_sequence, mesh=mesh))
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
@@ -343,11 +350,36 @@ class DenoisingPolicy(
 
 
 def _trained_weights(pipeline: Any, denoisers: Mapping[str, nn.Module], settings: DenoisingSettings) -> Weights:
+    offloaded = _offloaded(pipeline, settings)
+    _require_offloadable(offloaded, denoisers, settings)
     targets = adapter_targets(denoisers) if settings.lora and not settings.lora.targets else ()
     weights = Weights(denoisers, settings.lora, targets, DiffusersFiles(pipeline))
     if settings.adapter is not None:
         weights.load_initial(Path(settings.adapter))
+    offload_layers(offloaded.values(), next(next(iter(denoisers.values())).parameters()).device)
     return weights
+
+
+def _offloaded(pipeline: Any, settings: DenoisingSettings) -> dict[str, nn.Module]:
+    """The components of ``policy.offload``. Raises ConfigError for a name without a module."""
+    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
+    if unknown := sorted(set(settings.offload) - set(modules)):
+        names = ", ".join(modules)
+        raise ConfigError(f"policy.offload: the pipeline has no module {', '.join(unknown)}; it has {names}")
+    return {name: modules[name] for name in settings.offload}
+
+
+def _require_offloadable(
+    offloaded: Mapping[str, nn.Module], denoisers: Mapping[str, nn.Module], settings: DenoisingSettings
+) -> None:
+    trained = sorted(offloaded.keys() & denoisers.keys())
+    if trained and (settings.lora is None or not settings.gradient_checkpointing or settings.compile):
+        raise ConfigError(
+            f"policy.offload: {', '.join(trained)} needs policy.lora, since trained weights stay, and "
+            "policy.gradient_checkpointing: true, since the backward would hold the weights of all layers, and no "
+            "policy.compile"
+        )
+    require_offloadable(offloaded, settings.lora if trained else None)
 
 
 def _batches(settings: DenoisingSettings) -> Batches:

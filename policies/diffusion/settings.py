@@ -167,7 +167,7 @@ class DenoisingSettings(BaseModel):
     resumable: ClassVar[tuple[str, ...]] = (
         "sampler", "strength", "last_std", "density", "reduction", "call", "evaluation_call", "buckets", "decode",
         "frame_rate", "reading", "rollout_batch", "update_batch", "fast_remainder", "segments",
-        "gradient_checkpointing", "attention", "compile", "memo_bytes",
+        "gradient_checkpointing", "attention", "compile", "memo_bytes", "offload",
     )  # fmt: skip
     """Settings that may change when a run resumes."""
     of_a_rollout: ClassVar[tuple[str, ...]] = ("call", "sampler", "strength")
@@ -277,6 +277,11 @@ class DenoisingSettings(BaseModel):
     )
     denoisers: tuple[str, ...] | None = Field(
         default=None, description="names of the denoising components; null: detected"
+    )
+    offload: tuple[str, ...] = Field(
+        default=(),
+        description="components whose frozen layers wait in the memory of the host while others run, by accelerate, "
+        "for example [text_encoder_3]; a denoiser needs lora and gradient_checkpointing",
     )
     gradient_checkpointing: bool = Field(
         default=False, description="recompute the denoisers' activations in the backward pass, to save memory"

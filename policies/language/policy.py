@@ -37,6 +37,7 @@ from mmgrpo.values import ENTROPY, PEERS, SAMPLER_LOGPROB, Value
 from ..distribution import LOGIT_VALUES, required_views, view_values
 from ..engines.engine import Engine
 from ..merging import merge_adapters
+from ..offloading import layers_of, load_offloaded, offload_layers, require_no_offloading, require_offloadable
 from ..quantization import arithmetic_dtype
 from ..rescoring import rescore, scatter_to_mask
 from ..sampling import SamplingDistribution
@@ -134,7 +135,11 @@ class LanguagePolicy(
         self._end_ids = torch.tensor(ends, device=model.device)
         never = suppressed_token_ids(model, processor, self._tokenizer, settings.suppress, end_ids=ends)
         self._sampling = SamplingDistribution.of(settings, never)
+        if settings.offload:
+            require_offloadable({"model": model}, settings.lora)
         self.weights: Weights = weights or trained_weights(model, settings)
+        if settings.offload:
+            offload_layers([model], model.device)
         if settings.gradient_checkpointing:
             enable_checkpointing(model)
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
@@ -166,12 +171,13 @@ class LanguagePolicy(
         if isinstance(settings, Mapping):
             settings = LanguageSettings(**settings)
         model, processor = load_model(settings, device=device)
-        move_modules([model], lambda part: part.to(device))
+        move_modules([model], lambda part: part.to(device), without=layers_of(model) if settings.offload else ())
         return cls(model, processor, settings)
 
     @contextmanager
     def use_engine(self, engine: Engine, context: EngineContext) -> Iterator[None]:
         """A context in which an engine generates the samples, except those under named weights."""
+        require_no_offloading([self.model], "rollout.engine")
         if self.settings.compile:
             raise ConfigError("policy.compile speeds up sampling by the trainer: remove it, or rollout.engine")
         engine_sampling(self._rollouts.params(Plan(), engine))
@@ -204,12 +210,14 @@ class LanguagePolicy(
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
         """The model and its processor by ``save_pretrained``, without quantization."""
+        load_offloaded(self.model)
         merge_adapters(self.weights, dtype)
         self.model.save_pretrained(directory)
         self.processor.save_pretrained(directory)
 
     def shard(self, shard: ModuleSharder) -> None:
         """Shards the decoder blocks; embeddings, output head and encoders of media stay unsharded."""
+        require_no_offloading([self.model], "sharding")
         self.weights.shard(lambda _, model: shard_decoder(model, shard, compiles=self.settings.compile))
         self._is_sharded = is_sharded_gradient(self.trainable)
 

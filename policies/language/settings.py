@@ -24,7 +24,7 @@ class LanguageSettings(BaseModel):
     resumable: ClassVar[tuple[str, ...]] = (
         "attention", "system", "template", "video", "max_new_tokens", "temperature", "top_k", "top_p", "min_p",
         "temperature_schedule", "suppress", "segment_end", "share_prefix", "gradient_checkpointing", "rescore",
-        "rollout_batch", "compile", "update_tokens", "head_bytes", "memo_bytes",
+        "rollout_batch", "compile", "update_tokens", "head_bytes", "memo_bytes", "offload",
     )  # fmt: skip
     """Settings that may differ in a resumed run."""
     of_a_rollout: ClassVar[tuple[str, ...]] = (
@@ -109,6 +109,11 @@ class LanguageSettings(BaseModel):
         default=None,
         description="in updates, run a prompt once for all of its rows; null: if the model's cache supports it",
     )
+    offload: bool = Field(
+        default=False,
+        description="frozen weights of the layers wait in the memory of the host while other layers run, by "
+        "accelerate; needs lora and gradient_checkpointing",
+    )
     gradient_checkpointing: bool = Field(
         default=False, description="less memory, more time; disables share_prefix, since transformers drops the cache"
     )
@@ -140,6 +145,13 @@ class LanguageSettings(BaseModel):
     @model_validator(mode="after")
     def _require_adapters(self) -> LanguageSettings:
         require_adapters(self.quantization_config, self.lora)
+        if self.offload and (self.lora is None or not self.gradient_checkpointing):
+            raise ValueError(
+                "offload: needs policy.lora, since trained weights stay, and policy.gradient_checkpointing: true, "
+                "since the backward would hold the weights of all layers"
+            )
+        if self.offload and self.compile:
+            raise ValueError("offload: a compiled model does not run accelerate's hooks: remove policy.compile")
         return self
 
     @field_validator("video")
