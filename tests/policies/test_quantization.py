@@ -29,6 +29,9 @@ from tests.policies.token_server import TokenServer
 from tests.test_trainer_language import vowels, weights
 from tests.tiny import language_models
 
+pytest.importorskip("bitsandbytes", reason="the extra quantization is not installed")
+pytest.importorskip("torchao", reason="the extra quantization is not installed")
+
 LORA = {"rank": 2, "alpha": 4.0}
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 INT8 = {"load_in_8bit": True, "llm_int8_threshold": 0.0}
