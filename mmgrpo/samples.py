@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,6 +15,9 @@ from mmgrpo.tool_calls import ToolResult as ToolResult
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
+
+MEDIA = {"image": "images", "video": "videos", "audio": "audios"}
+"""The fields of a prompt and of a turn with media, by the kind of medium."""
 
 MAX_RATE = 768_000
 """The highest allowed sampling rate of audio, in Hz: four times that of common recorders."""
@@ -52,6 +56,39 @@ class Audio:
         return self.values.shape[1] / self.sampling_rate
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Video(Sequence[Any]):
+    """The frames of a video with their rate, in place of a list of frames.
+
+    Attributes:
+        frames: the frames, at least one, each in a form that ``mmgrpo.data.image_loading.load_image`` opens.
+        frame_rate: frames per second.
+
+    Raises: DataError for no frames, and for a rate that is no positive number.
+    """
+
+    frames: Sequence[Any]
+    frame_rate: float
+
+    def __post_init__(self) -> None:
+        rate = self.frame_rate
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+            raise DataError(f"Video.frame_rate must be a positive number of frames per second, got {rate!r:.60}")
+        if not isinstance(self.frames, Sequence) or isinstance(self.frames, str | bytes) or not len(self.frames):
+            raise DataError(f"Video.frames must be a list of at least one frame, got {type(self.frames).__name__}")
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Video(self.frames[index], self.frame_rate) if isinstance(index, slice) else self.frames[index]
+
+    @property
+    def duration_s(self) -> float:
+        """Duration in seconds."""
+        return len(self.frames) / self.frame_rate
+
+
 def _kind_of(value: object) -> str:
     return f"{value.dtype} on {value.device}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
@@ -63,7 +100,7 @@ class Prompt:
     Attributes:
         text: the prompt as text.
         images: input images (an image to edit, the image of a question).
-        videos: input videos, each a sequence of frames or a path.
+        videos: input videos, each a sequence of frames, a ``Video``, a path or the bytes of a file.
         audios: input audio, each an ``Audio``, a path, or another form that ``mmgrpo.data.audio_loading`` opens.
         messages: the prompt as chat messages, for models that take turns instead of one text.
         negative: the negative prompt of classifier-free guidance; None leaves the pipeline's default.
@@ -94,8 +131,7 @@ class Prompt:
     @property
     def parts(self) -> list[dict[str, Any]]:
         """Its text and media as the parts of one chat message: all images, all videos, all audio, the text."""
-        media = [{"type": "image"}] * len(self.images) + [{"type": "video"}] * len(self.videos)
-        media += [{"type": "audio"}] * len(self.audios)
+        media = [{"type": kind} for kind, name in MEDIA.items() for _ in range(len(getattr(self, name)))]
         return [*media, {"type": "text", "text": self.text}]
 
 
@@ -138,7 +174,7 @@ class Turn:
             text identifies it.
         tools: of the turn of ``reset``: functions that the policy may call, each ``{"type": "function", "function":
             SCHEMA}``; the chat template describes them, or without such a template a text after the prompt.
-        results: of an answer to calls: the result of each; ``text`` and ``images`` are those of all results.
+        results: of an answer to calls: the result of each; ``text`` and the media are those of all results.
     """
 
     text: str = ""
@@ -158,15 +194,17 @@ class Turn:
         return self.done or not (self.text or self.num_media or self.tools or self.results)
 
     @property
-    def result_images(self) -> list[list[Any]]:
-        """The images of each result."""
-        images = iter(self.images)
-        return [list(islice(images, result.num_images)) for result in self.results]
+    def result_turns(self) -> list[Turn]:
+        """The text and the media of each result, a turn each."""
+        media = {name: iter(getattr(self, name)) for name in MEDIA.values()}
+        counts = [{name: getattr(result, f"num_{name}") for name in media} for result in self.results]
+        parts = [{name: list(islice(media[name], number)) for name, number in count.items()} for count in counts]
+        return [Turn(text=r.text, role=self.role, **part) for r, part in zip(self.results, parts, strict=True)]
 
     @property
     def num_media(self) -> int:
         """Number of its images, videos and audio."""
-        return len(self.images) + len(self.videos) + len(self.audios)
+        return sum(len(getattr(self, name)) for name in MEDIA.values())
 
     @property
     def state(self) -> str | None:
@@ -174,6 +212,18 @@ class Turn:
         if self.key is not None or self.num_media:
             return self.key
         return self.text
+
+
+def joined_media(sources: Sequence[Prompt | Turn]) -> dict[str, list[Any]]:
+    """The media of prompts and turns, in order, by the name of the field.
+
+    Args:
+        sources: the prompts and turns.
+
+    Returns:
+        The media; an empty list for a kind without any.
+    """
+    return {name: [medium for source in sources for medium in getattr(source, name)] for name in MEDIA.values()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -53,6 +53,8 @@ class ToolResult:
         name: name of the function; empty if the call could not be read, or names no function.
         text: text of the result, or of the error.
         num_images: how many of the turn's images, in order, belong to it.
+        num_videos: how many of its videos.
+        num_audios: how many of its audio.
         failed: whether it is an error.
         seconds: duration of the call; not compared.
         arguments: arguments by name.
@@ -61,6 +63,8 @@ class ToolResult:
     name: str
     text: str
     num_images: int = 0
+    num_videos: int = 0
+    num_audios: int = 0
     failed: bool = False
     seconds: float = field(default=0.0, compare=False)
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -183,16 +187,17 @@ def calls_of(
     return calls if not message.calls or any(call.error is None for call in calls) else message.calls
 
 
-def without_calls(text: str) -> str:
+def without_calls(text: str, *, begins_in_reasoning: bool = False) -> str:
     """A text without its calls in the formats of ``calls_in``, the content of a message whose ``tool_calls`` hold them.
 
     Args:
         text: a turn of the policy.
+        begins_in_reasoning: as in ``AssistantMessage``.
 
     Returns:
         The text, without white space around the calls; unchanged if it has none, or one that is not closed.
     """
-    answer = _Answer.of(text, False)
+    answer = _Answer.of(text, begins_in_reasoning)
     if not answer.calls or any(end is None for _, end in answer.calls):
         return text
     starts, ends = zip(*answer.calls, strict=True)

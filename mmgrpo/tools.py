@@ -5,48 +5,32 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import date
-from datetime import time as time_of_day
-from decimal import Decimal
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import PurePath
 from typing import Any, final
-from uuid import UUID
 
-from PIL import Image
-
-from mmgrpo.data.image_loading import LazyImages, load_image
+from mmgrpo.data.image_loading import LazyImages
 from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, Turn
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.samples import MEDIA, joined_media
 from mmgrpo.system.json_requests import NoReplyError
 from mmgrpo.system.targets import import_python_target
 from mmgrpo.tool_calls import (
     AssistantMessage,
     FunctionCall,
     ToolResult,
-    bounded,
     calls_of,
     checked_arguments,
     fenced_calls,
 )
+from mmgrpo.tool_results import ResultLimits, read_result
 from mmgrpo.types import Prompt
-
-IMAGE = "(image)"
-"""Text in place of an image inside a result."""
 
 MAX_CALLS = 16
 """Maximum number of calls of a turn that are executed."""
-
-MAX_IMAGES = 64
-"""Maximum number of images in the results of a turn."""
-
-MAX_IMAGE_PIXELS = 2**26
-"""Maximum number of pixels of an image that is reduced; a larger one is an error."""
 
 MAX_ERROR = 500
 """Maximum number of characters of an error."""
@@ -96,7 +80,7 @@ class _Execution:
     """The calls of a turn while they run, each with its result as soon as it has one."""
 
     calls: Sequence[FunctionCall]
-    results: list[tuple[ToolResult, list[Image.Image]] | None] = field(init=False)
+    results: list[tuple[ToolResult, Turn] | None] = field(init=False)
     started_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -105,12 +89,9 @@ class _Execution:
     def turn(self) -> Turn:
         """The results, in order."""
         finished = [result for result in self.results if result is not None]
-        return Turn(
-            text="\n".join(filter(None, (result.text for result, _ in finished))),
-            images=[image for _, images in finished for image in images],
-            results=[result for result, _ in finished],
-            role="tool",
-        )
+        text = "\n".join(filter(None, (turn.text for _, turn in finished)))
+        media = joined_media([turn for _, turn in finished])
+        return Turn(text=text, results=[result for result, _ in finished], role="tool", **media)
 
 
 @final
@@ -122,9 +103,8 @@ class ToolEnvironment(Environment, SupportsCalls):
     none, those of ``mmgrpo.tool_calls.calls_in``, and else the code blocks of a language in ``fences``.
     The answer to an invalid call, and to a function that raises, is ``{"error": ..}``. Functions have the form of
     transformers and TRL: annotated arguments, a docstring with ``Args:``; they may be coroutine functions, and the
-    coroutines of a turn run side by side. They return text, JSON values, PIL images, alone or inside lists and
-    mappings, or content blocks, ``[{"type": "image", "image": ..}, {"type": "text", "text": ..}]``; the images are
-    those of the turn. Its turns have no rewards.
+    coroutines of a turn run side by side. They return text, JSON values and media in the forms of
+    ``mmgrpo.tool_results.read_result``; the media are those of the turn. Its turns have no rewards.
     """
 
     gives_rewards = False
@@ -137,6 +117,8 @@ class ToolEnvironment(Environment, SupportsCalls):
         retries: int = 0,
         max_characters: int = 16_384,
         max_pixels: int = 2**22,
+        max_frames: int = 64,
+        max_seconds: float = 60.0,
     ) -> None:
         """Resolves the functions.
 
@@ -147,12 +129,14 @@ class ToolEnvironment(Environment, SupportsCalls):
             fences: function of each language of code blocks, such as ``{python: run}``; it receives the code.
             retries: how often a call is repeated that raises an error of a connection or file (``OSError``, a
                 transport error of httpx).
-            max_characters: maximum length of a result; the rest is cut off, with a note.
-            max_pixels: maximum number of pixels of an image of a result; a larger one is reduced, with a note.
+            max_characters: as in ``mmgrpo.tool_results.ResultLimits``.
+            max_pixels: likewise.
+            max_frames: likewise.
+            max_seconds: likewise.
 
         Raises:
-            ConfigError: there is no function, two have one name, a signature cannot be described, or a limit is below
-                1.
+            ConfigError: there is no function, two have one name, a signature cannot be described, or a limit is not
+                positive.
         """
         tools = [Tool.of(function) for function in functions]
         self._tools = {tool.name: tool for tool in tools}
@@ -161,10 +145,12 @@ class ToolEnvironment(Environment, SupportsCalls):
             raise ConfigError(f"tools must be one or more functions with distinct names, got {names}")
         if unknown := sorted({*(fences or {}).values()} - self._tools.keys()):
             raise ConfigError(f"fences names no tool: {', '.join(unknown)}; tools are {', '.join(self._tools)}")
-        if retries < 0 or max_characters < 1 or max_pixels < 1:
-            raise ConfigError("retries must be 0 or more, max_characters and max_pixels 1 or more")
+        if retries < 0:
+            raise ConfigError(f"retries must be 0 or more, got {retries}")
         self._describe, self._fences, self._retries = describe, dict(fences or {}), retries
-        self._max_characters, self._max_pixels = max_characters, max_pixels
+        self._limits = ResultLimits(
+            max_characters=max_characters, max_pixels=max_pixels, max_frames=max_frames, max_seconds=max_seconds
+        )
         self._schemas = {name: tool.schema for name, tool in self._tools.items()}
         self._callable = self._schemas
         self._execution = _Execution([])
@@ -201,7 +187,7 @@ class ToolEnvironment(Environment, SupportsCalls):
         return self.respond(AssistantMessage(text))
 
     def respond(self, message: AssistantMessage) -> Turn:
-        """The results of the called functions, in order, and their images."""
+        """The results of the called functions, in order, and their media."""
         self._execution = _Execution([])
         calls = calls_of(message, self._callable) or fenced_calls(
             message.text, self._fences, self._callable, begins_in_reasoning=message.begins_in_reasoning
@@ -231,10 +217,14 @@ class ToolEnvironment(Environment, SupportsCalls):
         seconds = time.monotonic() - execution.started_s
         partial = _Execution(execution.calls)
         partial.results = [
-            result or (self._failure(call, error, seconds), [])
+            result or self._failure(call, error, seconds)
             for call, result in zip(execution.calls, execution.results, strict=True)
         ]
         return partial.turn()
+
+    def read(self, value: Any) -> Turn:
+        """The text and the media of a value that a function may return, within the limits of results."""
+        return read_result(value, self._limits)
 
     def _outcome(self, call: FunctionCall) -> Any:
         """The result of a call, or its coroutine, or its error."""
@@ -278,21 +268,18 @@ class ToolEnvironment(Environment, SupportsCalls):
 
     def _finish(self, execution: _Execution, number: int, outcome: Any, started_s: float) -> None:
         """Stores the result of a call, within the limits."""
-        call, images = execution.calls[number], list[Image.Image]()
+        call, seconds = execution.calls[number], time.monotonic() - started_s
         try:
             if isinstance(outcome, BaseException):
                 raise outcome
-            text = _text_of(outcome, images)
-            images, notes = self._bounded_images(images)
-            text = "\n".join(filter(None, [bounded(text, self._max_characters), *notes]))
-            result = ToolResult(
-                call.name, text, len(images), seconds=time.monotonic() - started_s, arguments=call.arguments
-            )
+            turn = read_result(outcome, self._limits)
+            counts = {f"num_{name}": len(getattr(turn, name)) for name in MEDIA.values()}
+            result = ToolResult(call.name, turn.text, seconds=seconds, arguments=call.arguments, **counts)
+            execution.results[number] = result, turn
         except BaseException as error:  # the model reads the error and may correct its call
-            images, result = [], self._failure(call, error, time.monotonic() - started_s)
-        execution.results[number] = result, images
+            execution.results[number] = self._failure(call, error, seconds)
 
-    def _failure(self, call: FunctionCall, error: BaseException, seconds: float) -> ToolResult:
+    def _failure(self, call: FunctionCall, error: BaseException, seconds: float) -> tuple[ToolResult, Turn]:
         """The result of a call that failed; a function that does not exist has no name in it."""
         try:
             reason = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
@@ -300,27 +287,7 @@ class ToolEnvironment(Environment, SupportsCalls):
             reason = "its text cannot be made"
         text = json.dumps({"error": f"{type(error).__name__}: {reason}"[:MAX_ERROR]}, ensure_ascii=False)
         name = call.name if call.name in self._callable else ""
-        return ToolResult(name, text, failed=True, seconds=seconds, arguments=call.arguments)
-
-    def _bounded_images(self, images: Sequence[Any]) -> tuple[list[Image.Image], list[str]]:
-        """Images within the limits, and a note on each limit that applied."""
-        within_limits, notes = [], []
-        for image in images[:MAX_IMAGES]:
-            if isinstance(image, Image.Image) and image.width * image.height > MAX_IMAGE_PIXELS:
-                raise ValueError(f"the image of {image.width} x {image.height} pixels is too large")
-            loaded = load_image(image)
-            num_pixels = loaded.width * loaded.height
-            if num_pixels > self._max_pixels:
-                scale = math.sqrt(self._max_pixels / num_pixels)
-                size = max(int(loaded.width * scale), 1), max(int(loaded.height * scale), 1)
-                notes.append(
-                    f"[the image of {loaded.width} x {loaded.height} pixels is reduced to {size[0]} x {size[1]}]"
-                )
-                loaded = loaded.resize(size, reducing_gap=2.0)
-            within_limits.append(loaded)
-        if len(images) > MAX_IMAGES:
-            notes.append(f"[{len(images) - MAX_IMAGES} images are left out]")
-        return within_limits, notes
+        return ToolResult(name, text, failed=True, seconds=seconds, arguments=call.arguments), Turn(text=text)
 
 
 @final
@@ -390,9 +357,8 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
                 raise DataError(f"the column environment is {name!r}; it must be one of {', '.join(self._factories)}")
             self._create(self._factories[name])
         observation = _awaited(self._object.reset(**_accepted(self._object.reset, columns)))
-        images: list[Image.Image] = []
-        text = "" if observation is None else _text_of(observation, images)
-        return Turn(text=text, images=images, tools=self._tools.reset(prompt).tools)
+        opening = Turn() if observation is None else self._tools.read(observation)
+        return replace(opening, tools=self._tools.reset(prompt).tools)
 
     def step(self, text: str) -> Turn:
         """The results of the calls in a text, as ``respond``."""
@@ -454,62 +420,6 @@ def _is_transient(error: BaseException) -> bool:
     """Whether an error is one of a connection or a file, which may pass."""
     httpx = sys.modules.get("httpx")
     return isinstance(error, OSError) or (httpx is not None and isinstance(error, httpx.TransportError))
-
-
-def _text_of(result: Any, images: list[Image.Image]) -> str:
-    """The text of a result; its images are appended to ``images``."""
-    if isinstance(result, list | tuple) and (kinds := {part["type"] for part in result if _is_medium(part)}):
-        blocks = " and ".join(sorted(kinds))
-        raise TypeError(
-            f"a tool returns text, JSON values and images, and this one returned a block of {blocks}: "
-            "return frames as images; a turn with videos or audio is the mmgrpo.environment.Turn of an Environment"
-        )
-    if isinstance(result, list | tuple) and result and all(map(_is_block, result)):
-        texts = []
-        for part in result:
-            if part["type"] == "image":
-                images.append(part["image"])
-            else:
-                texts.append(_text_of(part["text"], images))
-        return "\n".join(filter(None, texts))
-    plain = _without_images(result, images)
-    if isinstance(result, Image.Image):
-        return ""
-    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=_plain)
-
-
-def _is_block(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in ("image", "text") and part["type"] in part
-
-
-def _is_medium(part: Any) -> bool:
-    """Whether a part is a content block of a medium that no result of a tool has."""
-    return isinstance(part, Mapping) and part.get("type") in ("video", "audio") and part["type"] in part
-
-
-def _without_images(result: Any, images: list[Image.Image]) -> Any:
-    """The result with ``IMAGE`` in place of each image, which is appended to ``images``."""
-    if isinstance(result, Image.Image):
-        images.append(result)
-        return IMAGE
-    if isinstance(result, Mapping):
-        return {key: _without_images(value, images) for key, value in result.items()}
-    if isinstance(result, list | tuple):
-        return [_without_images(value, images) for value in result]
-    return result
-
-
-def _plain(value: Any) -> Any:
-    """A JSON form of a value that JSON cannot encode: numbers and arrays of numpy and torch, dates, decimals and
-    paths.
-    """
-    if hasattr(value, "tolist"):  # numpy and torch
-        return value.tolist()
-    if isinstance(value, date | time_of_day | Decimal | UUID | PurePath):
-        return str(value)
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    raise TypeError(f"a tool must return a text or a JSON value; this one returned {type(value).__name__}")
 
 
 _schemas: dict[Callable[..., Any], Mapping[str, Any]] = {}  # by function, which all objects of a class share

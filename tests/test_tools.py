@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from PIL import Image
 
+from mmgrpo.data.audio_loading import encode_wav
+from mmgrpo.data.clips import encoded
 from mmgrpo.data.replies import plain_reply, reply_of
+from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.samples import MEDIA
 from mmgrpo.tool_calls import AssistantMessage, FunctionCall, description
 from mmgrpo.tools import ToolEnvironment, ToolObjectEnvironment, schema_of
-from mmgrpo.types import Prompt
+from mmgrpo.types import Prompt, Video
+from tests.audio_signals import tone
 
 
 def divide(a: int, b: int) -> float:
@@ -283,14 +290,24 @@ def test_coroutines_of_a_turn_run_side_by_side() -> None:
     assert started == ["a", "b"]
 
 
-def test_results_with_images_survive_a_checkpoint() -> None:
-    turn = ToolEnvironment([patch]).step(call("patch", color="red") + call("patch", color="no"))
+def test_results_with_media_survive_a_checkpoint() -> None:
+    tools = ToolEnvironment([patch, recording])
+    calls = [call("patch", color="red"), call("patch", color="no"), call("recording", form="blocks")]
+    turn = tools.step("".join([*calls, call("recording", form="file")]))
     restored = reply_of(plain_reply(turn))
     assert restored is not None
-    assert [(r.name, r.text, r.num_images, r.failed) for r in restored.results] == [
-        (r.name, r.text, r.num_images, r.failed) for r in turn.results
+    fields = ("name", "text", "num_images", "num_videos", "num_audios", "failed")
+    assert [[getattr(r, field) for field in fields] for r in restored.results] == [
+        [getattr(r, field) for field in fields] for r in turn.results
     ]
-    assert [result.num_images for result in restored.results] == [1, 0]
+    assert [(result.num_images, result.num_videos) for result in restored.results] == [(1, 0), (0, 0), (0, 1), (0, 1)]
+    frames, file = restored.videos
+    assert (frames.frame_rate, [frame.tobytes() for frame in frames], file) == (
+        4.0,
+        [frame.tobytes() for frame in turn.videos[0]],
+        turn.videos[1],
+    )
+    assert torch.equal(restored.audios[0].values, turn.audios[0].values)
 
 
 def viewed(width: int) -> list[dict[str, Any]]:
@@ -311,18 +328,114 @@ def test_content_blocks_are_text_and_images_of_the_turn() -> None:
     assert (turn.text, [image.size for image in turn.images]) == ("3 wide", [(3, 2)])
 
 
-def heard() -> list[dict[str, Any]]:
-    """Returns audio and its duration."""
-    return [{"type": "text", "text": "1 s"}, {"type": "audio", "audio": [0.0] * 16_000}]
+def recording(form: str) -> Any:
+    """Returns media and their duration.
+
+    Args:
+        form: their form.
+
+    Returns:
+        The media.
+    """
+    frames = [Image.new("RGB", (4, 2), color) for color in ("red", "blue", "green")]
+    audio = tone(440, rate=8000, duration_s=0.5)
+    forms: dict[str, Any] = {
+        "blocks": [
+            {"type": "text", "text": "1 s"},
+            {"type": "audio", "audio": audio.values[0].numpy(), "sampling_rate": 8000},
+            {"type": "video", "video": frames, "sample_fps": 4.0},
+        ],
+        "block": {"type": "audio", "audio": encode_wav(audio)},
+        "alone": audio,
+        "row": {"array": [0.0, 0.5], "sampling_rate": 8000, "path": None},
+        "video": Video(frames, 3.0),
+        "file": {"type": "video", "video": encoded(frames * 3, 8.0)},
+        "inside": {"name": "beep", "parts": [audio, {"type": "video", "video": frames}], "see": {"type": "image"}},
+        "long": tone(440, rate=8000, duration_s=1.5),
+        "frames": Video(frames * 3, 9.0),
+        "large": Video([Image.new("RGB", (40, 20))] * 2, 1.0),
+    }
+    return forms[form]
 
 
-def test_blocks_of_other_media_than_images_are_an_error_that_the_model_reads() -> None:
-    turn = ToolEnvironment([heard]).step(call("heard"))
-    assert turn.results[0].failed
-    assert json.loads(turn.text)["error"] == (
-        "TypeError: a tool returns text, JSON values and images, and this one returned a block of audio: return frames "
-        "as images; a turn with videos or audio is the mmgrpo.environment.Turn of an Environment"
+def turn_of(form: str, **limits: Any) -> Turn:
+    return ToolEnvironment([recording], **limits).step(call("recording", form=form))
+
+
+def test_audio_and_videos_of_results_are_those_of_the_turn() -> None:
+    turn = ToolEnvironment([recording, patch]).step(
+        call("recording", form="blocks") + call("patch", color="red") + call("recording", form="alone")
     )
+    counts = [(result.num_images, result.num_videos, result.num_audios) for result in turn.results]
+    assert (turn.text, counts) == ("1 s", [(0, 1, 1), (1, 0, 0), (0, 0, 1)])
+    assert [len(part.videos) + 2 * len(part.audios) for part in turn.result_turns] == [3, 0, 2]
+    assert [audio.duration_s for audio in turn.audios] == [0.5, 0.5]
+    assert (turn.videos[0].frame_rate, turn.videos[0][1].getpixel((0, 0))) == (4.0, (0, 0, 255))
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "media"),
+    [
+        ("block", "", ["audios"]),
+        ("alone", "", ["audios"]),
+        ("row", "", ["audios"]),
+        ("video", "", ["videos"]),
+        ("file", "", ["videos"]),
+        ("inside", '{"name": "beep", "parts": ["(audio)", "(video)"], "see": {"type": "image"}}', ["videos", "audios"]),
+    ],
+)
+def test_media_of_a_result_in_any_form(form: str, text: str, media: list[str]) -> None:
+    turn = turn_of(form)
+    assert not turn.results[0].failed
+    assert (turn.text, [name for name in MEDIA.values() if len(getattr(turn, name))]) == (text, media)
+
+
+def test_media_beyond_the_limits_are_reduced_with_a_note() -> None:
+    audio = turn_of("long", max_seconds=1)
+    assert (audio.text, audio.audios[0].duration_s) == ("[the audio of 1.5 s is cut off after 1 s]", 1.0)
+    frames = turn_of("frames", max_frames=3)
+    assert frames.text == "[3 of the 9 frames of the video are shown]"
+    assert (len(frames.videos[0]), frames.videos[0].frame_rate, frames.videos[0].duration_s) == (3, 3.0, 1.0)
+    large = turn_of("large", max_pixels=100)
+    assert (large.text, large.videos[0][1].size) == ("[the frames of 40 x 20 pixels are reduced to 20 x 10]", (20, 10))
+    assert "the video of 1.1 s is longer than 1 s" in turn_of("file", max_seconds=1).text
+    with pytest.raises(ConfigError, match="max_seconds must be positive, got 0"):
+        ToolEnvironment([recording], max_seconds=0)
+
+
+def broken(medium: str) -> Any:
+    """Returns a medium that cannot be opened.
+
+    Args:
+        medium: its kind.
+
+    Returns:
+        The medium.
+    """
+    media: dict[str, Any] = {
+        "audio": {"type": "audio", "audio": [0.0] * 10},
+        "video": [{"type": "video", "video": b"no video"}],
+        "frames": [{"type": "video", "video": []}],
+        "option": [{"type": "video", "video": ["a.png"], "max_pixels": 4}],
+        "rate": [{"type": "video", "video": ["a.png"], "sample_fps": 0}],
+    }
+    return media[medium]
+
+
+@pytest.mark.parametrize(
+    ("medium", "error"),
+    [
+        ("audio", "audio must be a path, bytes, base64, .* got a list"),
+        ("video", "the video of 8 bytes cannot be opened as a video"),
+        ("frames", "ValueError: the video has no frames"),
+        ("option", "TypeError: the options max_pixels of the video of a result are not supported: remove them"),
+        ("rate", "frame_rate must be a positive number of frames per second, got 0"),
+    ],
+)
+def test_media_that_cannot_be_opened_are_an_error_that_the_model_reads(medium: str, error: str) -> None:
+    turn = ToolEnvironment([broken]).step(call("broken", medium=medium))
+    assert (turn.results[0].failed, turn.num_media) == (True, 0)
+    assert re.search(error, json.loads(turn.text)["error"])
 
 
 class Counter:

@@ -11,6 +11,7 @@ from mmgrpo.config.registry import may_reward_turns, resolve
 from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, SupportsOptionalRewards, Turn
 from mmgrpo.environments.text_calls import SupportsTools, TextCalls, TextTool, Tools
 from mmgrpo.errors import ConfigError
+from mmgrpo.samples import joined_media
 from mmgrpo.tool_calls import AssistantMessage
 from mmgrpo.tools import ToolEnvironment, ToolObjectEnvironment
 from mmgrpo.types import Prompt
@@ -27,7 +28,7 @@ class CombinedEnvironment(Environment, SupportsCalls, SupportsFinalReward, Suppo
 
     Parts are ``python``, ``search``, ``sql``, ``tools``, ``tool_object`` and classes that implement ``SupportsTools``;
     the calls of all of them are in text formats, or all in that of ``ToolEnvironment`` (``call: tool_call``). The
-    opening turn has their texts and images. A turn without calls ends the conversation, or goes to the ``partner``, an
+    opening turn has their texts and media. A turn without calls ends the conversation, or goes to the ``partner``, an
     environment such as ``simulated``, whose reply is the next turn and has its reward. Without rewards of a partner,
     the ``get_reward`` of a ``tool_object``, if it has one, is the reward of the last turn.
 
@@ -99,7 +100,7 @@ class CombinedEnvironment(Environment, SupportsCalls, SupportsFinalReward, Suppo
         if last.tools:
             raise ConfigError("the partner of combined has tools: add it to parts, or choose a partner without tools")
         text = "\n".join(turn.text for turn in turns if turn.text)
-        return replace(last, text=text, images=[image for turn in turns for image in turn.images], tools=calls.tools)
+        return replace(last, text=text, tools=calls.tools, **joined_media(turns))
 
     def step(self, text: str) -> Turn:
         """The results of the calls in a text, as ``respond``."""

@@ -88,7 +88,7 @@ class VerifiersEnvironment(Environment, SupportsCalls, SupportsFinalReward):
         """The answer of the environment; at the end the reward of its rubric."""
         read = calls_of(message, self._schemas) if self._schemas else message.calls
         calls = [call for call in read if call.error is None]
-        new_messages = _run(self._advance(_assistant_message(message.text, calls)))
+        new_messages = _run(self._advance(_assistant_message(message, calls)))
         if new_messages is None:
             return Turn(done=True, reward=self._state["reward"])
         texts = [bounded(_content(new_message), self._max_chars) for new_message in new_messages]
@@ -175,7 +175,7 @@ def _run(coroutine: Any) -> Any:
     return asyncio.run_coroutine_threadsafe(coroutine, _loop).result()
 
 
-def _assistant_message(text: str, calls: Sequence[FunctionCall]) -> dict[str, Any]:
+def _assistant_message(message: AssistantMessage, calls: Sequence[FunctionCall]) -> dict[str, Any]:
     tool_calls = [
         {
             "id": f"call_{number}",
@@ -185,8 +185,9 @@ def _assistant_message(text: str, calls: Sequence[FunctionCall]) -> dict[str, An
         for number, call in enumerate(calls)
     ]
     if not calls:
-        return {"role": "assistant", "content": text}
-    return {"role": "assistant", "content": without_calls(text), "tool_calls": tool_calls}
+        return {"role": "assistant", "content": message.text}
+    content = without_calls(message.text, begins_in_reasoning=message.begins_in_reasoning)
+    return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
 
 def _content(message: Mapping[str, Any]) -> str:

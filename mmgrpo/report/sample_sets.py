@@ -24,8 +24,8 @@ class TurnRecord:
         text: the turn.
         reward: the environment's reward for it; None if it has none.
         reply: text of the reply; None if there is none.
-        images: images and audio of the reply; None for one that was not saved.
-        num_videos: number of videos of the reply, which are not saved.
+        images: images, audio and videos of the reply; None for one that was not saved.
+        num_videos: number of videos of the reply that are not saved.
         is_unread: whether the conversation ends before the policy reads the reply.
     """
 
@@ -50,8 +50,8 @@ class SampleRecord:
         opening: state of the environment before the first turn: the text of its opening turn, or a key.
         rewards: reward -> value, for rewards that applied.
         group: number of the group within the step.
-        images: the input images and audio; None for one that was not saved.
-        num_videos: number of input videos, which are not saved.
+        images: the input images, audio and videos; None for one that was not saved.
+        num_videos: number of input videos that are not saved.
         reference: the reference answer, if the data has one.
         finished: False if the text was truncated by its length limit.
         num_tokens: length of the text.
@@ -198,7 +198,7 @@ def _record(row: Mapping[str, Any], folder: Path) -> SampleRecord:
         rewards={name: value for name, value in numbers if is_finite(value)},
         group=_integer(row, "group") or 0,
         images=_input_files(row, folder),
-        num_videos=_integer(row, "num_videos") or 0,
+        num_videos=_num_unsaved_videos(row),
         reference=_text(row, "reference"),
         finished=row.get("finished") is not False,
         num_tokens=_integer(row, "num_tokens"),
@@ -227,15 +227,24 @@ def _turn(row: Mapping[str, Any], next_state: str | None, folder: Path) -> TurnR
         reward=row["reward"] if is_finite(row.get("reward")) else None,
         reply=_text(reply, "text"),
         images=_input_files(reply, folder),
-        num_videos=_integer(reply, "num_videos") or 0,
+        num_videos=_num_unsaved_videos(reply),
         is_unread=reply.get("unread") is True,
     )
 
 
 def _input_files(row: Mapping[str, Any], folder: Path) -> tuple[Path | None, ...]:
-    """Paths of the saved images and audio of a prompt or a reply."""
+    """Paths of the saved media of a prompt or a reply."""
     names = [name for key in ("images", "sounds") for name in _list(row.get(key))]
+    names += _saved_videos(row)
     return tuple(folder / name if isinstance(name, str) else None for name in names)
+
+
+def _saved_videos(row: Mapping[str, Any]) -> list[str]:
+    return [name for name in _list(row.get("videos")) if isinstance(name, str)]
+
+
+def _num_unsaved_videos(row: Mapping[str, Any]) -> int:
+    return max((_integer(row, "num_videos") or 0) - len(_saved_videos(row)), 0)
 
 
 def _text(row: Mapping[str, Any], key: str) -> str | None:

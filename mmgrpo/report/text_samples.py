@@ -44,7 +44,7 @@ class AnsweredRequest:
             prompt.
         images: the input images; None for one that was not saved or cannot be read.
         num_more: number of further images.
-        num_videos: number of input videos.
+        num_videos: number of input videos that are not saved.
         reference: the reference answer, if the data has one.
         alt: alternative text of the images.
         marks: marks of the rewards in the first image.

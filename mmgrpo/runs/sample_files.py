@@ -17,10 +17,11 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from mmgrpo.data.audio_loading import encode_wav, load_audio, resample_audio
-from mmgrpo.data.clips import encoded, filmstrip
+from mmgrpo.data.clips import FRAME_RATE, encoded, filmstrip
 from mmgrpo.data.image_loading import load_image
+from mmgrpo.data.videos import FILES, open_video
 from mmgrpo.errors import DataError
-from mmgrpo.samples import Turn
+from mmgrpo.samples import MEDIA, Turn
 from mmgrpo.types import Audio, Prompt, Sample, Scores
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ FILMSTRIP_HEIGHT = 64  # px
 MAX_SIDE = 448  # px of a prompt's image
 LOSSLESS_SIDE = 96  # up to this size the image is saved without loss
 MAX_AUDIO_S, MAX_AUDIO_HZ = 30.0, 16_000  # of a prompt's audio
+MAX_VIDEO_S, MAX_VIDEO_FRAMES = 30.0, 32  # of a prompt's video
 REFERENCES = ("solution", "answer", "ground_truth")
 
 
@@ -48,14 +50,14 @@ def write_samples(
     """Writes ``samples.jsonl``, a line per sample, and the image, video (MP4) or audio (16-bit WAV) of each sample.
 
     ``frames.png`` has filmstrips of the first videos. Samples with a text, or whose prompt has media, come with the
-    images and audio of the prompt and of the environment's turns, each saved once under the hash of its content.
+    media of the prompt and of the environment's turns, each saved once under the hash of its content.
 
     Args:
         folder: the folder; created if missing.
         samples: the samples.
         scores: their scores.
         advantage_B: their advantages in training.
-        prompt_media: folder for the images and audio of prompts and turns; None: ``images/`` next to the folder.
+        prompt_media: folder for the media of prompts and turns; None: ``images/`` next to the folder.
 
     Returns:
         The folder.
@@ -77,7 +79,7 @@ def write_samples(
             explanations = {name: notes[row] for name, notes in scores.explanations.items() if notes[row] is not None}
             line |= {"explanations": explanations} if explanations else {}
             line |= {} if sample.failure is None else {"failure": sample.failure}
-            if sample.text is not None or len(sample.prompt.images) or len(sample.prompt.audios):
+            if sample.text is not None or any(len(getattr(sample.prompt, name)) for name in MEDIA.values()):
                 if id(sample.prompt) not in prompt_fields:
                     prompt_fields[id(sample.prompt)] = _save_prompt(sample.prompt, folder, media_folder)
                 line |= prompt_fields[id(sample.prompt)]
@@ -265,7 +267,7 @@ def _thumbnail(sample: Sample) -> np.ndarray | None:
 
 
 def _save_prompt(prompt: Prompt, folder: Path, media_folder: Path) -> dict[str, Any]:
-    """Saves a prompt's images and audio; returns the fields of its samples' lines."""
+    """Saves a prompt's media; returns the fields of its samples' lines."""
     references: Mapping[str, Any] = {name: prompt.columns.get(name) for name in REFERENCES}
     reference = next((value for value in references.values() if isinstance(value, str | int | float)), None)
     return {
@@ -275,14 +277,16 @@ def _save_prompt(prompt: Prompt, folder: Path, media_folder: Path) -> dict[str, 
 
 
 def _save_inputs(source: Prompt | Turn, folder: Path, media_folder: Path) -> dict[str, Any]:
-    """Saves the images and audio of a prompt or of a turn of the environment; returns their fields."""
+    """Saves the media of a prompt or of a turn of the environment; returns their fields."""
     saved = [_save_input_image(media_folder, image) for image in source.images]
     prefix = "" if media_folder == folder else f"../{media_folder.name}/"
     audio_names = [_save_input_audio(media_folder, prefix, audio) for audio in source.audios]
+    video_names = [_save_input_video(media_folder, prefix, video) for video in source.videos]
     return {
         "images": [None if image is None else f"{prefix}{image.name}" for image in saved],
         "image_sizes": [None if image is None else list(image.size) for image in saved],
         "num_videos": len(source.videos),
+        **({"videos": video_names} if any(video_names) else {}),
         **({"sounds": audio_names} if audio_names else {}),
     }
 
@@ -306,11 +310,7 @@ def _save_input_image(folder: Path, image: Any) -> _SavedImage | None:
     is_lossless = max(small.size) <= LOSSLESS_SIDE
     buffer = io.BytesIO()
     small.save(buffer, "PNG" if is_lossless else "JPEG", quality=85)
-    name = f"{hashlib.sha256(buffer.getvalue()).hexdigest()[:16]}.{'png' if is_lossless else 'jpg'}"
-    folder.mkdir(exist_ok=True)
-    if not (folder / name).exists():
-        (folder / name).write_bytes(buffer.getvalue())
-    return _SavedImage(name, size)
+    return _SavedImage(_save_once(folder, buffer.getvalue(), "png" if is_lossless else "jpg"), size)
 
 
 def _save_input_audio(folder: Path, prefix: str, audio: Any) -> str | None:
@@ -321,11 +321,40 @@ def _save_input_audio(folder: Path, prefix: str, audio: Any) -> str | None:
         return None
     beginning = Audio(full.values[:, : int(MAX_AUDIO_S * full.sampling_rate)], full.sampling_rate)
     data = encode_wav(resample_audio(beginning, min(MAX_AUDIO_HZ, full.sampling_rate), mono=True))
-    name = f"{hashlib.sha256(data).hexdigest()[:16]}.wav"
+    return f"{prefix}{_save_once(folder, data, 'wav')}"
+
+
+def _save_input_video(folder: Path, prefix: str, video: Any) -> str | None:
+    """Saves frames of the beginning of a video; returns None for one that cannot be opened."""
+    try:
+        frames, duration_s = _first_frames(video)
+        side = max(frames[0].size)
+        size = tuple(max(round(edge * min(MAX_SIDE / side, 1.0)), 1) for edge in frames[0].size)
+        data = encoded([frame.resize(size) for frame in frames], len(frames) / duration_s)
+    except (DataError, ValueError, TypeError):  # of a medium in a form that only the policy reads
+        return None
+    return f"{prefix}{_save_once(folder, data, 'mp4')}"
+
+
+def _first_frames(video: Any) -> tuple[list[Image.Image], float]:
+    """Frames of a video, evenly spaced over its first seconds, and the duration of these."""
+    if isinstance(video, FILES):
+        file = open_video(video)
+        duration_s = min(file.num_frames / file.fps, MAX_VIDEO_S)
+        num_frames = min(max(int(duration_s * file.fps), 1), MAX_VIDEO_FRAMES)
+        return list(file.frames_at([duration_s * number / num_frames for number in range(num_frames)])), duration_s
+    chosen = np.linspace(0, len(video) - 1, min(len(video), MAX_VIDEO_FRAMES)).round().astype(int)
+    duration_s = len(video) / getattr(video, "frame_rate", FRAME_RATE)
+    return [load_image(video[index]) for index in chosen], duration_s
+
+
+def _save_once(folder: Path, data: bytes, suffix: str) -> str:
+    """Saves data under the hash of its content; returns the name."""
+    name = f"{hashlib.sha256(data).hexdigest()[:16]}.{suffix}"
     folder.mkdir(exist_ok=True)
     if not (folder / name).exists():
         (folder / name).write_bytes(data)
-    return f"{prefix}{name}"
+    return name
 
 
 def _save_media(folder: Path, row: int, sample: Sample) -> dict[str, str | None]:

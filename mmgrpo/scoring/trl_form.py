@@ -14,6 +14,7 @@ from typing import Any, final
 from mmgrpo.data.image_loading import LazyImages
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
+from mmgrpo.samples import MEDIA, Turn
 from mmgrpo.scoring.image_batch_form import ImageBatchReward, is_image_batch_form, parameters_of
 from mmgrpo.scoring.logged_values import LoggedValues
 from mmgrpo.scoring.result_parsing import to_list
@@ -229,18 +230,18 @@ def _conversation(sample: Sample) -> list[dict[str, Any]]:
         messages.append({"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})})
         if reply is not None and results:
             messages += [
-                {"role": "tool", "name": result.name, "content": _content(result.text, images)}
-                for result, images in zip(results, reply.result_images, strict=True)
+                {"role": "tool", "name": result.name, "content": _content(turn)}
+                for result, turn in zip(results, reply.result_turns, strict=True)
             ]
         elif reply is not None and not reply.ends:
-            messages.append({"role": reply.role, "content": _content(reply.text, reply.images)})
+            messages.append({"role": reply.role, "content": _content(reply)})
     return messages
 
 
-def _content(text: str, images: Sequence[Any]) -> Any:
-    """The text, or content blocks with the images before it."""
-    blocks = [{"type": "image", "image": image} for image in images]
-    return [*blocks, {"type": "text", "text": text}] if blocks else text
+def _content(turn: Turn) -> Any:
+    """The text, or content blocks with the media before it."""
+    blocks = [{"type": kind, kind: medium} for kind, name in MEDIA.items() for medium in getattr(turn, name)]
+    return [*blocks, {"type": "text", "text": turn.text}] if blocks else turn.text
 
 
 def _completion(sample: Sample) -> Any:

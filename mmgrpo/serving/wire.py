@@ -27,10 +27,10 @@ from mmgrpo.serving.wire_media import (
     DTYPES,
     Array,
     MediaReader,
-    Video,
     WireAudio,
     WireImage,
     WireValues,
+    WireVideo,
     packed_audio,
     packed_image,
     packed_values,
@@ -71,7 +71,7 @@ class WirePrompt(BaseModel):
     prefix: str | None = None
     messages: list[dict[str, Finite]] | None = None
     images: list[WireImage] = Field(default_factory=list)
-    videos: list[Video] = Field(default_factory=list)
+    videos: list[WireVideo] = Field(default_factory=list)
     audios: list[WireAudio] = Field(default_factory=list)
 
 
@@ -83,6 +83,8 @@ class WireToolResult(BaseModel):
     name: str
     text: str
     num_images: int = 0
+    num_videos: int = 0
+    num_audios: int = 0
     failed: bool = False
     seconds: float = 0.0
     arguments: dict[str, Finite] = Field(default_factory=dict)
@@ -96,7 +98,7 @@ class WireTurn(BaseModel):
     text: str = ""
     role: str = "user"
     images: list[WireImage] = Field(default_factory=list)
-    videos: list[Video] = Field(default_factory=list)
+    videos: list[WireVideo] = Field(default_factory=list)
     audios: list[WireAudio] = Field(default_factory=list)
     reward: float | None = None
     done: bool = False
@@ -114,7 +116,7 @@ class WireSample(BaseModel):
     member: int = 0
     text: str | None = None
     image: WireImage | None = None
-    video: Video | None = None
+    video: WireVideo | None = None
     audio: WireAudio | None = None
     frame_rate: float | None = None
     array: WireValues | None = None

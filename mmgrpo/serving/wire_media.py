@@ -42,7 +42,7 @@ class WireTensor(BaseModel):
 
 
 WireImage = str | WireTensor
-Video = list[str] | WireTensor
+WireVideo = list[str] | WireTensor
 
 
 class WireValues(BaseModel):
@@ -131,7 +131,7 @@ class MediaReader:
         """Decode an image. Raises DataError if it is invalid or exceeds the limit."""
         return self._from_png(image) if isinstance(image, str) else self._from_array(self._tensor(image.tensor))
 
-    def video(self, video: Video) -> list[Image.Image]:
+    def video(self, video: WireVideo) -> list[Image.Image]:
         """Decode the frames of a video. Raises DataError if it is invalid or exceeds the limit."""
         if isinstance(video, list):
             return [self._from_png(frame) for frame in video]

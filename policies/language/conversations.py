@@ -12,11 +12,13 @@ import torch
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import DataError, PolicyError
+from mmgrpo.samples import joined_media
 from mmgrpo.tool_calls import description
 from mmgrpo.types import Continuation, Prompt
 
 from ..completion import Completion, CompletionTurn
 from .encoding import EncodedPrompt, PromptEncoder
+from .engine_generation import require_engine_media
 from .environment_pool import EnvironmentPool
 from .forward_paths import ForwardPath
 from .row_generation import GenerationParams, RowGenerator, RowRequest, RowStart, split_at_switch
@@ -44,9 +46,7 @@ def with_opening_turn(prompt: Prompt, opening: Turn, *, takes_tools: bool) -> Pr
         opening = replace(opening, text="\n".join(filter(None, [opening.text, description(opening.tools)])))
     if not (opening.text or opening.num_media):
         return prompt
-    media: dict[str, list[Any]] = {
-        name: [*getattr(prompt, name), *getattr(opening, name)] for name in ("images", "videos", "audios")
-    }
+    media = joined_media([prompt, opening])
     if prompt.messages is None:
         return replace(prompt, text="\n".join(part for part in (prompt.text, opening.text) if part), **media)
     *earlier, last = prompt.messages
@@ -360,9 +360,12 @@ def _with_reply(
 ) -> ConversationRow | None:
     """The row with the reply appended, ready to continue; None if it does not fit.
 
-    Raises DataError for a turn that template or processor do not take.
+    Raises DataError for a turn that template or processor do not take, PolicyError for one that the engine does not
+    take.
     """
     prompt, completion = row.prompt, row.completion
+    if params.engine is not None:
+        require_engine_media(reply)
     encoded = encoder.encode_reply(reply, prompt=prompt.prompt, end_ids=params.end_ids.tolist())
     if len(completion.token_T) + len(encoded.token_T) >= params.length:
         return None

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.samples import MEDIA, joined_media
 from mmgrpo.tool_calls import REASONING, AssistantMessage, ToolResult
 from mmgrpo.types import Prompt
 
@@ -27,7 +28,7 @@ from ..chat_template import render, require_no_arguments
 from ..vocabulary import TextDecoder
 from .audio_inputs import audio_arguments, is_audio_tensor
 from .literal_text import MARK, LiteralText
-from .media_check import KINDS, kinds_dropped_by_processor, kinds_dropped_by_template, media_arrangement, media_probe
+from .media_check import kinds_dropped_by_processor, kinds_dropped_by_template, media_arrangement, media_probe
 from .settings import LanguageSettings
 from .tool_turns import (
     ANSWER,
@@ -40,7 +41,7 @@ from .tool_turns import (
     reply_messages,
     template_message,
 )
-from .visual_inputs import visual_inputs
+from .visual_inputs import visual_inputs, with_frame_rates
 
 logger = logging.getLogger(__name__)
 
@@ -276,7 +277,9 @@ class PromptEncoder:
             self._reply_text(Turn(text="x"), Prompt("x"))
 
     def _reply_text(self, reply: Turn, prompt: Prompt) -> str:
-        question, answer, *replies = [{"role": "user", "content": "x"}, *self._reply_messages(reply)]
+        """The text of the template; templates that number media count those of the conversation so far."""
+        earlier = replace(prompt, text="x")  # its media, of which parts need the number alone
+        question, answer, *replies = [{"role": "user", "content": earlier.parts}, *self._reply_messages(reply)]
         arguments = {name: value for name, value in prompt.chat_template_kwargs.items() if name != "tools"}
         try:
             rendered = self._rendered_turns([question, answer, *replies], add_generation_prompt=True, **arguments)
@@ -432,7 +435,7 @@ class PromptEncoder:
 
     def _with_turn(self, prompt: Prompt, turn: Turn) -> Prompt:
         """A prompt with the media of a later turn after some answer: what the processor makes its tensors of."""
-        media = {name: [*getattr(prompt, name), *getattr(turn, name)] for name in KINDS.values()}
+        media = joined_media([prompt, turn])
         if not self._uses_template:
             return replace(prompt, text=f"{prompt.text}{turn.text}", **media)
         messages = list(prompt.messages or [{"role": "user", "content": prompt.parts}])
@@ -515,7 +518,7 @@ class PromptEncoder:
 
     def _literal_tensors(self, prompt: Prompt, text: str) -> dict[str, Tensor]:
         """The tensors of a prompt without media, with the special tokens that an environment wrote as characters."""
-        if any(len(getattr(prompt, name)) for name in KINDS.values()):
+        if any(len(getattr(prompt, name)) for name in MEDIA.values()):
             raise DataError(
                 f"the prompt {prompt.text.replace(MARK, '')!r:.60} has media, and the text of Environment.reset or of "
                 "its tools a special token of the model, which the processor would take for a placeholder or the end "
@@ -564,6 +567,7 @@ class PromptEncoder:
         if checks:
             self._require_every_medium(prompt, text, arguments, processed)
         tensors = {name: torch.as_tensor(value) for name, value in processed.items() if value is not None}
+        tensors = with_frame_rates(tensors, visual, self.processor)
         if "input_ids" not in tensors:
             raise DataError(
                 f"{type(self.processor).__name__} makes no tokens of the prompt {prompt.text!r:.60}: it reads images "
@@ -577,7 +581,7 @@ class PromptEncoder:
         """Raises DataError if a medium of the prompt does not reach the tensors; checked once per arrangement of
         media.
         """
-        if not any(len(getattr(prompt, name)) for name in KINDS.values()):
+        if not any(len(getattr(prompt, name)) for name in MEDIA.values()):
             return
         key = media_arrangement(prompt, self.processor)
         if key not in self._dropped:
@@ -596,10 +600,10 @@ class PromptEncoder:
 
     def _not_read(self, prompt: Prompt, kinds: Sequence[str]) -> str:
         counted = " and ".join(
-            f"{n} {kind}{'s' * (n > 1)}" for kind in kinds if (n := len(getattr(prompt, KINDS[kind])))
+            f"{n} {kind}{'s' * (n > 1)}" for kind in kinds if (n := len(getattr(prompt, MEDIA[kind])))
         )
         name = type(self.processor).__name__
-        takes = " and ".join(["text", *(KINDS[kind] for kind in KINDS if self.takes(kind))])
+        takes = " and ".join(["text", *(MEDIA[kind] for kind in MEDIA if self.takes(kind))])
         return (
             f"the prompt {prompt.text!r:.60} has {counted}, and {name} or its chat template drops at least one of "
             f"them, so the model would not see it; it takes {takes}. Remove the {' and '.join(kinds)} from the row, or "
@@ -619,7 +623,7 @@ class PromptEncoder:
 
     def takes_kinds(self, turn: Turn) -> bool:
         """Whether the model sees media of all kinds that a turn has."""
-        return all(self.takes(kind) for kind, name in KINDS.items() if len(getattr(turn, name)))
+        return all(self.takes(kind) for kind, name in MEDIA.items() if len(getattr(turn, name)))
 
     def _processed(self, text: str, arguments: dict[str, Any]) -> Mapping[str, Any]:
         """The processor's output for one prompt; some processors take images only as a flat list."""

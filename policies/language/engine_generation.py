@@ -11,7 +11,8 @@ from PIL.Image import Image
 
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.media_options import options_of
-from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.environment import Turn
+from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.types import Prompt
 from mmgrpo.values import ENTROPY
@@ -117,13 +118,19 @@ class EngineGenerator(RowGenerator):
         )
 
 
-def _images(prompt: Prompt) -> tuple[Image, ...]:
-    """The images of a prompt. Raises DataError for other media, and for media options."""
-    if prompt.videos or prompt.audios:
-        raise DataError(
-            f"the prompt {prompt.text!r:.60} has videos or audio, which rollout.engine does not support: remove "
+def require_engine_media(source: Prompt | Turn) -> None:
+    """Raises PolicyError for a prompt or a turn of an environment with videos or audio."""
+    if source.videos or source.audios:
+        kind = "turn" if isinstance(source, Turn) else "prompt"
+        raise PolicyError(
+            f"the {kind} {source.text!r:.60} has videos or audio, which rollout.engine does not support: remove "
             "rollout.engine"
         )
+
+
+def _images(prompt: Prompt) -> tuple[Image, ...]:
+    """The images of a prompt. Raises PolicyError for other media, and DataError for media options."""
+    require_engine_media(prompt)
     if any(options_of(prompt, "image")):
         raise DataError(
             f"an image of the prompt {prompt.text!r:.60} has media options, which rollout.engine does not support: "

@@ -10,7 +10,7 @@ from typing import final
 
 import torch
 
-from mmgrpo.data.image_loading import load_image
+from mmgrpo.data.turn_media import opened_media
 from mmgrpo.environment import Environment, SupportsCalls, SupportsFinalReward, Turn
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.samples import EnvironmentHandle
@@ -22,12 +22,6 @@ logger = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 65_536
 """Maximum length of a turn; the rest of a longer text is cut off, with a note at its end."""
-
-MAX_MEDIA = 64
-"""Maximum number of images, of videos and of audio in a turn."""
-
-MAX_PIXELS = 2**26
-"""Maximum number of pixels of an image in a turn."""
 
 MAX_REWARD = torch.finfo(torch.float32).max
 """The largest absolute value of a turn's reward."""
@@ -41,7 +35,8 @@ class GuardedEnvironment:
 
     Any exception in ``reset`` or ``step``, or a result that is no ``Turn``, ends this conversation: the sample is
     not scored (``Sample.environment_error``) and counted in ``environment/failed_frac``. A text in place of a turn
-    is accepted. Characters that are not Unicode are replaced, and texts are cut at ``MAX_CHARACTERS``. Process
+    is accepted. Characters that are not Unicode are replaced, texts are cut at ``MAX_CHARACTERS``, and media
+    are opened (``opened_media``). Process
     settings that the environment changes are restored, as for rewards, and its changes to the row's columns reach
     no reward. A ``ConfigError`` or ``PolicyError`` is an error of the run and is raised.
 
@@ -213,27 +208,16 @@ class GuardedEnvironment:
         reward = None if turn.reward is None else float(turn.reward)
         if reward is not None and not abs(reward) <= MAX_REWARD:
             raise ValueError(f"Turn.reward must be finite (in float32) or None, got {reward}")
-        for name in ("images", "videos", "audios"):
-            media = getattr(turn, name)
-            if not isinstance(media, list | tuple):
-                raise TypeError(f"Turn.{name} must be a list, got {type(media).__name__}")
-            if len(media) > MAX_MEDIA:
-                raise ValueError(f"Turn.{name} must be at most {MAX_MEDIA}, got {len(media)}")
         if not all(isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in turn.tools):
             raise TypeError('Turn.tools must be functions, each {"type": "function", "function": SCHEMA}')
-        counts = [result.num_images for result in turn.results]
-        if counts and (min(counts) < 0 or sum(counts) != len(turn.images)):
-            raise ValueError("Turn.results must have as many images as Turn.images")
-        images = tuple(load_image(image) for image in turn.images)
-        if empty := [image.size for image in images if not image.width * image.height]:
-            raise ValueError(f"an image of Turn.images has no pixels: {empty[0][0]} x {empty[0][1]}")
-        if too_large := [image.size for image in images if image.width * image.height > MAX_PIXELS]:
-            raise ValueError(f"an image of Turn.images has {too_large[0]} pixels; at most {MAX_PIXELS} are allowed")
+        media = opened_media(turn)
+        for name, opened in media.items():
+            counts = [getattr(result, f"num_{name}") for result in turn.results]
+            if counts and (min(counts) < 0 or sum(counts) != len(opened)):
+                raise ValueError(f"Turn.results must have as many {name} as Turn.{name}")
         return Turn(
             text=_bounded(turn.text),
-            images=images,
-            videos=tuple(turn.videos),
-            audios=tuple(turn.audios),
+            **media,
             reward=reward,
             done=bool(turn.done),
             role=turn.role,

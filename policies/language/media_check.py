@@ -14,11 +14,11 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from mmgrpo.samples import MEDIA
 from mmgrpo.types import Prompt
 
 from .audio_inputs import ARGUMENTS
 
-KINDS = {"image": "images", "video": "videos", "audio": "audios"}
 MARKS = ("image_token", "video_token", "audio_token", "boi_token")
 """Attributes of processors with the placeholder text of a medium."""
 
@@ -33,7 +33,7 @@ def media_arrangement(prompt: Prompt, processor: Any) -> tuple[Any, ...]:
         if not isinstance(turn["content"], str)
     ]
     marks = {mark for name in MARKS if isinstance(mark := getattr(processor, name, None), str)}
-    counts = [len(getattr(prompt, name)) for name in KINDS.values()]
+    counts = [len(getattr(prompt, name)) for name in MEDIA.values()]
     return (*counts, *turns, *((mark, prompt.text.count(mark)) for mark in sorted(marks)))
 
 
@@ -54,7 +54,7 @@ def kinds_dropped_by_template(messages: Messages, render: Callable[[Messages], s
             continue
         for index, part in enumerate(turn["content"]):
             kind = part.get("type")
-            if kind not in KINDS or kind in dropped:
+            if kind not in MEDIA or kind in dropped:
                 continue
             rest = [*turn["content"][:index], *turn["content"][index + 1 :]]
             shorter = [*messages[:turn_index], {**turn, "content": rest}, *messages[turn_index + 1 :]]
@@ -77,8 +77,8 @@ def kinds_dropped_by_processor(
         ``image``, ``video`` or ``audio``, each once.
     """
     dropped = []
-    for kind in KINDS:
-        name = next((n for n in ([KINDS[kind]] if kind != "audio" else ARGUMENTS) if n in arguments), None)
+    for kind in MEDIA:
+        name = next((n for n in ([MEDIA[kind]] if kind != "audio" else ARGUMENTS) if n in arguments), None)
         if name is None:
             continue
         is_nested = kind != "audio"
@@ -98,7 +98,7 @@ def media_probe(kind: str, mark: str = "") -> Prompt:
     frames = [Image.fromarray(frame) for frame in pixels]
     audio = {"array": np.sin(np.arange(16000) * 0.05), "sampling_rate": 16000}
     media: dict[str, Any] = {"image": frames[0], "video": frames, "audio": audio}
-    inputs = {name: [media[media_kind]] if media_kind == kind else [] for media_kind, name in KINDS.items()}
+    inputs = {name: [media[media_kind]] if media_kind == kind else [] for media_kind, name in MEDIA.items()}
     text = f"{mark}what is this"
     return Prompt(text, images=inputs["images"], videos=inputs["videos"], audios=inputs["audios"])
 

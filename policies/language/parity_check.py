@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -250,14 +251,32 @@ def require_plain_agreement(
     if not bool(is_sampled_T.any()):
         return
     true_T, _ = score_rows(plain, trace, [row], head_bytes=head_bytes)
-    gap = float((true_T.cpu() - completion.logprob_T)[is_sampled_T].abs().mean())
-    if not gap <= max(tolerance.value, tolerance.most_value):
+    difference_T = (true_T.cpu() - completion.logprob_T).abs().where(is_sampled_T, 0.0)
+    limit, last = max(tolerance.value, tolerance.most_value), _start_after_media(completion)
+    name = type(plain.model).__name__
+    for part in (slice(0, last), slice(last, None)):
+        gap = float(difference_T[part].sum() / is_sampled_T[part].sum().clamp(min=1))
+        if gap <= limit:
+            continue
+        if part.stop:
+            raise PolicyError(
+                f"{name} gives other log-probabilities (by {gap:.1e}) to the turns before the environment's last turn "
+                "with media than when it sampled them: its features of a medium depend on the other media of a "
+                "conversation, as where audio is padded to the longest. Let the environment return media of the size "
+                "and duration of those in the prompt, or use another model"
+            )
         length = trace.prompts[trace.prompt_of_B[row]].length + len(completion.token_T)
         raise PolicyError(
-            f"{type(plain.model).__name__} gives log-probabilities in a plain call that differ by {gap:.1e} from "
-            f"those of its decoding, in a row of {length} tokens: its attention or its positions are not exact at that "
-            "length; try policy.attention: eager, or keep prompts and policy.max_new_tokens shorter"
+            f"{name} gives log-probabilities in a plain call that differ by {gap:.1e} from those of its decoding, in a "
+            f"row of {length} tokens: its attention or its positions are not exact at that length; try "
+            "policy.attention: eager, or keep prompts and policy.max_new_tokens shorter"
         )
+
+
+def _start_after_media(completion: Completion) -> int:
+    """The first token of the policy after the environment's last turn with media; 0 without such a turn."""
+    following = pairwise(completion.turns)
+    return max((turn.start for before, turn in following if before.reply and before.reply.num_media), default=0)
 
 
 @dataclass(slots=True)

@@ -51,16 +51,13 @@ def reply_messages(reply: Turn, call_form: ToolCallForm | None) -> list[dict[str
     answer: dict[str, Any] = {"role": "assistant", "content": ANSWER}
     if reply.role != "tool" or call_form is None or not reply.results:
         role = "user" if reply.role == "tool" and call_form is None else reply.role
-        content = media_prompt(reply).parts if reply.num_media else reply.text
-        return [answer, {"role": role, "content": content}]
+        return [answer, {"role": role, "content": _content(reply)}]
     names = [result.name or "unknown" for result in reply.results]
     functions = [{"name": name, "arguments": call_form.arguments} for name in names]
     calls = [{"type": "function", "function": function} for function in functions]
     messages = [{**answer, "content": call_form.content, "tool_calls": calls}]
-    for name, result, images in zip(names, reply.results, reply.result_images, strict=True):
-        content = Prompt(result.text, images=images).parts if images else result.text
-        messages.append({"role": "tool", "name": name, "content": content})
-    return messages
+    results = zip(names, map(_content, reply.result_turns), strict=True)
+    return [*messages, *({"role": "tool", "name": name, "content": content} for name, content in results)]
 
 
 def after_answer(rendered: str, ends: Sequence[str]) -> str | None:
@@ -112,6 +109,10 @@ def template_message(
         return AssistantMessage(text, [FunctionCall(error=f"the turn cannot be read: {error}")])
     content = message.get("content") or ""
     return AssistantMessage(text, calls, content if calls and isinstance(content, str) else None)
+
+
+def _content(turn: Turn) -> str | list[dict[str, Any]]:
+    return media_prompt(turn).parts if turn.num_media else turn.text
 
 
 def media_prompt(turn: Turn) -> Prompt:

@@ -19,12 +19,14 @@ from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.media_options import FRAMES, SIZES, bounds_of, options_of, resized_size
 from mmgrpo.data.videos import FILES, VideoFile, open_video
 from mmgrpo.errors import DataError
-from mmgrpo.types import Prompt
+from mmgrpo.types import Prompt, Video
 
 MERGED = 2
 """Patches per side of a token, as in qwen-vl-utils."""
 PATCH = 14
 """Pixels per side of a patch, if the processor does not define it."""
+SECONDS = "video_second_per_grid"
+"""Tensor of Qwen-Omni with the duration of the frames of a token, in seconds."""
 LIST_FPS = 2.0
 """Frame rate of a list of frames, in frames per second, as in qwen-vl-utils."""
 
@@ -37,12 +39,15 @@ class VisualInputs:
         images: images at the size that the processor receives.
         videos: frames (F, C, H, W) of each video.
         metadata: metadata of each video, as transformers' ``VideoMetadata``.
+        frame_rates: frames per second of each video whose prompt states it, that of a ``Video`` or ``sample_fps``; None
+            for others.
         arguments: further arguments of the processor's call.
     """
 
     images: Sequence[Image.Image] = ()
     videos: Sequence[Tensor] = ()
     metadata: Sequence[Mapping[str, Any]] = ()
+    frame_rates: Sequence[float | None] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -80,8 +85,33 @@ def visual_inputs(prompt: Prompt, processor: Any, video_settings: Mapping[str, A
         images=images,
         videos=[frames for frames, _ in videos],
         metadata=[metadata for _, metadata in videos],
+        frame_rates=[
+            options.get("sample_fps", getattr(video, "frame_rate", None))
+            for video, options in zip(prompt.videos, video_options, strict=True)
+        ],
         arguments=arguments,
     )
+
+
+def with_frame_rates(tensors: dict[str, Any], visual: VisualInputs, processor: Any) -> dict[str, Any]:
+    """A processor's tensors with the stated frame rates of videos, where the processor has one rate for all.
+
+    Args:
+        tensors: the tensors.
+        visual: the inputs of the processor.
+        processor: the processor.
+
+    Returns:
+        The tensors; those of Qwen-Omni have the duration of a pair of frames, in seconds, of each video.
+    """
+    if (second_N := tensors.get(SECONDS)) is None or not any(visual.frame_rates):
+        return tensors
+    num_frames = processor.video_processor.temporal_patch_size
+    stated_N = [
+        float(second) if rate is None else num_frames / rate
+        for second, rate in zip(second_N, visual.frame_rates, strict=True)
+    ]
+    return {**tensors, SECONDS: torch.tensor(stated_N, dtype=second_N.dtype)}
 
 
 def _sizes(options: Mapping[str, Any]) -> list[str]:
@@ -140,10 +170,13 @@ def _video(
         frames = [load_image(frame) for frame in video]
         if not frames:
             raise ValueError("it has no frames")
+        rate = {"sample_fps": video.frame_rate} if isinstance(video, Video) else {}
         if options:
             sizes = {name: value for name, value in settings.items() if name in _sizes(settings)}
-            return _from_list(frames, sizes | dict(options), patch)
-        fetched: Any = fetch_video({"video": frames, **settings}, return_video_metadata=True, image_patch_size=patch)
+            return _from_list(frames, sizes | rate | dict(options), patch)
+        fetched: Any = fetch_video(
+            {"video": frames, **settings, **rate}, return_video_metadata=True, image_patch_size=patch
+        )
         return fetched
     except (OSError, ValueError, RuntimeError, AssertionError, TypeError) as error:
         if isinstance(error, DataError):

@@ -156,8 +156,8 @@ class CallJudge:
 def _calls(sample: Sample) -> list[_Call]:
     """The calls of a conversation with a result, in order."""
     return [
-        _Call(turn, text, result, images)
+        _Call(turn, text, result, part.images)
         for turn, (text, reply) in enumerate(zip(sample.turn_texts, sample.turn_replies, strict=True))
         if reply is not None
-        for result, images in zip(reply.results, reply.result_images, strict=True)
+        for result, part in zip(reply.results, reply.result_turns, strict=True)
     ]

@@ -14,13 +14,14 @@ from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo import Trainer
 from mmgrpo.config.loading import validated
 from mmgrpo.data.image_loading import load_image
-from mmgrpo.errors import ConfigError, DataError, EngineError
+from mmgrpo.errors import ConfigError, DataError, EngineError, PolicyError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import EngineContext
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, SAMPLER_LOGPROB
 from tests.policies.contract import largest_difference, move, values
 from tests.policies.test_language_exchanges import Asking, terse
+from tests.policies.test_language_media_turns import Showing
 from tests.policies.test_language_ways import t5
 from tests.policies.tiny_language import picture, policy_of, prompts_of
 from tests.policies.token_server import TokenServer
@@ -154,6 +155,17 @@ def test_conversation_sends_each_turn(server: TokenServer) -> None:
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
     seeds = [request["sampling_params"]["seed"] for request in server.bodies("/inference/v1/generate")[2:]]
     assert len(set(seeds)) == len(seeds)
+
+
+def test_turns_with_other_media_than_images_are_an_error() -> None:
+    policy = terse("qwen2.5-vl")
+    server = TokenServer(policy.model)
+    policy.use_engine(VllmEngine(url=server.url))
+    opened = Plan(environment=lambda: Showing(kinds=("videos",)), max_turns=2)
+    with pytest.raises(PolicyError, match=r"the turn 'two red' has videos or audio, which rollout\.engine does not"):
+        policy.rollout([Prompt("what is this")], group_size=2, seed=SEED, plan=opened)
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.mark.parametrize(

@@ -65,13 +65,13 @@ class Opening(Environment):
         return Turn()
 
 
-def terse(name: str, **settings: Any) -> LanguagePolicy:
+def terse(name: str, make: Callable[..., LanguagePolicy] = policy_of, **settings: Any) -> LanguagePolicy:
     """A policy of few words, so that its turns are short."""
-    bare = policy_of(name)
+    bare = make(name)
     allowed_tokens = {*range(60, 70), *bare._end_ids.tolist()}
     vocabulary = bare.model.config.get_text_config().vocab_size
     suppress = tuple(token for token in range(vocabulary) if token not in allowed_tokens)
-    return policy_of(name, **{"max_new_tokens": LENGTH, "suppress": suppress, "temperature": 8.0, **settings})
+    return make(name, **{"max_new_tokens": LENGTH, "suppress": suppress, "temperature": 8.0, **settings})
 
 
 def exchange(policy: LanguagePolicy, name: str, make: Callable[[], Environment], **plan: Any) -> Rollout:

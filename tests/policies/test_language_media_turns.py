@@ -1,42 +1,53 @@
-"""Images in later turns of a conversation: tokens, media tensors, log-probabilities and gradients of each row."""
+"""Images, videos and audio in later turns of a conversation: tokens, media tensors, log-probabilities and gradients of
+each row.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, islice
 from typing import Any, final
 
 import pytest
 import torch
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.audio_inputs import rate_of
 from mmgrpo.policies.language.encoding import EncodedReply
 from PIL import Image
+from qwen_vl_utils.vision_process import fetch_video
 from torch import Tensor
 
+from mmgrpo.data.audio_loading import resample_audio
+from mmgrpo.data.replies import plain_reply, reply_of
 from mmgrpo.environment import Environment, Turn
-from mmgrpo.errors import PolicyError
+from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.samples import ToolResult
-from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout
+from mmgrpo.types import Audio, OffPolicySample, Plan, Prompt, Rollout, Video
+from tests.audio_signals import tone
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.families import daily
 from tests.policies.test_language_exchanges import SEED, terse
+from tests.policies.test_language_sounds import PROMPTS, hearing
 from tests.policies.tiny_language import picture, prompts_of
-from tests.tiny.language_models import SEVERAL_IMAGES
+from tests.tiny.language_models import SEVERAL_IMAGES, TINY, VIDEOS
 
 FAMILIES = tuple(name for name in SEVERAL_IMAGES if name != "paligemma")
 REWRITING = ("idefics3", "llava-next", "llava-onevision")
 """Families whose template trims an answer, or writes other white space before it than before one that is sampled."""
 LENGTH = 400
-every_family = pytest.mark.parametrize("name", daily(FAMILIES, "qwen2.5-vl", "llava-next", "gemma3"))
 
 
 @final
 @dataclass
 class Showing(Environment):
-    """Answers each turn with images, whose sizes and contents depend on the turn and the text of the policy."""
+    """Answers each turn with media, whose sizes and contents depend on the turn and the text of the policy."""
 
     turns: int = 3
+    kinds: Sequence[str] = ("images",)
+    by_tools: bool = False
     num_steps: int = 0
 
     def reset(self, prompt: Prompt) -> Turn:
@@ -46,41 +57,134 @@ class Showing(Environment):
         self.num_steps += 1
         if self.num_steps == self.turns:
             return Turn(done=True, reward=1.0)
-        sizes = [(16, 24), (24, 16)][: self.num_steps]
-        seed = sum(map(ord, text))
-        return Turn(text="two red", images=[picture(*size, seed=seed + n) for n, size in enumerate(sizes)])
+        seeds = [sum(map(ord, text)) + n for n in range(self.num_steps)]
+        media = {kind: [MEDIA[kind](number, seed) for number, seed in enumerate(seeds)] for kind in self.kinds}
+        if not self.by_tools:
+            return Turn(text="two red", **media)
+        counts = {f"num_{kind}": 1 for kind in self.kinds}
+        results = [ToolResult(f"look{number}", "two red", **counts) for number in range(self.num_steps)]
+        return Turn(role="tool", results=results, text="two red", **media)
 
 
-def conversation(policy: LanguagePolicy, name: str, **plan: Any) -> Rollout:
-    return policy.rollout(prompts_of(name), group_size=3, seed=SEED, plan=Plan(environment=Showing, **plan))
+def image_at(number: int, seed: int) -> Image.Image:
+    return picture(*[(16, 24), (24, 16)][number], seed=seed)
 
 
-def messages_of(rollout: Rollout, row: int, answers: Sequence[str]) -> tuple[list[dict[str, Any]], list[Image.Image]]:
-    """The row's conversation with these answers, and its images."""
+def video_at(number: int, seed: int) -> Video:
+    """Four frames, as some processors take videos of one number of frames alone, at other rates than that of a list."""
+    return Video([picture(32, 32, seed=seed + n) for n in range(4)], frame_rate=[4.0, 1.0][number])
+
+
+def audio_at(number: int, seed: int) -> Audio:
+    return tone(200.0 + seed % 1000, rate=[8000, 4000][number], duration_s=0.4)
+
+
+MEDIA = {"images": image_at, "videos": video_at, "audios": audio_at}
+PARTS = {"images": "image", "videos": "video", "audios": "audio"}
+OMNI = ("qwen2.5-omni, sound", "qwen3-omni, sound")
+EQUAL = ("qwen3-omni, sound", "phi-4-multimodal, sound")
+"""Families whose features of audio depend on the longest audio of a conversation."""
+CASES = [
+    *((name, ("videos",)) for name in (*VIDEOS, *OMNI)),
+    *((name, ("audios",)) for name in ("qwen2-audio", *OMNI, "phi-4-multimodal, sound")),
+    ("qwen3-vl", ("images", "videos")),
+    *((name, ("images", "audios")) for name in OMNI),
+]
+"""Families, and kinds of media in their turns."""
+IMAGE_CASES = [(name, ("images",)) for name in FAMILIES]
+every_case = pytest.mark.parametrize(
+    ("name", "kinds"),
+    daily(
+        [*IMAGE_CASES, *CASES],
+        *((name, ("images",)) for name in ("qwen2.5-vl", "llava-next", "gemma3")),
+        *(("qwen3-vl", ("images", "videos")), ("qwen2-audio", ("audios",))),
+    ),
+)
+
+
+def policy_for(name: str) -> LanguagePolicy:
+    if name in TINY:
+        return terse(name, max_new_tokens=LENGTH)
+    size = {"video": {"max_pixels": 1024}} if name in OMNI else {}
+    return terse(name, make=hearing, max_new_tokens=LENGTH, **size)
+
+
+def prompts_for(name: str) -> list[Prompt]:
+    if name in TINY:
+        return prompts_of(name)
+    return [replace(prompt, audios=[audio_at(0, 1)]) for prompt in PROMPTS] if name in EQUAL else PROMPTS
+
+
+def conversation(policy: LanguagePolicy, name: str, kinds: Sequence[str] = ("images",), **settings: Any) -> Rollout:
+    """Rows with media in every turn; audio of equal duration where the features depend on the longest."""
+    plan = Plan(environment=partial(Showing, kinds=kinds, **settings))
+    return policy.rollout(prompts_for(name), group_size=3, seed=SEED, plan=plan)
+
+
+def messages_of(
+    rollout: Rollout, row: int, answers: Sequence[str]
+) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
+    """The row's conversation with these answers, and its media by kind."""
     sample = rollout.samples[row]
-    images = list(sample.prompt.images)
-    parts = [*({"type": "image"} for _ in images), {"type": "text", "text": sample.prompt.text}]
-    messages: list[dict[str, Any]] = [{"role": "user", "content": parts}]
+    messages: list[dict[str, Any]] = []
+    media: dict[str, list[Any]] = {kind: [] for kind in PARTS}
+
+    def add(role: str, source: Prompt | Turn) -> None:
+        parts = []
+        for kind, part in PARTS.items():
+            media[kind] += getattr(source, kind)
+            parts += [{"type": part} for _ in getattr(source, kind)]
+        messages.append({"role": role, "content": [*parts, {"type": "text", "text": source.text}]})
+
+    add("user", sample.prompt)
     for answer, end, reply in zip(answers, sample.turn_ends, sample.turn_replies, strict=True):
         messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
         if end < len(sample.tokens or ()):
             assert reply is not None
-            images += reply.images
-            parts = [*({"type": "image"} for _ in reply.images), {"type": "text", "text": reply.text}]
-            messages.append({"role": reply.role, "content": parts})
-    return messages, images
+            for part in reply.result_turns or [reply]:
+                add(reply.role, part)
+    return messages, media
+
+
+def arguments_of(policy: LanguagePolicy, media: dict[str, list[Any]]) -> dict[str, Any]:
+    """Media as arguments of the processor: videos with their rates, as transformers takes them, audio at its rate."""
+    arguments: dict[str, Any] = {"images": [media["images"]]} if media["images"] else {}
+    if media["videos"]:
+        patch = getattr(policy.processor.video_processor, "patch_size", 14)
+        fetched = [
+            fetch_video(
+                {"video": list(video), "sample_fps": video.frame_rate, **policy.settings.video},
+                return_video_metadata=True,
+                image_patch_size=patch if isinstance(patch, int) else 14,
+            )
+            for video in media["videos"]
+        ]
+        arguments["videos"] = [[frames for frames, _ in fetched]]
+        arguments["video_metadata"] = [[metadata for _, metadata in fetched]]
+        arguments["do_sample_frames"] = False
+        arguments |= {"videos_kwargs": {"do_resize": False}} if policy.settings.video else {}
+    if media["audios"]:
+        rate = rate_of(policy.processor)
+        assert rate is not None
+        arguments["audio"] = [resample_audio(audio, rate).values[0].numpy() for audio in media["audios"]]
+        arguments["audio_kwargs"] = {"sampling_rate": rate}
+    return arguments
 
 
 def processed(policy: LanguagePolicy, rollout: Rollout, row: int, answers: Sequence[str]) -> dict[str, Tensor]:
     """The processor's encoding of the complete conversation with these answers; LLaVA-OneVision tiles turn by turn."""
-    messages, images = messages_of(rollout, row, answers)
+    messages, media = messages_of(rollout, row, answers)
     text = policy.processor.apply_chat_template(messages, tokenize=False)
-    by_turn = [images]
-    if "Onevision" in type(policy.processor).__name__:
-        rest, parts = iter(images), [message["content"] for message in messages]
+    arguments = arguments_of(policy, media)
+    if "Onevision" in type(policy.processor).__name__ and media["images"]:
+        rest, parts = iter(media["images"]), [message["content"] for message in messages]
         numbers = [sum(part["type"] == "image" for part in content) for content in parts]
-        by_turn = [[next(rest) for _ in range(number)] for number in numbers if number]
-    return dict(policy.processor(text=[text], images=by_turn, return_tensors="pt", add_special_tokens=False))
+        arguments["images"] = [list(islice(rest, number)) for number in numbers if number]
+    inputs = dict(policy.processor(text=[text], return_tensors="pt", add_special_tokens=False, **arguments))
+    if "video_second_per_grid" in inputs:  # the processor has one rate for all videos
+        seconds = [2 / video.frame_rate for video in media["videos"]]
+        inputs["video_second_per_grid"] = torch.tensor(seconds)
+    return inputs
 
 
 def row_ids(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor:
@@ -92,7 +196,7 @@ def plain_inputs(policy: LanguagePolicy, rollout: Rollout, row: int) -> dict[str
     """The processor's tensors of the complete conversation for the row's tokens; types of tokens go by their ids."""
     inputs = processed(policy, rollout, row, ["x"] * len(rollout.samples[row].turn_ends))
     ids, row_L = inputs.pop("input_ids"), row_ids(policy, rollout, row)
-    plain = {"input_ids": row_L[None]}
+    plain = {"input_ids": row_L[None], "attention_mask": torch.ones_like(row_L[None])}
     for name, tensor in inputs.items():
         if name in ("attention_mask", "labels"):
             continue
@@ -115,22 +219,44 @@ def plain_logprobs(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor
     return torch.nn.functional.pad(logprob_T, (0, len(mask_T) - num_tokens)).where(mask_T, 0.0)
 
 
-@every_family
-def test_rows_with_images_in_every_turn_are_scored_as_by_a_plain_call(name: str) -> None:
-    policy = terse(name, max_new_tokens=LENGTH)
-    rollout = conversation(policy, name)
-    assert max(len(sample.turn_ends) for sample in rollout.samples) == 3
+def check_row_scores(policy: LanguagePolicy, rollout: Rollout) -> None:
     assert all(sample.environment_error is None for sample in rollout.samples)
+    assert max(len(sample.turn_ends) for sample in rollout.samples) == 3
     with torch.no_grad():
         expected_BT = torch.stack([plain_logprobs(policy, rollout, row) for row in range(6)])
     assert largest_difference(rollout.old_logprob_BT, expected_BT, rollout.mask_BT) < 1e-5
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
 
 
-@pytest.mark.parametrize("name", daily([name for name in FAMILIES if name not in REWRITING], "qwen2.5-vl", "gemma3"))
-def test_tokens_are_those_of_the_template_for_the_complete_conversation(name: str) -> None:
-    policy = terse(name, max_new_tokens=LENGTH)
-    rollout = conversation(policy, name)
+@every_case
+def test_rows_with_media_in_every_turn_are_scored_as_by_a_plain_call(name: str, kinds: Sequence[str]) -> None:
+    policy = policy_for(name)
+    rollout = conversation(policy, name, kinds)
+    check_row_scores(policy, rollout)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    daily(
+        [("qwen3-vl", ("images", "videos")), ("qwen2-audio", ("audios",)), (OMNI[0], ("images", "audios"))],
+        (OMNI[0], ("images", "audios")),
+    ),
+)
+def test_results_with_media_are_scored_as_by_a_plain_call(name: str, kinds: Sequence[str]) -> None:
+    policy = policy_for(name)
+    check_row_scores(policy, conversation(policy, name, kinds, by_tools=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    daily(
+        [case for case in (*IMAGE_CASES, *CASES) if case[0] not in REWRITING],
+        *(("qwen2.5-vl", ("images",)), ("gemma3", ("images",)), ("qwen2-audio", ("audios",))),
+    ),
+)
+def test_tokens_are_those_of_the_template_for_the_complete_conversation(name: str, kinds: Sequence[str]) -> None:
+    policy = policy_for(name)
+    rollout = conversation(policy, name, kinds)
     ends = set(policy._end_ids.tolist())
     for row, sample in enumerate(rollout.samples):
         tokens = list(sample.tokens or ())
@@ -141,10 +267,10 @@ def test_tokens_are_those_of_the_template_for_the_complete_conversation(name: st
         assert bool(((row_L == expected_L) | torch.isin(row_L, policy._end_ids)).all())  # any end token may end a turn
 
 
-@every_family
-def test_gradients_are_those_of_a_plain_call(name: str) -> None:
-    policy = terse(name, max_new_tokens=LENGTH)
-    rollout = conversation(policy, name)
+@every_case
+def test_gradients_are_those_of_a_plain_call(name: str, kinds: Sequence[str]) -> None:
+    policy = policy_for(name)
+    rollout = conversation(policy, name, kinds)
     move(policy.trainable)
     gradient_parts = gradients(policy, rollout)
     weight_BT = torch.randn(rollout.shape, generator=torch.Generator().manual_seed(3))  # as gradients() weighs
@@ -155,12 +281,52 @@ def test_gradients_are_those_of_a_plain_call(name: str) -> None:
     assert relative_difference([ours for ours, _ in pairs], [theirs for _, theirs in pairs]) < 1e-5
 
 
-def test_samples_are_read_as_they_were_sampled() -> None:
-    policy = terse("qwen2.5-vl", max_new_tokens=LENGTH)
-    rollout = conversation(policy, "qwen2.5-vl")
-    read = policy.read([OffPolicySample(sample=sample) for sample in rollout.samples], seed=0)
+@pytest.mark.parametrize(
+    ("name", "kinds", "by_tools"),
+    [("qwen2.5-vl", ("images", "videos"), True), ("qwen2-audio", ("audios",), False)],
+    ids=["videos", "audio"],
+)
+def test_samples_are_read_as_they_were_sampled(name: str, kinds: Sequence[str], by_tools: bool) -> None:
+    policy = policy_for(name)
+    rollout = conversation(policy, name, kinds, by_tools=by_tools)
+    stored = [
+        replace(sample, turn_replies=[reply_of(plain_reply(reply)) or reply for reply in sample.turn_replies])
+        for sample in rollout.samples
+    ]
+    read = policy.read([OffPolicySample(sample=sample) for sample in stored], seed=0)
     assert torch.equal(read.mask_BT, rollout.mask_BT)
     assert largest_difference(read.old_logprob_BT, rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
+
+
+def test_features_that_depend_on_later_audio_are_an_error() -> None:
+    policy = policy_for("phi-4-multimodal, sound")
+    shorter = [Prompt("what is this", audios=[tone(440, duration_s=0.3)])]
+    plan = Plan(environment=partial(Showing, kinds=("audios",)))
+    with pytest.raises(PolicyError, match=r"the turns before the environment's last turn with media .*audio is padded"):
+        policy.rollout(shorter, group_size=3, seed=SEED, plan=plan)
+
+
+NUMBERED = (
+    "{% set n = namespace(audio=0) %}{% for message in messages %}{{ message.role }} "
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'audio' %}{% set n.audio = n.audio + 1 %}"
+    "Audio {{ n.audio }}: <|audio_bos|><|AUDIO|><|audio_eos|>\n"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}\n"
+    "{% if message.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+"""Numbers audio, as the template of Qwen2-Audio does."""
+
+
+def test_templates_that_number_media_count_those_of_earlier_turns() -> None:
+    policy = policy_for("qwen2-audio")
+    policy.processor.chat_template = NUMBERED
+    rollout = conversation(policy, "qwen2-audio", ("audios",))
+    texts = [policy._tokenizer.decode(sample.tokens) for sample in rollout.samples]
+    for sample, text in zip(rollout.samples, texts, strict=True):
+        first = len(sample.prompt.audios) + 1
+        assert re.findall(r"Audio (\d+):", text) == [str(first + number) for number in range(3)]
+    check_row_scores(policy, rollout)
 
 
 def test_rows_do_not_depend_on_their_batch() -> None:
@@ -199,8 +365,18 @@ ODD_TURNS = {
         "or the end of a turn: remove it from the text",
     ),
     "a line": (Turn(text="two", images=[Image.new("RGB", (1, 1000))]), "absolute aspect ratio must be smaller"),
-    "a video of numbers": (Turn(text="two", videos=[1]), "cannot be read"),
+    "a video of numbers": (Turn(text="two", videos=[1]), "a video of Turn.videos cannot be read: it is a int"),
+    "a video of nothing": (Turn(text="two", videos=[[]]), "cannot be read: it has no frames"),
+    "a video of text": (Turn(text="two", videos=[b"text"]), "cannot be opened as a video"),
+    "audio of text": (Turn(text="two", audios=[b"text"]), "cannot be opened as audio"),
 }
+
+
+def test_a_kind_of_media_that_the_model_does_not_take_is_an_error_of_the_run() -> None:
+    policy = terse("qwen2.5-vl", max_new_tokens=120)
+    plan = Plan(environment=partial(Showing, kinds=("audios",)), max_turns=2)
+    with pytest.raises(DataError, match="Qwen2_5_VLProcessor takes no audio; use one with audio input"):
+        policy.rollout(prompts_of("qwen2.5-vl")[:1], group_size=2, seed=SEED, plan=plan)
 
 
 @pytest.mark.parametrize(("turn", "error"), ODD_TURNS.values(), ids=ODD_TURNS)

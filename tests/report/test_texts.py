@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
+from mmgrpo.data import clips
 from mmgrpo.environment import Turn
 from mmgrpo.runs.sample_files import write_samples
-from mmgrpo.types import Prompt, Sample, Scores
+from mmgrpo.types import Prompt, Sample, Scores, Video
+from tests.audio_signals import tone
 from tests.report.folder import sample, write_lines
 from tests.report.page import Page, decoded, render
 
@@ -223,6 +227,26 @@ def test_images_of_replies_are_embedded_between_the_turns(tmp_path: Path) -> Non
     for path in (tmp_path / "samples/images").iterdir():
         path.unlink()
     assert len([attrs for attrs in render(tmp_path).attributes("span") if attrs.get("class") == "hole"]) == 8
+
+
+def test_videos_and_audio_of_requests_and_replies_are_played(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (8, 6), color) for color in ("red", "lime", "blue")]
+    file = clips.encoded([Image.new("RGB", (8, 6), "white")] * 4, 4.0)
+    replies = (Turn(text="look", videos=[Video(frames, 2.0), file, "none.mp4"], audios=[tone()]), Turn(done=True))
+    spoken = replace(
+        conversation(0), prompt=Prompt("which?", videos=[frames], audios=[tone(880)]), turn_replies=replies
+    )
+    unit = torch.ones(1, 1)
+    scores = Scores(names=("right",), weight_R=unit[0], value_BR=unit, valid_BR=unit > 0)
+    write_samples(tmp_path / "samples/step-000000", [spoken], scores)
+    page = render(tmp_path)
+    played = [b64decode(attrs["src"].partition(",")[2]) for attrs in page.attributes("video")]
+    request, reply, white = [clips.decoded(data, max_pixels=2**20) for data in played]
+    assert [len(frames) for frames, _ in (request, reply, white)] == [3, 3, 4]
+    assert [rate for _, rate in (request, reply, white)] == [8.0, 2.0, 4.0]
+    assert np.asarray(reply[0][1]).mean(axis=(0, 1)).round(-1).tolist() == [0, 250, 0]
+    assert len(page.attributes("audio")) == 2
+    assert "1 video, not saved" in page.texts("p", "sub")
 
 
 @pytest.mark.parametrize("wrong", [{"reply": 3}, {"reply": {"images": 3, "text": []}}, {"text": 7, "reward": "x"}, 5])

@@ -172,6 +172,7 @@ def _tokenizer(row: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     names, marks = row.get("names", {}), row.get("ids", {"image_token_id": "<image>"})
     special = dict.fromkeys((*SPECIALS, *row.get("specials", ()), *names.values(), *marks.values()))
     template = TEMPLATE.replace("MARK", row.get("mark", "<image>")).replace("SOUND", row.get("sound", "<audio>"))
+    template = template.replace("<video>", row.get("video", "<video>"))
     tokenizer = chat_tokenizers.build(list(special), template, extra_special_tokens=names, **NAMES)
     if not row.get("template", True):
         tokenizer.chat_template = None
