@@ -215,10 +215,20 @@ class _Conversations:
             self.contents[row] = message.content
             self.pool.submit(row, message)
 
-    def is_answered(self, rows: Sequence[int]) -> bool:
-        """Whether the environments of some rows have answered the turns that the policy has finished."""
-        return all(row in self.written for row in rows) and all(
-            self.pool.is_answered(row) for row in rows if self.written[row].completion.finished
+    def are_answered(self, rows: Sequence[int], answered: set[int]) -> bool:
+        """Whether the policy has finished the turns of some rows, and the environments have answered them.
+
+        Args:
+            rows: the rows.
+            answered: those that the environments have answered.
+
+        Returns:
+            Whether they have.
+        """
+        written = [self.written.get(row) for row in rows]
+        return all(
+            turn is not None and (row in answered or not turn.completion.finished)
+            for row, turn in zip(rows, written, strict=True)
         )
 
     def answer(self, rows: Sequence[int]) -> tuple[dict[int, ConversationRow], dict[int, RowRequest]]:
@@ -343,8 +353,11 @@ def generate_conversations(
             for row, completion in generator.advance().items():
                 conversations.submit(row, completion)
         if not pending:
-            pool.wait_for(lambda rows=together: any(map(conversations.is_answered, rows)))
-        answered = [rows for rows in together if conversations.is_answered(rows)]
+            pool.wait_for(
+                lambda rows, groups=together: any(conversations.are_answered(group, rows) for group in groups)
+            )
+        answered_rows = pool.answered()
+        answered = [rows for rows in together if conversations.are_answered(rows, answered_rows)]
         together = [rows for rows in together if rows not in answered]
         ended, following = conversations.answer([row for rows in answered for row in rows])
         if ended:

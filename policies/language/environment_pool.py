@@ -70,15 +70,17 @@ class EnvironmentPool:
         self._running: dict[int, _Call] = {}
         self._queues: list[SimpleQueue[_Call | None]] = []
         self._calls: dict[int, _Call] = {}
+        self._awaited: set[int] = set()  # rows whose calls are awaited together
         self._abandoned: set[int] = set()
         self._workers, self._timeout_s = workers, timeout_s
         self.environments = [GuardedEnvironment() for _ in range(num_rows)]
         for row, environment in enumerate(self.environments):
-            self._queues.append(self._thread(row))
+            self._queues.append(SimpleQueue())
             self._submit(row, "__init__", lambda environment=environment: environment.make(make))
+        for row, queue in enumerate(self._queues):  # a thread finds its first call
+            self._start_thread(row, queue)
         try:
-            for row in range(num_rows):
-                self._result(row)
+            self._results(range(num_rows))
         except BaseException:  # an error of the run
             self.close()
             raise
@@ -102,7 +104,7 @@ class EnvironmentPool:
         """
         for row, (environment, prompt) in enumerate(zip(self.environments, prompts, strict=True)):
             self._submit(row, "reset", lambda environment=environment, prompt=prompt: environment.reset(prompt))
-        openings = [self._result(row) for row in range(len(prompts))]
+        openings = self._results(range(len(prompts)))
         return [Turn() if opening is None else opening for opening in openings]
 
     def submit(self, row: int, message: AssistantMessage | str) -> None:
@@ -126,30 +128,23 @@ class EnvironmentPool:
         rewarded = [row for row in rows if self.environments[row].has_final_reward]
         for row in rewarded:
             self._submit(row, "final_reward", self.environments[row].final_reward)
-        turns = {row: self._result(row) for row in rewarded}
-        return {row: None if turn is None else turn.reward for row, turn in turns.items()}
+        turns = zip(rewarded, self._results(rewarded), strict=True)
+        return {row: None if turn is None else turn.reward for row, turn in turns}
 
-    def is_answered(self, row: int) -> bool:
-        """Whether the answer of a row is there, or its time is over.
-
-        Args:
-            row: a row with a submitted turn.
-
-        Returns:
-            Whether ``reply`` would return at once.
-        """
+    def answered(self) -> set[int]:
+        """The rows whose last answer is there, or its time is over: ``reply`` returns at once."""
         with self._condition:
             self._expire()
-            return self._calls[row].is_done
+            return {row for row, call in self._calls.items() if call.is_done}
 
-    def wait_for(self, is_true: Callable[[], bool]) -> None:
-        """Waits until answers make a condition true.
+    def wait_for(self, is_enough: Callable[[set[int]], bool]) -> None:
+        """Waits for answers.
 
         Args:
-            is_true: the condition, of ``is_answered``.
+            is_enough: whether these rows of ``answered`` end the wait.
         """
         with self._condition:
-            while not is_true():
+            while not is_enough(self.answered()):
                 self._condition.wait(self._seconds_to_expiry())
 
     def reply(self, row: int) -> Turn:
@@ -161,7 +156,7 @@ class EnvironmentPool:
         Returns:
             The answer; a final turn if the environment failed or took too long.
         """
-        reply = self._result(row)
+        (reply,) = self._results([row])
         return Turn(done=True) if reply is None else reply
 
     def close(self) -> None:
@@ -202,11 +197,8 @@ class EnvironmentPool:
             self._running[row] = call
             self._queues[row].put(call)
 
-    def _thread(self, row: int) -> SimpleQueue[_Call | None]:
-        """Starts the thread of a row; returns the queue of its calls."""
-        queue: SimpleQueue[_Call | None] = SimpleQueue()
+    def _start_thread(self, row: int, queue: SimpleQueue[_Call | None]) -> None:
         threading.Thread(target=self._serve, args=(row, queue), name=f"environment {row}", daemon=True).start()
-        return queue
 
     def _serve(self, row: int, queue: SimpleQueue[_Call | None]) -> None:
         """Runs the calls of one row."""
@@ -219,22 +211,34 @@ class EnvironmentPool:
                 if self._running.get(row) is call:
                     del self._running[row]
                 if not (is_abandoned := call.is_done):
-                    call.result, call.error, call.is_done = result, error, True
+                    call.result, call.error = result, error
+                    self._finish(row, call)
                 self._start_waiting()
-                self._condition.notify_all()
+                if not self._awaited:
+                    self._condition.notify_all()
             if is_abandoned:
                 return
 
-    def _result(self, row: int) -> Any:
-        call = self._calls[row]
+    def _finish(self, row: int, call: _Call) -> None:
+        call.is_done = True
+        self._awaited.discard(row)
+
+    def _results(self, rows: Sequence[int]) -> list[Any]:
+        """Waits for the calls of rows; the last of them wakes this thread. Raises the error of the run of the first."""
+        calls = [self._calls[row] for row in rows]
         with self._condition:
-            while not call.is_done:
-                self._expire()
-                if not call.is_done:
-                    self._condition.wait(self._seconds_to_expiry())
-        if call.error is not None:
-            raise call.error
-        return call.result
+            self._awaited = {row for row, call in zip(rows, calls, strict=True) if not call.is_done}
+            try:
+                while self._awaited:
+                    self._expire()
+                    if self._awaited:
+                        self._condition.wait(self._seconds_to_expiry())
+            finally:
+                self._awaited = set()
+        for call in calls:
+            if call.error is not None:
+                raise call.error
+        return [call.result for call in calls]
 
     def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> None:
         with self._condition:
@@ -257,12 +261,12 @@ class EnvironmentPool:
                 limit = TimeoutError(f"it took longer than rollout.environment_timeout_s={self._timeout_s:g}")
                 reply = self._interrupt(row, self._timeout_s) if call.method == "step" else None
                 if reply is not None:
-                    call.result = reply
-                    self._queues[row] = self._thread(row)
+                    call.result, self._queues[row] = reply, SimpleQueue()
+                    self._start_thread(row, self._queues[row])
                 else:
                     self._abandoned.add(row)
                     self.environments[row].fail(call.method, limit)
-                call.is_done = True
+                self._finish(row, call)
         self._start_waiting()
 
     def _interrupt(self, row: int, limit_s: float) -> Turn | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
+from torch import Tensor
 
 from ..completion import Completion
 from ..prefix import Prefix
@@ -76,12 +77,13 @@ class SlotGenerator(RowGenerator):
         self._waiting: deque[tuple[RowRequest, _Beginnings]] = deque()
         self._request_in: dict[int, RowRequest] = {}  # by slot
         self._slot_of: dict[int, int] = {}  # by row, of rows that stay in their slots
+        self._resumed: dict[int, RowRequest] = {}  # by slot, of rows that were not read yet
         self._stays = continues and num_rows <= num_slots
 
     @property
     def is_pending(self) -> bool:
         """Whether rows wait for a slot or are in one."""
-        return bool(self._waiting or self._decoder.active)
+        return bool(self._waiting or self._resumed or self._decoder.active)
 
     @torch.no_grad()
     def submit(self, requests: Sequence[RowRequest]) -> list[list[int]]:
@@ -100,7 +102,8 @@ class SlotGenerator(RowGenerator):
 
     @torch.no_grad()
     def advance(self) -> dict[int, Completion]:
-        """Fills the free slots, and writes a token of each row, on a GPU several."""
+        """Reads the rows that continue, fills the free slots, and writes a token of each row, on a GPU several."""
+        self._read()
         self._fill()
         finished: dict[int, Completion] = {}
         for slot, completion in self._decoder.step().items():
@@ -141,10 +144,20 @@ class SlotGenerator(RowGenerator):
         slot, initial = self._slot_of.get(request.row), request.start.initial
         if slot is None or initial is None or self._request_in[slot].start.prompt is not request.start.prompt:
             return False
-        slots = self._decoder.slots
-        slots.extend_slot(slot, initial.token_T[slots.num_stored[slot] - request.start.prompt.length :])
-        self._begin(slot, request)
+        self._resumed[slot] = request
         return True
+
+    def _read(self) -> None:
+        """Reads the tokens that rows have got since they were in their slots, those of several rows at once."""
+        slots, tokens_of = self._decoder.slots, dict[int, Tensor]()
+        for slot, request in self._resumed.items():
+            assert request.start.initial is not None
+            num_read = slots.num_stored[slot] - request.start.prompt.length
+            tokens_of[slot] = request.start.initial.token_T[num_read:]
+        slots.read(tokens_of)
+        for slot, request in self._resumed.items():
+            self._begin(slot, request)
+        self._resumed.clear()
 
     def _begin(self, slot: int, request: RowRequest) -> None:
         self._request_in[slot] = request

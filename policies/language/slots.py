@@ -1,15 +1,16 @@
 """Slots: the memory of the rows that are decoded at a time, each with its own length.
 
-The tokens of a row begin at index 0 of its slot, attention reads up to a multiple of ``BLOCK`` tokens, and every
-forward runs one slot alone, or all, or on a CPU a multiple of ``ROWS``, where that gives the same numbers. So the
-numbers of a row depend on its tokens and on the number of slots, not on the rows in the other slots: bitwise on a CPU,
-in float32 and in bfloat16 (``tests/policies/test_slots.py``).
+The tokens of a row begin at index 0 of its slot, and attention reads up to a multiple of ``BLOCK`` tokens. A forward of
+the next token runs all slots, or on a CPU a multiple of ``ROWS``, where that gives the same numbers; one that reads
+several tokens runs one slot, or on a CPU several, where that gives the same numbers. So the numbers of a row depend on
+its tokens and on the number of slots, not on the rows in the other slots: bitwise on a CPU, in float32 and in bfloat16
+(``tests/policies/test_slots.py``).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -26,8 +27,8 @@ BLOCK = 64
 """Tokens by which the part of a slot that attention reads grows: kernels add up blocks of this length in one order."""
 
 ROWS = 16
-"""Rows by which a forward of several slots grows on a CPU: from so many on, a row of a matrix product has the same
-numbers for any number of rows, unless several threads divide it (``Transformer.is_invariant``)."""
+"""Tokens, of all rows together, by which a forward grows on a CPU: from so many on, a row of a matrix product has the
+same numbers for any number of rows, unless several threads divide it (``Transformer.is_invariant``)."""
 
 
 @dataclass(slots=True)
@@ -125,21 +126,58 @@ class Slots:
 
     def extend(self, token_S: Tensor, active: Sequence[int]) -> None:
         """Runs a token of the active slots, and appends it to their rows."""
-        slots = self._gather(active)
+        slots = self._gather(active, self._num_rows(len(active)))
         length = max(self.num_stored[slot] for slot in active) + 1
         slot_n = torch.tensor(slots, device=token_S.device)
-        self.hidden_SD[slot_n] = self._run(slice(len(slots)), slots, token_S[slot_n, None], length)[:, -1]
+        offset_n1 = torch.zeros_like(slot_n)[:, None]
+        hidden_n1D = self._run(slice(len(slots)), slots, token_S[slot_n, None], length=length, offset_nR=offset_n1)
+        self.hidden_SD[slot_n] = hidden_n1D[:, -1]
         for slot in active:
             self.num_stored[slot] += 1
         self._next_position[..., torch.tensor(active, device=token_S.device)] += 1
 
-    def extend_slot(self, slot: int, token_R: Tensor) -> None:
-        """Appends tokens to the row of one slot, which runs alone."""
-        num, token_R, row = len(token_R), token_R.to(self._transformer.device), self._slot_at.index(slot)
-        hidden_1RD = self._run(slice(row, row + 1), [slot], token_R[None], self.num_stored[slot] + num)
-        self.hidden_SD[slot] = hidden_1RD[0, -1]
-        self._next_position[..., slot] += num
-        self.num_stored[slot] += num
+    def read(self, tokens_of: Mapping[int, Tensor]) -> None:
+        """Appends tokens to the rows of slots.
+
+        On a CPU a forward has a multiple of ``ROWS`` tokens of each row, and so the same numbers for one row and for
+        several, where a trial shows it; the last tokens are repeated, and those states are overwritten.
+
+        Args:
+            tokens_of: the tokens, one or more, by slot.
+        """
+        on_cpu, slots_of_width = self._transformer.device.type == "cpu", dict[int, list[int]]()
+        for slot, token_R in sorted(tokens_of.items()):
+            width = -(-len(token_R) // ROWS) * ROWS if on_cpu else len(token_R)
+            slots_of_width.setdefault(width, []).append(slot)
+        for width, slots in slots_of_width.items():
+            while slots:
+                num = self._num_together(len(slots), width)
+                self._read_together(slots[:num], tokens_of, width)
+                slots = slots[num:]
+
+    def _num_together(self, num_slots: int, width: int) -> int:
+        """A power of two, of so many slots at most, that read so many tokens in one forward."""
+        num = 1 << (num_slots.bit_length() - 1)
+        while num > 1 and not self._transformer.is_invariant(1, num, width):
+            num //= 2
+        return num
+
+    def _read_together(self, slots: Sequence[int], tokens_of: Mapping[int, Tensor], width: int) -> None:
+        if len(slots) > 1:
+            slots = self._gather(slots, len(slots))
+        first, device = self._slot_at.index(slots[0]), self._transformer.device
+        num_n = torch.tensor([len(tokens_of[slot]) for slot in slots], device=device)
+        offset_nR = torch.minimum(torch.arange(width, device=device), num_n[:, None] - 1)
+        rows = zip(slots, offset_nR, strict=True)
+        token_nR = torch.stack([tokens_of[slot].to(device)[offset_R] for slot, offset_R in rows])
+        length = max(self.num_stored[slot] for slot in slots) + width
+        memory = slice(first, first + len(slots))
+        hidden_nRD = self._run(memory, slots, token_nR, length=length, offset_nR=offset_nR)
+        slot_n = torch.tensor(slots, device=device)
+        self.hidden_SD[slot_n] = hidden_nRD[torch.arange(len(slots), device=device), num_n - 1]
+        self._next_position[..., slot_n] += num_n
+        for slot in slots:
+            self.num_stored[slot] += len(tokens_of[slot])
 
     def shorten(self, slot: int, num_stored: int) -> None:
         """Drops the last tokens of a slot."""
@@ -157,9 +195,8 @@ class Slots:
         num, num_slots = -(-num_active // ROWS) * ROWS, len(self._slot_at)
         return num if num < num_slots and self._transformer.is_invariant(num, num_slots) else num_slots
 
-    def _gather(self, active: Sequence[int]) -> list[int]:
-        """Moves the active slots to the first rows of the memory; returns the slots of the rows that run."""
-        num = self._num_rows(len(active))
+    def _gather(self, active: Sequence[int], num: int) -> list[int]:
+        """Moves the active slots to the first rows of the memory; returns the slots of so many rows, which run."""
         active_slots = {*active}
         is_active = [slot in active_slots for slot in self._slot_at]
         later = [row for row in range(num, len(is_active)) if is_active[row]]
@@ -176,8 +213,11 @@ class Slots:
         for row, slot in zip(new, [self._slot_at[row] for row in old], strict=True):
             self._slot_at[row] = slot
 
-    def _run(self, rows: slice, slots: Sequence[int], token_nR: Tensor, length: int) -> Tensor:
-        """Runs tokens after those of slots, which have these rows of the memory; their hidden states (n, R, D)."""
+    def _run(self, rows: slice, slots: Sequence[int], token_nR: Tensor, *, length: int, offset_nR: Tensor) -> Tensor:
+        """Runs tokens after those of slots, which have these rows of the memory; their hidden states (n, R, D).
+
+        ``offset_nR`` is the number of tokens of the row between its stored ones and each token.
+        """
         assert self._cache is not None
         R, device = token_nR.shape[1], token_nR.device
         stored = [self.num_stored[slot] for slot in slots]
@@ -192,7 +232,7 @@ class Slots:
             token_nR,
             self._cache,
             attention_mask=self._transformer.slot_mask(position_nR, length),
-            position_ids=self._next_position[..., slots, None] + torch.arange(R, device=device),
+            position_ids=self._next_position[..., slots, None] + offset_nR,
         )
 
     @property

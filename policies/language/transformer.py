@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from inspect import signature
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
+from transformers.cache_utils import DynamicLayer
 
 from mmgrpo.errors import PolicyError
 from mmgrpo.system.out_of_memory import is_out_of_memory
@@ -26,6 +27,8 @@ SLOT_ATTENTION = ("sdpa", "eager")
 """Implementations of attention that take a mask of every token."""
 SLOT_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers whose masks ``Transformer.slot_mask`` makes."""
+TRIAL_LENGTH = 560
+"""Tokens of context of the trial of ``Transformer.is_invariant``: attention on a CPU reads 512 at a time."""
 
 
 class Transformer:
@@ -62,7 +65,9 @@ class Transformer:
         self._attention = model.config.get_text_config(decoder=True)._attn_implementation
         self._windows = _windows_of(cache)
         self.takes_slots = self._takes_positions and slots_hold(model, cache)
-        self._is_invariant: dict[tuple[int, int, int], bool] = {}
+        layers: list[Any] = cache.layers if self.takes_slots else []
+        self._stored_states = [(layer.keys, layer.values) for layer in layers]
+        self._is_invariant: dict[tuple[int, int, int, int], bool] = {}
 
     @cached_property
     def _compiled(self) -> Any:
@@ -118,27 +123,49 @@ class Transformer:
         with self._arithmetic():
             return forward(input_ids=token_NR, **inputs, use_cache=True).last_hidden_state
 
-    def is_invariant(self, num_rows: int, num_all: int) -> bool:
+    def is_invariant(self, num_rows: int, num_all: int, num_tokens: int = 1) -> bool:
         """Whether rows have bitwise the same numbers in a forward of fewer rows, by a trial; False but on a CPU.
+
+        The trial has ``TRIAL_LENGTH`` tokens of context. Attention adds up the tokens of each row apart from those of
+        other rows, so that the number of rows matters for the matrix products alone, which have no context.
 
         Args:
             num_rows: number of the fewer rows.
             num_all: number of all rows.
+            num_tokens: number of tokens of each row.
 
         Returns:
-            Whether they have.
+            Whether their hidden states are the same, and, of one token, their logits.
         """
-        key = (num_rows, num_all, torch.get_num_threads())
+        key = (num_rows, num_all, num_tokens, torch.get_num_threads())
         if self.device.type == "cpu" and key not in self._is_invariant:
-            all_N = self._trial_logits(num_all)
-            self._is_invariant[key] = torch.equal(self._trial_logits(num_rows), all_N[:num_rows])
+            all_NX = self._trial(num_all, num_tokens)
+            self._is_invariant[key] = torch.equal(self._trial(num_rows, num_tokens), all_NX[:num_rows])
         return self._is_invariant.get(key, False)
 
     @torch.no_grad()
-    def _trial_logits(self, num_rows: int) -> Tensor:
-        """Logits after one token, another one in each row."""
-        token_N1 = torch.arange(num_rows, device=self.device)[:, None] % self.vocabulary
-        return self.logits(self._run({"input_ids": token_N1}).last_hidden_state[:, -1])
+    def _trial(self, num_rows: int, num_tokens: int) -> Tensor:
+        """Hidden states of tokens after a context that all rows share, other tokens in each row; logits of one token.
+
+        Shapes: -> (N, R D), or with one token (N, D + V).
+        """
+        generator, cache = torch.Generator().manual_seed(0), DynamicCache()
+        length = TRIAL_LENGTH + num_tokens
+        layers: list[Any] = [
+            _TrialLayer(*(_random_states(states, TRIAL_LENGTH, generator) for states in stored))
+            for stored in self._stored_states
+        ]
+        cache.layers = layers
+        index_R = torch.arange(num_tokens)
+        hidden_NRD = self.states(
+            (torch.arange(num_rows)[:, None] + 7 * index_R) % self.vocabulary,
+            cache,
+            attention_mask=self.slot_mask((TRIAL_LENGTH + index_R).expand(num_rows, -1), length),
+            position_ids=index_R.expand(num_rows, -1),
+        )
+        if num_tokens > 1:
+            return hidden_NRD.flatten(1)
+        return torch.cat([hidden_NRD[:, 0].float(), self.logits(hidden_NRD[:, 0])], 1)
 
     def slot_mask(self, position_NR: Tensor, length: int) -> Any:
         """The attention mask of tokens at some index of their rows, each of which begins at index 0 of the cache.
@@ -267,6 +294,32 @@ class Transformer:
         output = self._run({"input_ids": ids_1L}, cache)
         with self._arithmetic():
             return cache, LogitsHead(self.model, self._base, ids_1L, output)
+
+
+@final
+class _TrialLayer(DynamicLayer):
+    """Keys and values that all rows share, which a forward does not change."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, keys_1HLd: Tensor, values_1HLd: Tensor) -> None:
+        super().__init__()
+        self.is_initialized, self.keys, self.values = True, keys_1HLd, values_1HLd
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the shared states of each row, and after them its new ones."""
+        stored = ((self.keys, key_states), (self.values, value_states))
+        keys, values = (torch.cat([x.expand(len(new), -1, -1, -1), new.to(x.dtype)], 2) for x, new in stored)
+        return keys, values
+
+
+def _random_states(states_1HLd: Tensor, length: int, generator: torch.Generator) -> Tensor:
+    """Standard normal states of so many tokens, like those of others."""
+    _, num_heads, _, size = states_1HLd.shape
+    return torch.randn(1, num_heads, length, size, generator=generator).to(states_1HLd)
 
 
 def _base_of(model: PreTrainedModel) -> nn.Module:

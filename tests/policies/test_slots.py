@@ -14,7 +14,7 @@ from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policies.language.forward_paths import CachedPath
 from mmgrpo.policies.language.language_outline import language_outline
 from mmgrpo.policies.language.settings import LanguageSettings
-from mmgrpo.policies.language.slots import Slots, left_aligned
+from mmgrpo.policies.language.slots import ROWS, Slots, left_aligned
 from mmgrpo.policies.prefix import cache_argument
 from torch import Tensor
 
@@ -81,6 +81,14 @@ def num_bytes(cache: Any) -> int:
     return sum(storage.nbytes() for storage in {x.data_ptr(): x.untyped_storage() for x in tensors}.values())
 
 
+def path_of(policy: LanguagePolicy) -> CachedPath:
+    """The path of the first prompt, which decodes in slots."""
+    path = policy._path_for([policy._encoder(prompts_of("llama")[0])])
+    assert isinstance(path, CachedPath)
+    assert path.slots
+    return path
+
+
 @torch.no_grad()
 def states_in_slot(
     policy: LanguagePolicy, name: str, slot: int, neighbors: dict[int, int], *, num_slots: int = 4
@@ -106,7 +114,7 @@ def states_in_slot(
     slots.put([slot], first, [0])
     for neighbor, num_tokens in neighbors.items():
         slots.put([neighbor], second, [0])
-        slots.extend_slot(neighbor, torch.arange(num_tokens) % 9 + 60)
+        slots.read({neighbor: torch.arange(num_tokens) % 9 + 60})
 
     def state() -> Tensor:
         return torch.cat([slots.hidden_SD[slot], slots.logits([*neighbors, slot])[-1]])
@@ -117,7 +125,7 @@ def states_in_slot(
         token_S[slot] = 65 + number
         slots.extend(token_S, [slot, *neighbors])
         states.append(state())
-    slots.extend_slot(slot, torch.tensor([61, 62, 63]))
+    slots.read({slot: torch.tensor([61, 62, 63])})
     return torch.stack([*states, state()])
 
 
@@ -142,6 +150,38 @@ def test_numbers_of_a_row_are_bitwise_independent_of_the_number_of_rows_that_run
     for others in (15, 16, 31, 37):
         neighbors = {slot: 1 + 3 * slot % 70 for slot in range(others)}
         assert torch.equal(states_in_slot(policy, "llama", 37, neighbors, num_slots=40), alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("context", [0, 40, 900])
+@torch.no_grad()
+def test_slots_read_together_with_the_numbers_of_each_alone(dtype: torch.dtype, context: int) -> None:
+    """Seven rows of several lengths: six read up to 16 tokens, four and two of them in a forward, and one reads 20."""
+    model, processor = make("llama")
+    policy = LanguagePolicy(model.to(dtype), processor, {"max_new_tokens": 7, "temperature": TEMPERATURE})
+    encoded = policy._encoder(prompts_of("llama")[0])
+    transformer = path_of(policy).transformer
+    prefix = left_aligned(transformer.prefill([encoded], max_tokens=9999))
+    lengths = (3, 16, 20, 1, 8, 5, 11)
+    tokens_of = {slot: (torch.arange(length) + slot) % 9 + 60 for slot, length in enumerate(lengths)}
+    states = []
+    for groups in ([[*tokens_of]], [[slot] for slot in reversed(tokens_of)]):
+        slots = Slots(transformer, len(lengths))
+        slots.put([*tokens_of], prefix, [0] * len(lengths))
+        for slot in tokens_of if context else ():
+            slots.read({slot: torch.arange(context + slot) % 9 + 60})
+        for group in groups:
+            with tokens_of_forwards(policy) as shapes:
+                slots.read({slot: tokens_of[slot] for slot in group})
+        if len(groups) == 1:
+            assert [shape for shape in shapes if shape not in ((4, 16), (2, 16))][-1:] == [(1, 32)]
+            assert {(4, 16), (2, 16), (1, 32)} <= set(shapes)
+        assert slots.num_stored == [
+            encoded.length + (context + slot) * bool(context) + n for slot, n in enumerate(lengths)
+        ]
+        slots.extend(torch.full((7,), 65), [*tokens_of])
+        states.append(slots.hidden_SD)
+    assert torch.equal(*states)
 
 
 def test_idle_slots_do_not_run_in_multiples_of_sixteen() -> None:
@@ -218,14 +258,17 @@ def test_turns_continue_the_cache_where_every_row_has_a_slot(images: tuple[Any, 
         policy = terse("qwen2.5-vl", rollout_batch=rollout_batch, max_new_tokens=80)
         policy.rollout(prompts, group_size=1, seed=SEED, plan=plan)
         policy._verified.length, policy._verified.kinds = 10**6, {*policy._verified.kinds}
+        path: Any = policy.path
+        for num_rows in (2, 4):
+            path.transformer.is_invariant(1, num_rows, ROWS)  # runs its trial
         with tokens_of_forwards(policy) as shapes:
             rollout = policy.rollout(prompts, group_size=4, seed=SEED, plan=plan)
-        reads[rollout_batch] = sorted(num_tokens for _, num_tokens in shapes if num_tokens > 1)
+        reads[rollout_batch] = sorted(num for num_rows, num in shapes for _ in range(num_rows) if num > 1)
     length = policy._encoder(prompts[0]).length
     turns = [pair for s in rollout.samples for pair in zip(s.turn_ends[:-1], s.turn_starts[1:], strict=True)]
     assert len(turns) >= 4
     again = sorted([length, *(length + start for _, start in turns)])  # and the prompt, once for all rows
-    continued = sorted([length, *(start - end + 1 for end, start in turns)])  # and the end token of the turn
+    continued = sorted([length, *(-(-(start - end + 1) // ROWS) * ROWS for end, start in turns)])  # with the end token
     assert reads == {4: again if images else continued, 3: again}
 
 
