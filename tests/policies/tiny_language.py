@@ -15,6 +15,7 @@ from torch import nn
 
 from mmgrpo.policy import Policy
 from mmgrpo.types import Prompt
+from tests.policies.tiny_policies import measurement_key
 from tests.tiny.language_models import TINY, make
 
 TEXTS = ("what number is this", "how many red squares do you see in the picture on the left")
@@ -37,7 +38,7 @@ def policy_of(name: str, *, batch: int = 8, **settings: Any) -> LanguagePolicy:
         return LanguagePolicy(copy.deepcopy(model), processor, options)
 
 
-_prompts_of_kind: dict[str, Mapping[Any, Sequence[Any]]] = {}
+_prompts_of_kind: dict[bytes, Mapping[Any, Sequence[Any]]] = {}
 
 
 def measured_policy_of(name: str, **settings: Any) -> LanguagePolicy:
@@ -45,7 +46,8 @@ def measured_policy_of(name: str, **settings: Any) -> LanguagePolicy:
 
     That takes most of the time of a small run. A policy that selects any but its first path compares them itself.
     """
-    key = f"{name} {sorted(item for item in settings.items() if item[0] != 'max_new_tokens')}"  # no path depends on it
+    of_paths = {key: value for key, value in settings.items() if key != "max_new_tokens"}  # no path depends on it
+    key = measurement_key(policy_of, prompts_of(name), {"name": name, **of_paths})
     if key not in _prompts_of_kind:
         selector = (equal := policy_of(name, **settings))._selector
         first = selector.path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -130,7 +131,16 @@ class _Measurements:
         policy._parity._longest.update({kind: dict(lengths) for kind, lengths in self.longest.items()})
 
 
-_measurements: dict[str, _Measurements | None] = {}
+_measurements: dict[bytes, _Measurements | None] = {}
+
+
+def measurement_key(make: Callable[..., Policy], prompts: Sequence[Prompt], settings: Mapping[str, Any]) -> bytes:
+    """Equal only for the same function, settings of equal content, and prompts of equal texts, columns and images.
+
+    Raises PicklingError or AttributeError for a function, or a setting, that is no name of a module: what it depends
+    on is not in its name.
+    """
+    return pickle.dumps((make, list(prompts), sorted(settings.items())))
 
 
 def measured(make: Callable[..., DenoisingPolicy], prompts: Sequence[Prompt], **settings: Any) -> DenoisingPolicy:
@@ -146,7 +156,7 @@ def measured(make: Callable[..., DenoisingPolicy], prompts: Sequence[Prompt], **
     Returns:
         The policy; it measures rows of other kinds, and longer prompts, as any policy does.
     """
-    key = f"{make.__module__}.{make.__qualname__} {sorted(settings.items())} {[prompt.text for prompt in prompts]}"
+    key = measurement_key(make, prompts, settings)
     if key not in _measurements:
         with torch.random.fork_rng(devices=[]):
             _measurements[key] = _Measurements.of(make(**settings), prompts)
