@@ -13,6 +13,7 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from transformers import BatchEncoding
 
 _DIGESTIBLE = (Tensor, Image, bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -113,6 +114,24 @@ class EncoderCache:
         while self._bytes > self.max_bytes and len(self._entries) > 1:
             self._bytes -= self._entries.popitem(last=False)[1].num_bytes
         return output
+
+
+def tokenize_unique(tokenizer: Any, args: Any, kwargs: Any) -> Any:
+    """The result of a tokenizer's call; of a list of texts each distinct one is tokenized once.
+
+    Its length is that of the longest text either way, so that the tensors are the same.
+    """
+    texts = args[0] if args else kwargs.get("text")
+    is_list = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    if not is_list or len(args) > 1 or kwargs.get("return_tensors") != "pt":
+        return tokenizer(*args, **kwargs)
+    unique = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    options = {name: value for name, value in kwargs.items() if name != "text"}
+    encoded = tokenizer(list(unique), **options)
+    if not all(isinstance(tensor, Tensor) and len(tensor) == len(unique) for tensor in encoded.values()):
+        return tokenizer(*args, **kwargs)
+    index = torch.tensor([unique[text] for text in texts])
+    return BatchEncoding({name: tensor[index] for name, tensor in encoded.items()})
 
 
 def _has_hooks(module: Any) -> bool:

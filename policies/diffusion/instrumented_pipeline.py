@@ -14,13 +14,14 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL.Image import Image
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from mmgrpo.errors import PolicyError
 
 from .caches import RolloutCache, caches_off
 from .call_form import form_of
 from .components import components_replaced, nested_pipelines, run_class
-from .encoder_cache import EncoderCache
+from .encoder_cache import EncoderCache, tokenize_unique
 from .latent_decoding import (
     decoders_of,
     finite_entries,
@@ -120,6 +121,7 @@ class InstrumentedPipeline:
         modules = dict(self._modules())
         substitutes = {id(self._stock_scheduler): self._greedy_scheduler if is_greedy else self._scheduler}
         substitutes |= {id(module): self._proxy(name, module) for name, module in modules.items()}
+        substitutes |= {id(part): ModuleProxy(part, tokenize_unique) for part in self._parts(PreTrainedTokenizerBase)}
         for part in vars(self.pipeline).values():
             if isinstance(part, VaeImageProcessor) and type(part).preprocess is VaeImageProcessor.preprocess:
                 substitutes[id(part)] = ModuleProxy(part, _call_part, {"preprocess": self._preprocess})
@@ -138,6 +140,11 @@ class InstrumentedPipeline:
                 yield
         finally:
             self._run = None
+
+    def _parts(self, kind: type) -> Iterator[Any]:
+        """The components of a kind, of the pipeline and of those within it."""
+        for pipeline in (self.pipeline, *nested_pipelines(self.pipeline)):
+            yield from (part for part in pipeline.components.values() if isinstance(part, kind))
 
     def _modules(self) -> Iterator[tuple[str, Any]]:
         """The modules by name; those that only a nested pipeline has are prefixed with its class."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
+import pytest
 import torch
-from mmgrpo.policies.diffusion.encoder_cache import EncoderCache
+from mmgrpo.policies.diffusion.encoder_cache import EncoderCache, tokenize_unique
 from torch import Tensor, nn
+from transformers import BatchEncoding
 
 from mmgrpo.types import Plan, Prompt
 from mmgrpo.values import from_reference
@@ -125,3 +127,34 @@ def test_key_value_caches_are_not_cached() -> None:
         output = memo(layer, lambda x: {"state": x, "cache": DynamicCache()}, (torch.ones(rows, 2),), {})
         assert torch.equal(output["state"], torch.ones(rows, 2))
         assert output["cache"] is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"padding": "max_length", "max_length": 6, "truncation": True},
+        {"padding": "longest"},
+        {"padding": True, "return_attention_mask": True},
+    ],
+    ids=["max_length", "longest", "mask"],
+)
+def test_distinct_texts_are_tokenized_once(options: dict[str, Any]) -> None:
+    tokenizer, calls = pipeline_of("sd3").tokenizer, []
+    texts = ["a red fox", "a", "a red fox", "a blue square on a blue square", "a"]
+
+    def counted(texts: list[str], **options: Any) -> BatchEncoding:
+        calls.append(len(texts))
+        return tokenizer(texts, **options)
+
+    result = tokenize_unique(counted, (texts,), {**options, "return_tensors": "pt"})
+    expected = tokenizer(texts, **options, return_tensors="pt")
+    assert calls == [3]
+    assert set(result) == set(expected)
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
+    assert result.input_ids is result["input_ids"]
+
+
+def test_other_calls_of_a_tokenizer_are_unchanged() -> None:
+    tokenizer = pipeline_of("sd3").tokenizer
+    assert tokenize_unique(tokenizer, ("a red fox",), {}) == tokenizer("a red fox")
+    assert tokenize_unique(tokenizer, (), {"text": ["a", "a"]}) == tokenizer(["a", "a"])
