@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from random import Random
+from typing import final
 
 from mmgrpo.examples.language_models import CLICK_PIECES, PAGE_WORDS
 
 from mmgrpo.environments.miniwob_pages import MiniwobEnvironment
-from mmgrpo.errors import DataError
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Example, Prompt, Sample
 
 PROMPT = "Follow the instruction."
@@ -46,8 +47,8 @@ def examples(hasty: float = 0.6, count: int = 1500, copies: int = 8) -> list[Exa
     """Demonstrations on ``count`` real pages of ``TASKS``, ``copies`` of two kinds on each.
 
     One kind clicks on a single control: the fraction ``hasty`` on the first of the page, the others on the right one.
-    The other kind has the instruction ``READING`` and clicks on every control in random order, so that the model learns
-    to read their numbers. A page whose right control is not visible has no demonstration.
+    The other kind has the instruction ``READING`` and clicks on every control in random order: each of its numbers is
+    that of a control somewhere on the page. A page whose right control is not visible has no demonstration.
 
     Raises: DataError if the fraction is outside [0, 1].
     """
@@ -87,6 +88,28 @@ def control_numbers(text: str) -> dict[str, int]:
 def right(samples: Sequence[Sample]) -> list[float]:
     """Whether the page rewards the click."""
     return [float(list(sample.turn_rewards[-1:]) == [1.0]) for sample in samples]
+
+
+@final
+class RightOn:
+    """Whether the page rewards the click, on pages of one task; None on others."""
+
+    def __init__(self, task: str) -> None:
+        """Selects the pages.
+
+        Args:
+            task: name of the task.
+
+        Raises:
+            ConfigError: it is none of ``TASKS``.
+        """
+        if task not in TASKS:
+            raise ConfigError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
+        self._task = task
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        pairs = zip(samples, right(samples), strict=True)
+        return [value if sample.prompt.columns["task"] == self._task else None for sample, value in pairs]
 
 
 def _pages(seed: int, count: int) -> list[Prompt]:

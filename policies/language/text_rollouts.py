@@ -44,6 +44,32 @@ STORED_VALUES = (ENTROPY, SEMANTIC_ENTROPY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """The rows of a rollout that are generated.
+
+    Attributes:
+        prompts: the prompts of the rollout.
+        ids: the identity of each prompt.
+        members: prompt and member of each row.
+        seed: of the random numbers.
+        plan: how to sample.
+        params: the sampling parameters of the plan.
+    """
+
+    prompts: Sequence[Prompt]
+    ids: Sequence[int]
+    members: Sequence[tuple[int, int]]
+    seed: int
+    plan: Plan
+    params: GenerationParams
+
+    @property
+    def row_prompts(self) -> list[Prompt]:
+        """The prompt of each row."""
+        return [self.prompts[p] for p, _ in self.members]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TextRollouts:
     """Makes the rows of rollouts.
 
@@ -86,7 +112,10 @@ class TextRollouts:
         if plan.deterministic:
             carriers_of = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
         first_rows = [rows[carriers[0]] for carriers in carriers_of]
-        batches = self._batches(prompts, ids, first_rows, seed, plan, self.params(plan, engine))
+        params = self.params(plan, engine)
+        batches = self._batches(
+            _Rows(prompts=prompts, ids=ids, members=first_rows, seed=seed, plan=plan, params=params)
+        )
         generated: dict[int, ConversationRow] = {}
         samples: dict[int, Sample] = {}
         with closing(batches):  # an error closes the environments at once
@@ -112,21 +141,13 @@ class TextRollouts:
             stored_values=() if plan.deterministic else [value for value in plan.values if value in STORED_VALUES],
         )
 
-    def _batches(
-        self,
-        prompts: Sequence[Prompt],
-        ids: Sequence[int],
-        rows: Sequence[tuple[int, int]],
-        seed: int,
-        plan: Plan,
-        params: GenerationParams,
-    ) -> Generator[dict[int, ConversationRow]]:
-        """Generates the (prompt, member) rows, batch by batch; the environments are closed however it ends."""
-        row_prompts = [prompts[p] for p, _ in rows]
+    def _batches(self, rows: _Rows) -> Generator[dict[int, ConversationRow]]:
+        """Generates rows, batch by batch; the environments are closed however it ends."""
+        plan = rows.plan
         if plan.environment is None:
-            starts, owners, seeds = self._starts(row_prompts, prompts, ids, rows, seed, plan, params)
+            starts, requests = self._starts(rows, rows.row_prompts)
             path = self.path_for([start.prompt for start in starts])
-            for finished in generate_rows(path, _requests(starts, owners, seeds), params):
+            for finished in generate_rows(path, requests, rows.params):
                 yield {row: ConversationRow(starts[row].prompt, completion) for row, completion in finished.items()}
             return
         if self.segment_end is not None:
@@ -134,30 +155,15 @@ class TextRollouts:
         if plan.max_turns > 1:
             self.encoder.require_turns()
         limits = {"workers": plan.environment_workers, "timeout_s": plan.environment_timeout_s}
-        with EnvironmentPool(plan.environment, len(rows), **limits) as pool:
-            openings = pool.reset(row_prompts)
-            shared: dict[tuple[int, str], Prompt] = {}
-            for n, opening in enumerate(openings):
-                try:
-                    opened = self._with_opening(row_prompts[n], opening)
-                except DataError as error:
-                    pool.environments[n].fail("reset", error)
-                    continue
-                if not (opened.images or opening.num_media):
-                    opened = shared.setdefault(
-                        (rows[n][0], repr((opened.text, opened.messages, opened.chat_template_kwargs))), opened
-                    )
-                row_prompts[n] = opened
-            starts, owners, seeds = self._starts(
-                row_prompts, prompts, ids, rows, seed, plan, params, environments=pool.environments
-            )
-            inherited = [inherited_turns(plan.continues[p]) if plan.continues else () for p, _ in rows]
+        with EnvironmentPool(plan.environment, len(rows.members), **limits) as pool:
+            openings = pool.reset(rows.row_prompts)
+            starts, requests = self._starts(rows, self._opened(rows, openings, pool), environments=pool.environments)
+            inherited = [inherited_turns(plan.continues[p]) if plan.continues else () for p, _ in rows.members]
             replay_turns(pool, openings, starts, inherited, self.encoder)
-            starts = [self._with_media(*row) for row in zip(starts, inherited, strict=True)]
             yield from generate_conversations(
                 self.path_for,
-                _requests(starts, owners, seeds),
-                params,
+                self._with_media(requests, inherited),
+                rows.params,
                 pool=pool,
                 openings=openings,
                 inherited=inherited,
@@ -165,40 +171,54 @@ class TextRollouts:
                 max_turns=plan.max_turns,
             )
 
+    def _opened(self, rows: _Rows, openings: Sequence[Turn], pool: EnvironmentPool) -> list[Prompt]:
+        """The prompt of each row with the opening turn of its environment; equal ones are one object."""
+        shared: dict[tuple[int, str], Prompt] = {}
+        opened_prompts = rows.row_prompts
+        for n, opening in enumerate(openings):
+            try:
+                opened = self._with_opening(opened_prompts[n], opening)
+            except DataError as error:
+                pool.environments[n].fail("reset", error)
+                continue
+            if not (opened.images or opening.num_media):
+                key = rows.members[n][0], repr((opened.text, opened.messages, opened.chat_template_kwargs))
+                opened = shared.setdefault(key, opened)
+            opened_prompts[n] = opened
+        return opened_prompts
+
     def _starts(
-        self,
-        row_prompts: Sequence[Prompt],
-        prompts: Sequence[Prompt],
-        ids: Sequence[int],
-        rows: Sequence[tuple[int, int]],
-        seed: int,
-        plan: Plan,
-        params: GenerationParams,
-        *,
-        environments: Sequence[GuardedEnvironment] = (),
-    ) -> tuple[list[RowStart], list[int], list[int]]:
-        """The beginning of each row, the row whose beginning it shares, and its seed."""
-        encoded = self._encoded(row_prompts, [prompts[p] for p, _ in rows], environments, params.length)
+        self, rows: _Rows, opened_prompts: Sequence[Prompt], *, environments: Sequence[GuardedEnvironment] = ()
+    ) -> tuple[list[RowStart], list[RowRequest]]:
+        """The beginning of each row, and the rows to generate, of which those of one beginning share it."""
+        encoded = self._encoded(opened_prompts, rows.row_prompts, environments, rows.params.length)
         path = self.path_for(encoded)
         if environments and isinstance(path, PlainPath) and path.has_encoder:
             raise PolicyError(f"{type(path.model).__name__} is an encoder-decoder: it cannot continue after an answer")
-        of_entry = {p: n for n, (p, _) in reversed(list(enumerate(rows)))}
-        initial = self._initial(path, [encoded[of_entry[p]] for p in range(len(prompts))], plan, params)
-        starts = [RowStart(opened, initial[p]) for opened, (p, _) in zip(encoded, rows, strict=True)]
-        first_of: dict[tuple[int, int, int | None], int] = {}  # rows of one beginning read it once
-        keys = [
-            (ids[p], id(opened), None if initial[p] is None else p)
-            for opened, (p, _) in zip(encoded, rows, strict=True)
-        ]
-        owners = [first_of.setdefault(key, n) for n, key in enumerate(keys)]
-        return starts, owners, [derive_seed(seed, ids[p], member) for p, member in rows]
+        of_entry = {p: n for n, (p, _) in reversed(list(enumerate(rows.members)))}
+        entries = [encoded[of_entry[p]] for p in range(len(rows.prompts))]
+        initial = self._initial(path, entries, rows.plan, rows.params)
+        starts = [RowStart(opened, initial[p]) for opened, (p, _) in zip(encoded, rows.members, strict=True)]
+        first_of: dict[tuple[int, int, int | None], RowStart] = {}  # rows of one beginning read it once
+        requests = []
+        for row, (start, (p, member)) in enumerate(zip(starts, rows.members, strict=True)):
+            key = (rows.ids[p], id(start.prompt), None if start.initial is None else p)
+            seed = derive_seed(rows.seed, rows.ids[p], member)
+            requests.append(RowRequest(row=row, start=first_of.setdefault(key, start), seed=seed))
+        return starts, requests
 
-    def _with_media(self, start: RowStart, inherited: Sequence[CompletionTurn]) -> RowStart:
-        """The beginning of a row with the media of the turns that it takes over."""
-        if start.initial is None or not inherited:
-            return start
-        completion = replace(start.initial, turns=tuple(inherited))
-        return replace(start, prompt=with_turns(self.encoder, start.prompt, completion, self.end_ids.tolist()))
+    def _with_media(
+        self, requests: Sequence[RowRequest], inherited: Sequence[Sequence[CompletionTurn]]
+    ) -> list[RowRequest]:
+        """The rows with the media of the turns that they take over; those of one beginning share it."""
+        starts: dict[int, RowStart] = {}
+        for request, turns in zip(requests, inherited, strict=True):
+            start = request.start
+            if id(start) not in starts and start.initial is not None and turns:
+                completion = replace(start.initial, turns=tuple(turns))
+                prompt = with_turns(self.encoder, start.prompt, completion, self.end_ids.tolist())
+                starts[id(start)] = replace(start, prompt=prompt)
+        return [replace(request, start=starts.get(id(request.start), request.start)) for request in requests]
 
     def _encoded(
         self,
@@ -397,8 +417,3 @@ class TextRollouts:
         supported_completions = with_supports(path, trace, head_bytes=self.settings.head_bytes).completions
         completion_of = dict(zip(started, supported_completions, strict=True))
         return [completion_of.get(p) for p in range(len(initial))]
-
-
-def _requests(starts: Sequence[RowStart], owners: Sequence[int], seeds: Sequence[int]) -> list[RowRequest]:
-    rows = zip(owners, seeds, strict=True)
-    return [RowRequest(row=row, start=starts[owner], seed=seed) for row, (owner, seed) in enumerate(rows)]

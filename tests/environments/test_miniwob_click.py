@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config
 from mmgrpo.environments.miniwob_pages import MiniwobEnvironment
-from mmgrpo.errors import DataError
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.training.build import build_rewards
 from mmgrpo.types import Sample
 from tests.environments.test_miniwob import needs_browser
 
@@ -55,6 +56,22 @@ def test_only_the_reward_of_a_right_click_counts() -> None:
     (prompt, *_) = clicks.pages(2)
     samples = [Sample(prompt, 0, 0, turn_texts=["x"], turn_rewards=[reward]) for reward in (1.0, -1.0, 0.0, None)]
     assert clicks.right(samples) == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_the_evaluation_has_an_accuracy_of_each_task() -> None:
+    button, widget = clicks.pages(2)
+    samples = [Sample(page, 0, 0, turn_texts=["x"], turn_rewards=[1.0]) for page in (button, widget)]
+    samples.append(Sample(button, 0, 1, turn_texts=["x"], turn_rewards=[-1.0]))
+    evaluation = load_config("quickstart/miniwob-click").held_out
+    assert evaluation is not None
+    values = {reward.name: reward.function(samples) for reward in build_rewards(evaluation.rewards)}
+    assert values == {
+        "held_out_accuracy": [1.0, 1.0, 0.0],
+        "button_accuracy": [1.0, None, 0.0],
+        "widget_accuracy": [None, 1.0, None],
+    }
+    with pytest.raises(ConfigError, match="one of click-button, click-widget, got 'click-link'"):
+        clicks.RightOn("click-link")
 
 
 def test_shares_of_hasty_clicks_are_checked() -> None:
