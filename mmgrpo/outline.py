@@ -5,7 +5,7 @@ cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,6 +39,9 @@ class Outline:
         rollout: calls for a batch of a rollout; for a denoiser, those of one step.
         rollout_rows: rows of that batch.
         assumed: assumptions of the shapes, in words.
+        update_size: rows of a slice of an update -> its size, to which its memory is proportional: rows, or tokens.
+        stored_bytes: bytes of the weights of quantized layers.
+        offloaded: modules whose frozen layers wait on the host.
     """
 
     modules: Mapping[str, nn.Module]
@@ -49,3 +52,6 @@ class Outline:
     rollout: Sequence[Pass]
     rollout_rows: int
     assumed: Sequence[str] = ()
+    update_size: Callable[[int], int] = lambda rows: rows
+    stored_bytes: Mapping[nn.Module, int] = field(default_factory=dict)
+    offloaded: Sequence[nn.Module] = ()

@@ -12,6 +12,7 @@ from diffusers.quantizers import PipelineQuantizationConfig
 from diffusers.quantizers.auto import DiffusersAutoQuantizer
 from peft.utils.integrations import dequantize_module_weight
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.quantizers.auto import AutoQuantizationConfig
 
 from mmgrpo.errors import ConfigError
@@ -23,6 +24,11 @@ from .model_source import DTYPES
 KEY = "policy.quantization_config"
 QUANTIZATION_KEYS = ("quantization_config", "_pre_quantization_dtype")
 """Keys that diffusers adds to the configuration of a quantized model."""
+
+EXCLUDING = ("llm_int8_skip_modules", "modules_to_not_convert")
+"""Arguments that exclude layers, of bitsandbytes and torchao."""
+
+SAMPLE_WIDTH = 1024
 
 PROBE_ERROR = 0.05
 """Largest relative error of a gradient through a quantized layer: 8-bit kernels round inputs, and bfloat16 rounds."""
@@ -80,6 +86,17 @@ def pipeline_quantization(values: Mapping[str, Any], index: Mapping[str, Any]) -
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{KEY}: {_line(error)}") from error
     return config
+
+
+def pipeline_stored_bytes(values: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> dict[nn.Module, int]:
+    """As ``stored_bytes``, of the components of a pipeline. Raises ConfigError as ``pipeline_quantization``."""
+    index = {name: [type(module).__module__.partition(".")[0], ""] for name, module in modules.items()}
+    config, result = pipeline_quantization(values, index), dict[nn.Module, int]()
+    for name, module in modules.items():
+        is_diffusers = isinstance(module, ModelMixin)
+        configuration = config._resolve_quant_config(is_diffusers=is_diffusers, module_name=name)
+        result |= {} if configuration is None else stored_bytes(module, configuration)
+    return result
 
 
 def _names(components: Any) -> list[str]:
@@ -302,3 +319,56 @@ def remove_quantizer(model: Any) -> None:
         model.hf_quantizer.remove_quantization_config(model)
     for name in {"is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method"} & vars(model).keys():
         delattr(model, name)
+
+
+def stored_bytes(module: nn.Module, configuration: Any) -> dict[nn.Module, int]:
+    """Bytes of the weights of the layers that a quantization replaces.
+
+    They are those of linear layers, without output heads and the layers that the configuration excludes. The size of a
+    weight is measured on one layer.
+
+    Args:
+        module: a module without adapters, on any device.
+        configuration: of transformers or diffusers.
+
+    Returns:
+        The bytes; empty if the size is unknown: another library, or a format that needs a GPU.
+    """
+    ratio = _bytes_per_weight(configuration)
+    if ratio is None:
+        return {}
+    names = next(filter(None, (getattr(configuration, key, None) for key in EXCLUDING)), ())
+    head = module.get_output_embeddings() if isinstance(module, PreTrainedModel) else None
+    return {
+        layer: int(ratio * layer.weight.numel())
+        for path, layer in module.named_modules()
+        if isinstance(layer, nn.Linear) and layer is not head and not set(path.split(".")) & set(names)
+    }
+
+
+def _bytes_per_weight(configuration: Any) -> float | None:
+    """Stored bytes of a layer of ``SAMPLE_WIDTH`` squared weights, by weight; None if they are unknown."""
+    layer: Any = nn.Linear(SAMPLE_WIDTH, SAMPLE_WIDTH, bias=False, dtype=torch.bfloat16)
+    if getattr(configuration, "load_in_4bit", False) or getattr(configuration, "load_in_8bit", False):
+        layers = required("bitsandbytes", KEY).nn
+        if configuration.load_in_4bit:
+            double, kind = configuration.bnb_4bit_use_double_quant, configuration.bnb_4bit_quant_type
+            quantized = layers.Linear4bit(*layer.weight.shape, bias=False, compress_statistics=double, quant_type=kind)
+        else:
+            quantized = layers.Linear8bitLt(*layer.weight.shape, bias=False, has_fp16_weights=False)
+        quantized.load_state_dict(layer.state_dict())
+        layer = quantized.to("cpu")
+    elif hasattr(configuration, "quant_type"):
+        try:
+            required("torchao.quantization", KEY).quantize_(layer, configuration.quant_type)
+        except (ImportError, RuntimeError, NotImplementedError, AssertionError, ValueError):
+            return None
+    else:
+        return None
+    return sum(map(_nbytes, layer.state_dict().values())) / SAMPLE_WIDTH**2
+
+
+def _nbytes(tensor: Tensor) -> int:
+    """Bytes of a tensor, or of those that it consists of."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return tensor.nbytes if flatten is None else sum(_nbytes(getattr(tensor, name)) for name in flatten()[0])

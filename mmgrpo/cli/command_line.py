@@ -356,6 +356,7 @@ def explain(
             require_rewards(settings)
             typer.echo(escape_controls(explanation(settings, width)))
             if processes is not None:
+                from mmgrpo.explain.card_sizes import card_rows
                 from mmgrpo.explain.operator_times import MachineSpeed, measured_speed
                 from mmgrpo.explain.process_scale import ShardingEngine, plan_processes, scale_rows
 
@@ -372,7 +373,9 @@ def explain(
                 speed = MachineSpeed(**{name: number for name, number in numbers.items() if number is not None})
                 if measure:
                     speed = measured_speed(plan.dtype, device=plan.device, link_gb_s=speed.link_gb_s)
-                typer.echo(labeled_lines(scale_rows(plan, speed, ShardingEngine(accelerate)), width))
+                sharding = ShardingEngine(accelerate)
+                rows = [*scale_rows(plan, speed, sharding), *card_rows(plan, sharding, print_line)]
+                typer.echo(labeled_lines(rows, width))
 
 
 @app.command("serve-rewards")

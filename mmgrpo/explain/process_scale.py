@@ -20,7 +20,14 @@ from mmgrpo.explain.forward_counts import forwards_per_sample
 from mmgrpo.explain.measured_passes import cache_file, read_passes, write_passes
 from mmgrpo.explain.memory_meter import Passes, passes_of
 from mmgrpo.explain.operator_times import MachineSpeed, optimizer_work
-from mmgrpo.explain.resident_memory import ResidentMemory, block_sizes, gathered_bytes, resident_memory, trained_sizes
+from mmgrpo.explain.resident_memory import (
+    ResidentMemory,
+    block_sizes,
+    frozen_in_layers,
+    gathered_bytes,
+    resident_memory,
+    trained_sizes,
+)
 from mmgrpo.explain.view_passes import reads_reference
 from mmgrpo.outline import Outline
 from mmgrpo.system.targets import is_python_target
@@ -56,6 +63,7 @@ class ProcessMemory:
         update_blocks: gathered blocks during an update: two; with ZeRO-2 all of them.
         rollout: peak of a batch of the rollout.
         update: peak of a slice of an update.
+        loaded: the largest layer that waits on the host, while it runs.
     """
 
     resident: ResidentMemory
@@ -63,12 +71,13 @@ class ProcessMemory:
     update_blocks: int
     rollout: int
     update: int
+    loaded: int = 0
 
     @property
     def peak(self) -> int:
         """The peak of a step; gradients exist during the update only."""
         rollout = self.resident.total - self.resident.gradients + self.rollout_blocks + self.rollout
-        return max(rollout, self.resident.total + self.update_blocks + self.update)
+        return max(rollout, self.resident.total + self.update_blocks + self.update) + self.loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +119,18 @@ class ProcessPlan:
     passes: Passes
     num_copies: int
     num_processes: int
+    prompt_tokens: int = 512
+
+    @property
+    def settings(self) -> Any:
+        """The settings of the policy."""
+        return _settings_of(self.config)
+
+    def with_policy(self, **changes: Any) -> RunConfig:
+        """The configuration with other settings of the policy."""
+        policy = self.config.policy
+        assert policy is not None
+        return self.config.model_copy(update={"policy": policy.model_copy(update=changes)})
 
     def memory(self, engine: ShardingEngine = ShardingEngine.GPUS) -> ProcessMemory:
         """The memory of each process."""
@@ -125,11 +146,14 @@ class ProcessPlan:
                 averages=self.config.update.ema is not None,
                 num_copies=self.num_copies,
                 moments_of=getattr(optimizer_factory(self.config.update.optimizer), "state_bytes", None),
+                stored_bytes=outline.stored_bytes,
+                offloaded=outline.offloaded,
             ),
             rollout_blocks=sizes if self.config.runtime.gather_for_rollout else gathered_bytes(parts),
             update_blocks=sizes if engine is ShardingEngine.ZERO2 else gathered_bytes(parts),
             rollout=self.passes.rollout.num_bytes,
             update=self.passes.update.num_bytes,
+            loaded=max(frozen_in_layers(outline.offloaded), default=0),
         )
 
     def seconds(self, machine: MachineSpeed, engine: ShardingEngine = ShardingEngine.GPUS) -> StepSeconds:
@@ -230,6 +254,7 @@ def plan_processes(
         ),
         num_copies=copies,
         num_processes=num_processes,
+        prompt_tokens=prompt_tokens,
     )
 
 
@@ -268,6 +293,7 @@ def scale_rows(plan: ProcessPlan, speed: MachineSpeed, engine: ShardingEngine) -
         "copies": resident.copies,
         "blocks gathered in the rollout": memory.rollout_blocks,
         "in the update": memory.update_blocks,
+        "a layer from the host": memory.loaded,
         f"rollout of {plan.outline.rollout_rows} rows": memory.rollout,
         f"update of {plan.outline.update_rows} rows": memory.update,
     }

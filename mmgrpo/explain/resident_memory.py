@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -51,6 +52,8 @@ def resident_memory(
     averages: bool = False,
     num_copies: int = 0,
     moments_of: Callable[[Sequence[int]], int] | None = None,
+    stored_bytes: Mapping[nn.Module, int] = MappingProxyType({}),
+    offloaded: Sequence[nn.Module] = (),
 ) -> ResidentMemory:
     """The resident memory of a process; that of the largest shard if shards differ.
 
@@ -63,6 +66,8 @@ def resident_memory(
         num_copies: number of copies.
         moments_of: shape of a trained weight -> bytes of the optimizer's state, for one that does not support sharding;
             None: AdamW.
+        stored_bytes: bytes of the weights of quantized layers.
+        offloaded: modules whose frozen layers wait on the host.
 
     Returns:
         Bytes of each kind.
@@ -70,6 +75,7 @@ def resident_memory(
     modules = list(modules)
     sharded_ids = sharded_parameters_of(sharded) if num_processes > 1 else {}
     parameters = _unique(parameter for module in modules for parameter in module.parameters())
+    stored_sizes = {id(layer.weight): num_bytes for layer, num_bytes in stored_bytes.items()}
     sizes = trained_sizes(modules, sharded=sharded, num_processes=num_processes)
     trained_bytes = sum(sizes)
     copied_parameters = _unique(parameter for module in copied for parameter in module.parameters())
@@ -77,7 +83,12 @@ def resident_memory(
     copy_bytes += sum(map(_size, _unique(buffer for module in copied for buffer in module.buffers())))
     return ResidentMemory(
         trained=trained_bytes,
-        frozen=sum(_local_size(p, sharded_ids, num_processes) for p in parameters if not p.requires_grad),
+        frozen=sum(
+            stored_sizes.get(id(p), _local_size(p, sharded_ids, num_processes))
+            for p in parameters
+            if not p.requires_grad
+        )
+        - sum(frozen_in_layers(offloaded)),
         buffers=sum(map(_size, _unique(buffer for module in modules for buffer in module.buffers()))),
         gradients=trained_bytes,
         moments=2 * trained_bytes + STEP_BYTES * len(sizes)
@@ -86,6 +97,17 @@ def resident_memory(
         average=trained_bytes if averages else 0,
         copies=num_copies * copy_bytes,
     )
+
+
+def frozen_in_layers(modules: Iterable[nn.Module]) -> list[int]:
+    """Bytes of the frozen weights in each block of modules; a block within another one counts as part of it."""
+    blocks = [block for module in modules for block in blocks_of(module)]
+    inner = {part for block in blocks for part in block.modules() if part is not block}
+    return [
+        sum(_size(parameter) for parameter in _unique(block.parameters()) if not parameter.requires_grad)
+        for block in blocks
+        if block not in inner
+    ]
 
 
 def trained_sizes(

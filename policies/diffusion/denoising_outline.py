@@ -15,6 +15,7 @@ from mmgrpo.outline import Outline, Pass
 
 from ..adapter_formats import DiffusersFiles
 from ..model_source import DTYPES, call_builder, require_model
+from ..quantization import pipeline_stored_bytes
 from ..shapes import ModelConfigs, model_configs, to_meta
 from ..weights import Weights
 from .lora_targets import adapter_targets
@@ -53,6 +54,8 @@ def outline_of(
         )
     if settings.gradient_checkpointing:
         denoiser.enable_gradient_checkpointing()
+    quantization = settings.quantization_config
+    stored = {} if quantization is None else pipeline_stored_bytes(quantization, modules)
     with torch.device("meta"):
         targets = adapter_targets({"transformer": denoiser}) if settings.lora and not settings.lora.targets else ()
         Weights({"transformer": denoiser}, settings.lora, targets, DiffusersFiles())
@@ -78,6 +81,8 @@ def outline_of(
             f"sizes of {origin}",
             "weights of text encoders and the autoencoder count, their forward passes do not",
         ),
+        stored_bytes=stored,
+        offloaded=[modules[name] for name in settings.offload if name in modules],
     )
 
 

@@ -15,6 +15,7 @@ from mmgrpo.outline import Outline, Pass
 from ..adapter_formats import PeftFiles
 from ..model_source import DTYPES, call_builder, require_model
 from ..prefix import GROWTH, GrowingLayer, cache_argument
+from ..quantization import model_quantization, stored_bytes
 from ..sampling import SamplingDistribution, sample_tokens, token_logprobs
 from ..shapes import model_configs, to_meta
 from ..text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
@@ -40,6 +41,8 @@ def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_si
         ConfigError: the model's sizes are unknown.
     """
     model, source = _model(settings)
+    quantization = settings.quantization_config
+    stored = {} if quantization is None else stored_bytes(model, model_quantization(quantization))
     with torch.device("meta"):
         Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
     if settings.lora is None and settings.freeze_vision:
@@ -74,6 +77,9 @@ def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_si
             f"prompts of {prompt_tokens} tokens, answers of {length}, as long as they may be",
             "the weights of the vision and audio encoders are counted, the memory of their forwards is not",
         ),
+        update_size=lambda rows: prompt_tokens * (-(-rows // group_size) if shared else rows) + rows * length,
+        stored_bytes=stored,
+        offloaded=(model,) if settings.offload else (),
     )
 
 
