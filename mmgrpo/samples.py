@@ -198,7 +198,9 @@ class Turn:
         """The text and the media of each result, a turn each."""
         media = {name: iter(getattr(self, name)) for name in MEDIA.values()}
         counts = [{name: getattr(result, f"num_{name}") for name in media} for result in self.results]
-        parts = [{name: list(islice(media[name], number)) for name, number in count.items()} for count in counts]
+        parts: list[dict[str, Any]] = [
+            {name: list(islice(media[name], number)) for name, number in count.items()} for count in counts
+        ]
         return [Turn(text=r.text, role=self.role, **part) for r, part in zip(self.results, parts, strict=True)]
 
     @property

@@ -90,7 +90,7 @@ class _Execution:
         """The results, in order."""
         finished = [result for result in self.results if result is not None]
         text = "\n".join(filter(None, (turn.text for _, turn in finished)))
-        media = joined_media([turn for _, turn in finished])
+        media: dict[str, Any] = joined_media([turn for _, turn in finished])
         return Turn(text=text, results=[result for result, _ in finished], role="tool", **media)
 
 
@@ -273,7 +273,7 @@ class ToolEnvironment(Environment, SupportsCalls):
             if isinstance(outcome, BaseException):
                 raise outcome
             turn = read_result(outcome, self._limits)
-            counts = {f"num_{name}": len(getattr(turn, name)) for name in MEDIA.values()}
+            counts: dict[str, Any] = {f"num_{name}": len(getattr(turn, name)) for name in MEDIA.values()}
             result = ToolResult(call.name, turn.text, seconds=seconds, arguments=call.arguments, **counts)
             execution.results[number] = result, turn
         except BaseException as error:  # the model reads the error and may correct its call

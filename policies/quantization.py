@@ -231,7 +231,7 @@ def prepare_quantized(name: str, module: nn.Module) -> None:
     Raises:
         ConfigError: gradients do not pass through its layers.
     """
-    layers = quantized_layers(module)
+    layers: dict[str, Any] = dict(quantized_layers(module))
     dtype = arithmetic_dtype(module)
     for path, layer in layers.items():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -314,7 +314,7 @@ def remove_quantizer(model: Any) -> None:
     if isinstance(model, ModelMixin):
         del model.hf_quantizer
         settings = {key: value for key, value in model.config.items() if key not in QUANTIZATION_KEYS}
-        model._internal_dict = FrozenDict(settings)
+        vars(model)["_internal_dict"] = FrozenDict(settings)
     else:
         model.hf_quantizer.remove_quantization_config(model)
     for name in {"is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method"} & vars(model).keys():

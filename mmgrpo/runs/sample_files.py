@@ -329,8 +329,8 @@ def _save_input_video(folder: Path, prefix: str, video: Any) -> str | None:
     try:
         frames, duration_s = _first_frames(video)
         side = max(frames[0].size)
-        size = tuple(max(round(edge * min(MAX_SIDE / side, 1.0)), 1) for edge in frames[0].size)
-        data = encoded([frame.resize(size) for frame in frames], len(frames) / duration_s)
+        width, height = (max(round(edge * min(MAX_SIDE / side, 1.0)), 1) for edge in frames[0].size)
+        data = encoded([frame.resize((width, height)) for frame in frames], len(frames) / duration_s)
     except (DataError, ValueError, TypeError):  # of a medium in a form that only the policy reads
         return None
     return f"{prefix}{_save_once(folder, data, 'mp4')}"
