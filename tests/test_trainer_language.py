@@ -56,18 +56,23 @@ def weights(trainer: Trainer) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """A run with which others are compared."""
+    return trained(tmp_path_factory.mktemp("uninterrupted"), checkpoint={"every": 1})
+
+
 @pytest.mark.parametrize(
     "settings", [{"rollout_batch": 3, "update_tokens": 60, "head_bytes": 1}, {"share_prefix": False}], ids=str
 )
-def test_batches_do_not_change_the_run(settings: dict[str, Any], tmp_path: Path) -> None:
-    plain, other = trained(tmp_path / "a"), trained(tmp_path / "b", settings=settings)
-    assert float((weights(plain) - weights(other)).abs().max()) < 2e-5
+def test_batches_do_not_change_the_run(settings: dict[str, Any], tmp_path: Path, uninterrupted: Trainer) -> None:
+    other = trained(tmp_path, settings=settings)
+    assert float((weights(uninterrupted) - weights(other)).abs().max()) < 2e-5
     untrained = torch.cat([parameter.flatten() for parameter in policy_of("qwen2.5-vl").trainable])
-    assert float((weights(plain) - untrained).abs().max()) > 1e-4
+    assert float((weights(uninterrupted) - untrained).abs().max()) > 1e-4
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
-    uninterrupted = trained(tmp_path / "whole", checkpoint={"every": 1})
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, uninterrupted: Trainer) -> None:
     resumed = trained(
         tmp_path, resume=uninterrupted.folder.path / "checkpoints" / "step-000001", checkpoint={"every": 1}
     )
