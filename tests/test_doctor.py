@@ -22,6 +22,7 @@ from mmgrpo.doctor.checks import CheckResult
 from mmgrpo.doctor.examination import examine, render
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Sample
+from tests.policies.families import daily
 from tests.tiny.pipelines import PIPELINES
 
 PROMPTS = ("a red fox", "two blue squares on a table", "never asked")
@@ -123,7 +124,7 @@ def read_config(name: str, kl_beta: float = 0.1) -> RunConfig:
     return config_of(rollout={"training_states": "renoised"}, objective=objective)
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", daily(READ, "diffusion-nft"))
 def test_samples_that_are_read_are_examined_as_they_are_trained_on(name: str) -> None:
     policy = policy_of(reading={"num_levels": 3})
     findings = findings_of(policy, read_config(name))

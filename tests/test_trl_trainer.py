@@ -27,6 +27,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.trl import GRPOConfig, GRPOTrainer
 from mmgrpo.trl.arguments import ARGUMENTS
 from mmgrpo.trl.run_values import TrainingData, differences, log_interval, run_values
+from tests.policies.families import daily
 from tests.tiny.causal_models import text
 from tests.tiny.language_models import make, save
 
@@ -241,7 +242,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", daily(CASES, "defaults", "chat", "iterations", "truncated", "missing"))
 def test_updates_are_those_of_trl(case: str, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {**TINY, "output_dir": str(tmp_path), **CASES[case]}
     rows, missing = arguments.pop("rows", ROWS), arguments.pop("missing", None)

@@ -75,6 +75,7 @@ def test_image_tools(tmp_path: Path) -> None:
     assert "zoom" in report
 
 
+@pytest.mark.nightly
 def test_video_tools(tmp_path: Path) -> None:
     prefix = call("select_frames", target_frames=[1, 2])
     lines, _ = trained(
@@ -115,6 +116,7 @@ def test_text_game(tmp_path: Path) -> None:
     assert "target number is" in report
 
 
+@pytest.mark.nightly
 def test_recorded_screens(tmp_path: Path) -> None:
     paths = [str(tmp_path / f"{number}.png") for number in range(3)]
     for path in paths:

@@ -291,7 +291,7 @@ def test_diffusers_reads_no_keys_of_alphas(tmp_path: Path) -> None:
         tiny_policies.pipeline_of("sd3").load_lora_weights(tmp_path)
 
 
-@pytest.mark.parametrize("lora", [SMALL, None], ids=["lora", "full"])
+@pytest.mark.parametrize("lora", [SMALL, pytest.param(None, marks=pytest.mark.nightly)], ids=["lora", "full"])
 def test_a_second_stage_starts_where_the_first_ended(lora: dict[str, Any] | None, tmp_path: Path) -> None:
     policy = {"name": "denoising", "model": DIGITS, "call": CALL, "lora": lora, "rollout_batch": 8, "update_batch": 8}
     values = {**BASE, "steps": 1, "update": {"optimizer": {"lr": 1e-3}}, "output": str(tmp_path / "one")}

@@ -20,6 +20,7 @@ from mmgrpo.types import Example, OffPolicySample, Plan, Prompt, Sample
 from tests.breadth import assembly, trial
 from tests.forked import on_processes
 from tests.policies.contract import values
+from tests.policies.families import daily
 from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of
 
 SEED = 3
@@ -43,7 +44,7 @@ def _sdxl() -> DenoisingPolicy:
     return policy_of("sdxl", guided=True)
 
 
-@pytest.mark.parametrize("name", ["sdxl", "flux", pytest.param("qwen-image", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", daily(["sdxl", "flux", "qwen-image"], "flux"))
 def test_rows_without_a_negative_prompt_equal_rows_alone(name: str) -> None:
     policy = _sdxl() if name == "sdxl" else policy_of(name, guided=True, without=("negative_prompt",))
     plan = Plan(keep_latents=True)

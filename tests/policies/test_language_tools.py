@@ -24,6 +24,7 @@ from mmgrpo.tools import ToolEnvironment
 from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout
 from tests.policies import tiny_language
 from tests.policies.contract import largest_difference, values
+from tests.policies.families import daily
 from tests.tiny.tool_callers import caller, example, hermes, policy_of, tokenizer_of
 
 
@@ -177,7 +178,10 @@ def test_special_tokens_of_a_reset_are_encoded_as_their_characters(name: str) ->
     assert special_ids(policy, trace_ids[0]) == special_ids(policy, trace_ids[1])  # that of the prompt's author counts
 
 
-@pytest.mark.parametrize(("name", "special"), [("qwen2.5-vl", "<|im_end|>"), ("gemma3", "<end_of_turn>")])
+@pytest.mark.parametrize(
+    ("name", "special"),
+    daily([("qwen2.5-vl", "<|im_end|>"), ("gemma3", "<end_of_turn>")], ("qwen2.5-vl", "<|im_end|>")),
+)
 def test_vision_models_read_special_tokens_of_a_reset_as_characters(name: str, special: str) -> None:
     """A prompt without images has the tensors of a plain one; with an image it ends the conversation."""
     policy = tiny_language.policy_of(name, max_new_tokens=3)
