@@ -180,6 +180,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "python": "mmgrpo.environments.python:PythonEnvironment",
     "image_tools": "mmgrpo.environments.image_tools:ImageToolsEnvironment",
     "video_tools": "mmgrpo.environments.video_tools:VideoToolsEnvironment",
+    "audio_tools": "mmgrpo.environments.audio_tools:AudioToolsEnvironment",
     "search": "mmgrpo.environments.search:SearchEnvironment",
     "sql": "mmgrpo.environments.sql:SqlEnvironment",
     "mcp": "mmgrpo.environments.mcp_tools:McpEnvironment",

@@ -26,7 +26,7 @@ from mmgrpo.data.image_loading import (
 )
 from mmgrpo.data.videos import require_video
 from mmgrpo.errors import DataError
-from mmgrpo.samples import Audio
+from mmgrpo.samples import Audio, Video
 from mmgrpo.system.bounded_http import download
 
 COLUMNS = {"image": ("image", "images"), "video": ("video", "videos"), "audio": ("audio", "audios")}
@@ -285,8 +285,9 @@ class RowLocation:
             options = {key: value for key, value in item.items() if key not in ignored and value is not None}
             inner = self.medium(item[keys[0]], kind)
             return Medium(inner.item, {**options, **inner.options})
-        if kind == "video" and isinstance(item, list | tuple):
-            return Medium(lazy_media([self.medium(frame, "image").item for frame in item]))
+        if kind == "video" and isinstance(item, list | tuple | Video):
+            frames = lazy_media([self.medium(frame, "image").item for frame in item])
+            return Medium(Video(frames, item.frame_rate) if isinstance(item, Video) else frames)
         return Medium(self._require_medium(self._locate(item, kind), kind))
 
     def _locate(self, item: Any, kind: str) -> Any:

@@ -142,7 +142,9 @@ class McpEnvironment(Environment, SupportsCalls):
 
 
 def _block(part: Any) -> dict[str, Any]:
-    """A part of a result as a content block; kinds other than texts and images are named in a text."""
+    """A part of a result as a content block; kinds other than texts, images and audio are named in a text."""
+    if part.type == "audio":
+        return {"type": "audio", "audio": base64.b64decode(part.data)}
     if part.type == "image":
         return {"type": "image", "image": Image.open(BytesIO(base64.b64decode(part.data)))}
     return {"type": "text", "text": part.text if part.type == "text" else f"({part.type})"}

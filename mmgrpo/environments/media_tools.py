@@ -10,6 +10,7 @@ from typing import Any, Literal, final
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.samples import MEDIA
 from mmgrpo.tool_calls import AssistantMessage
 from mmgrpo.tools import ToolEnvironment
 from mmgrpo.types import Prompt
@@ -27,7 +28,7 @@ class MediaTools:
 
     def __init__(
         self,
-        medium: Literal["image", "video"],
+        medium: Literal["image", "video", "audio"],
         available: Available,
         tools: Sequence[str] | Mapping[str, str],
         state_of: Callable[[Prompt], object],
@@ -60,7 +61,7 @@ class MediaTools:
     def reset(self, prompt: Prompt) -> Turn:
         """The functions, if ``describe`` is set. Raises DataError for a prompt without the medium."""
         medium = self._medium
-        if not len(prompt.images if medium == "image" else prompt.videos):
+        if not len(getattr(prompt, MEDIA[medium])):
             raise DataError(
                 f"the prompt {prompt.text!r:.60} has no {medium} for {medium}_tools: add a column '{medium}'"
             )

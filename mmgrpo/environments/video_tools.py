@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 from PIL import Image
@@ -43,6 +43,7 @@ class VideoToolSettings:
         pixels: minimum and maximum number of pixels of a frame in an answer.
         resample: filter of enlarged and reduced frames: nearest, box, bilinear, hamming, bicubic or lanczos.
         candidates: maximum number of frames, evenly spaced, that ``search_frames`` ranks.
+        clip_form: what ``view_clip`` returns: ``frames``, an image each, or ``video``, for models that take videos.
 
     Raises: ConfigError for a value that is not allowed.
     """
@@ -53,6 +54,7 @@ class VideoToolSettings:
     pixels: Sequence[int] = (1, 2**18)
     resample: str = "bicubic"
     candidates: int = 128
+    clip_form: Literal["frames", "video"] = "frames"
 
     def __post_init__(self) -> None:
         for name in ("num_frames", "max_frames", "max_calls", "candidates"):
@@ -63,6 +65,8 @@ class VideoToolSettings:
             raise ConfigError(
                 f"max_frames x max_calls must be at most {MAX_IMAGES}, got {self.max_frames} x {self.max_calls}"
             )
+        if self.clip_form not in ("frames", "video"):
+            raise ConfigError(f"clip_form must be frames or video, got {self.clip_form!r}")
         if self.resample not in FILTERS:
             raise ConfigError(f"resample must be one of {', '.join(FILTERS)}, got {self.resample!r}")
         if len(self.pixels) != 2 or not 0 < self.pixels[0] <= self.pixels[1]:
@@ -125,7 +129,7 @@ class VideoTools:
     def view_clip(
         self, start_time: float, end_time: float, num_frames: int | None = None, target_video: int = 1
     ) -> list[dict[str, Any]]:
-        """Shows frames of a part of a video, evenly spaced.
+        """Shows a part of a video by evenly spaced frames.
 
         Args:
             start_time: beginning of the part in seconds.
@@ -138,7 +142,8 @@ class VideoTools:
         """
         clip = self._clip(target_video)
         part = _part(clip, start_time, end_time)
-        return self._answer(clip, [part[index] for index in _even(len(part), self._count(num_frames))])
+        indices = [part[index] for index in _even(len(part), self._count(num_frames))]
+        return self._video(clip, indices) if self._settings.clip_form == "video" else self._answer(clip, indices)
 
     def search_frames(
         self,
@@ -214,12 +219,26 @@ class VideoTools:
         times = ", ".join(f"{clip.times_F[index]:.1f}s" for index in indices)
         return self._content([frames[index] for index in indices], f"Frames at {times}.")
 
-    def _content(self, images: Sequence[Image.Image], text: str) -> list[dict[str, Any]]:
-        """The answer to a call with images, within the bounds of their pixels."""
+    def _video(self, clip: _Clip, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The frames as a video, whose rate is that of the original time."""
+        first_s, last_s = clip.times_F[indices[0]], clip.times_F[indices[-1]]
+        rate = (len(indices) - 1) / (last_s - first_s) if len(indices) > 1 else len(clip.times_F) / clip.duration_s
         self._calls_left -= 1
+        text = f"Part from {first_s:.1f}s to {last_s:.1f}s."
+        return [
+            {"type": "video", "video": self._sized(clip.decode(indices)), "sample_fps": rate},
+            {"type": "text", "text": text},
+        ]
+
+    def _content(self, images: Sequence[Image.Image], text: str) -> list[dict[str, Any]]:
+        """The answer to a call with images."""
+        self._calls_left -= 1
+        return [*({"type": "image", "image": image} for image in self._sized(images)), {"type": "text", "text": text}]
+
+    def _sized(self, images: Sequence[Image.Image]) -> list[Image.Image]:
+        """Images within the bounds of their pixels."""
         resample = FILTERS[self._settings.resample]
-        sized = [within_pixels(image, self._settings.pixels, resample) for image in images]
-        return [*({"type": "image", "image": image} for image in sized), {"type": "text", "text": text}]
+        return [within_pixels(image, self._settings.pixels, resample) for image in images]
 
 
 TOOLS: Mapping[str, Callable[..., list[dict[str, Any]]]] = {
@@ -232,7 +251,7 @@ TOOLS: Mapping[str, Callable[..., list[dict[str, Any]]]] = {
 
 @final
 class VideoToolsEnvironment(Environment, SupportsCalls):
-    """Answers calls of video tools with frames; a turn without calls ends the conversation.
+    """Answers calls of video tools with frames or parts of the video; a turn without calls ends the conversation.
 
     Calls and errors have the format of ``ToolEnvironment``. Files are decoded as those of prompts
     (``mmgrpo.data.videos``). ``search_frames`` needs a ranker, a function that scores frames for a query, such as one
@@ -272,6 +291,8 @@ class VideoToolsEnvironment(Environment, SupportsCalls):
         """
         if "select_frames" not in tools:
             require_unset("video_tools", "add the tool select_frames", num_frames=settings.get("num_frames"))
+        if "view_clip" not in tools:
+            require_unset("video_tools", "add the tool view_clip", clip_form=settings.get("clip_form"))
         if "search_frames" not in tools:
             require_unset("video_tools", "add the tool search_frames", candidates=settings.get("candidates"))
         if ("search_frames" in tools) != (ranker is not None):

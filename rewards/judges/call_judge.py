@@ -58,6 +58,7 @@ class CallJudge:
     ``{text}`` (the text of the turn), ``{low}``, ``{high}`` and names of columns; a row without one of them is not
     scored. ``failed``: score of a call that failed, without a question; null: the judge is asked. ``without``: score of
     a conversation without calls; null: it is not scored. ``source: true`` passes the images of the prompt first.
+    A conversation with a result that has videos or audio, which the judge does not receive, is not scored.
     ``mode``, ``key``, ``answers``, ``draws``, ``which``, ``endpoint`` and ``local`` as in ``text_judge``.
     Range: 0 to 1; with ``answers`` the range of their values.
     Source: CodeV, arXiv:2511.19661, the reward of tool steps: the mean over them of a judge's score of the question and
@@ -125,6 +126,8 @@ class CallJudge:
         ]
 
     def _question_of(self, sample: Sample, call: _Call) -> Question | None:
+        if call.result.num_videos or call.result.num_audios:
+            return None
         arguments = json.dumps(dict(call.result.arguments), ensure_ascii=False, default=str)
         quoted = {"call": f"{call.result.name} {arguments}", "result": call.result.text, "text": call.text}
         text = fill_template(self._question, sample, self._judge_scoring.scale, quoted=quoted)

@@ -24,8 +24,8 @@ import sys
 from io import BytesIO
 from PIL import Image as Pillow
 from mcp.server import MCPServer
-from mcp.types import ImageContent, TextContent
-import base64
+from mcp.types import AudioContent, ImageContent, TextContent
+import base64, wave
 
 server = MCPServer("numbers")
 
@@ -46,6 +46,15 @@ def patch(width: int) -> list[TextContent | ImageContent]:
     Pillow.new("RGB", (width, 2), "red").save(file, "PNG")
     data = base64.b64encode(file.getvalue()).decode()
     return [TextContent(type="text", text="a patch"), ImageContent(type="image", data=data, mime_type="image/png")]
+
+@server.tool()
+def beep(samples: int) -> list[AudioContent]:
+    """Plays a beep."""
+    file = BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
+        sound.writeframes(b"\\x00\\x40" * samples)
+    return [AudioContent(type="audio", data=base64.b64encode(file.getvalue()).decode(), mime_type="audio/wav")]
 
 if len(sys.argv) > 1:
     server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
@@ -79,7 +88,7 @@ def url(script: Path) -> Iterator[str]:
 
 def check(environment: McpEnvironment) -> None:
     tools = [tool["function"] for tool in environment.reset(Prompt("?")).tools]
-    assert [tool["name"] for tool in tools] == ["add", "fail", "patch"]
+    assert [tool["name"] for tool in tools] == ["add", "fail", "patch", "beep"]
     assert tools[0]["description"] == "Adds two numbers."
     assert tools[0]["parameters"]["required"] == ["a", "b"]
     turn = environment.step(call("add", a=1, b=2) + call("patch", width=3) + call("fail") + call("add", a=1))
@@ -88,6 +97,8 @@ def check(environment: McpEnvironment) -> None:
     assert json.loads(texts[2]) == {"error": "RuntimeError: Error executing tool fail"}
     assert json.loads(texts[3]) == {"error": "TypeError: add: missing arguments: b"}
     assert [(image.size, image.getpixel((0, 0))) for image in turn.images] == [((3, 2), (255, 0, 0))]
+    (audio,) = environment.step(call("beep", samples=80)).audios
+    assert (audio.sampling_rate, audio.values.tolist()) == (8000, [[0.5] * 80])
     assert environment.step("3").done
 
 
@@ -106,7 +117,7 @@ def test_a_server_over_http(url: str) -> None:
         check(environment)
     finally:
         environment.close()
-    with pytest.raises(ConfigError, match="the MCP server has no tool multiply; it has add, fail, patch"):
+    with pytest.raises(ConfigError, match="the MCP server has no tool multiply; it has add, fail, patch, beep"):
         McpEnvironment(url=url, tools=["multiply"])
 
 

@@ -20,6 +20,7 @@ from mmgrpo import Trainer
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.runs.checkpoint import list_checkpoints
 from mmgrpo.types import Prompt, Sample
+from tests.audio_signals import tone
 from tests.environments.chat_server import ChatServer
 from tests.environments.test_mcp_tools import SERVER
 from tests.environments.test_search import CITIES, written
@@ -27,11 +28,12 @@ from tests.environments.test_sql import SCHEMA
 from tests.environments.test_video_tools import frame
 from tests.faults.runs import differing, run_state
 from tests.policies.test_language_exchanges import terse
-from tests.policies.tiny_language import picture, prompts_of
+from tests.policies.test_language_sounds import hearing
+from tests.policies.tiny_language import picture, policy_of, prompts_of
 from tests.rewards.sandboxed import needs_sandbox
 from tests.test_tools import call
 
-VLM = "qwen2.5-vl"
+VLM, LISTENER = "qwen2.5-vl", "qwen2-audio"
 
 
 def length(samples: Sequence[Sample]) -> list[float]:
@@ -42,7 +44,8 @@ def trained(
     folder: Path, environment: dict[str, Any], prefix: str, family: str = "llama", **fields: Any
 ) -> tuple[list[dict[str, Any]], str]:
     """Two steps of two prompts, the first turn of which begins with a call; the lines of the log, and the report."""
-    policy = terse(family, max_new_tokens=250, rollout_batch=3)
+    make = hearing if family == LISTENER else policy_of
+    policy = terse(family, make, max_new_tokens=250, rollout_batch=3)
     prompts = [Prompt("what number is this", prefix=prefix, **fields), Prompt("and this", prefix=prefix, **fields)]
     values = {
         "steps": 2,
@@ -82,6 +85,22 @@ def test_video_tools(tmp_path: Path) -> None:
         tmp_path, {"name": "video_tools", "describe": False}, prefix, VLM, videos=[[frame(n) for n in range(4)]]
     )
     check(lines, "select_frames")
+
+
+def test_clips_of_video_tools(tmp_path: Path) -> None:
+    environment = {"name": "video_tools", "describe": False, "clip_form": "video"}
+    prefix = call("view_clip", start_time=0, end_time=1.5, num_frames=2)
+    lines, report = trained(tmp_path, environment, prefix, VLM, videos=[[frame(n) for n in range(4)]])
+    check(lines, "view_clip")
+    assert "<video" in report
+
+
+def test_audio_tools(tmp_path: Path) -> None:
+    environment = {"name": "audio_tools", "describe": False}
+    prefix = call("cut_audio", start_time=0.0, end_time=0.25)
+    lines, report = trained(tmp_path, environment, prefix, LISTENER, audios=[tone(440)])
+    check(lines, "cut_audio")
+    assert report.count("<audio") > 2
 
 
 @needs_sandbox

@@ -108,6 +108,23 @@ def test_a_clip_has_the_frames_between_two_times(path: str) -> None:
     assert levels(started(path).step(call("view_clip", start_time=0, end_time=900, num_frames=2))) == [0, 19]
 
 
+def test_a_clip_may_be_a_video(path: str) -> None:
+    """From 1 s to 2 s are the frames 4 to 8, of which 3 at 1, 1.5 and 2 s make 2 frames per second."""
+    environment = started(path, clip_form="video", pixels=[1, 128])
+    turn = environment.step(call("view_clip", start_time=1, end_time=2, num_frames=3))
+    (video,) = turn.videos
+    assert (turn.text, turn.images, turn.results[0].num_videos) == ("Part from 1.0s to 2.0s.", [], 1)
+    assert (len(video), video.frame_rate, video[0].size) == (3, 2.0, (16, 8))
+    assert [round(float(np.asarray(image)[..., 0].mean()) / 12) for image in video] == [4, 6, 8]
+    single = environment.step(call("view_clip", start_time=1.3, end_time=1.4)).videos[0]
+    assert (len(single), single.frame_rate) == (1, FPS)
+    assert len(environment.step(call("select_frames", target_frames=[1])).images) == 1
+    with pytest.raises(ConfigError, match="clip_form of video_tools would have no effect: add the tool view_clip"):
+        VideoToolsEnvironment(["select_frames"], clip_form="video")
+    with pytest.raises(ConfigError, match="clip_form must be frames or video, got 'gif'"):
+        VideoToolsEnvironment(clip_form="gif")
+
+
 def test_lists_of_frames_have_the_rate_of_their_row() -> None:
     frames = [frame(number) for number in range(8)]
     turn = started(frames).step(call("view_clip", start_time=1, end_time=2))

@@ -13,6 +13,7 @@ from PIL import Image
 from mmgrpo.errors import ConfigError
 from mmgrpo.samples import ToolResult, Turn
 from mmgrpo.types import Prompt, Sample, Score
+from tests.audio_signals import tone
 from tests.rewards.endpoint import Server
 from tests.rewards.written import conversation
 from tests.running import running
@@ -83,6 +84,14 @@ def test_reply_without_a_score_is_a_failure_and_a_row_without_a_column_is_not_sc
         assert score is not None
         assert math.isnan(float(score))
         assert judge(server, question="{answer} {call}")([sample]) == [None]
+
+
+def test_results_that_the_judge_does_not_receive_are_not_scored() -> None:
+    replies = [Turn(audios=[tone()], results=[replace(LOOK, num_audios=1)]), Turn(done=True)]
+    sample = replace(conversation({}, ["one", "two"]), turn_replies=replies)
+    with running(Server(says=score_at_length)) as server:
+        assert judge(server)([sample]) == [None]
+        assert server.requests == []
 
 
 def test_judge_sees_the_images_of_the_prompt_and_of_the_call() -> None:
