@@ -16,7 +16,7 @@ from mmgrpo.rewards.parsing.coordinate_frames import Coordinates
 from PIL import Image
 from qwen_vl_utils import vision_process
 
-from mmgrpo import Trainer
+from mmgrpo import Trainer, types
 from mmgrpo.data.prompt_loading import load_prompts
 from mmgrpo.data.prompt_rows import prompt_of_row
 from mmgrpo.data.videos import frames_of_video, open_video
@@ -193,6 +193,19 @@ def brightness(samples: list[Sample]) -> list[float]:
     """The mean of the row's video plus the share of vowels in the answer."""
     means = [np.mean([np.asarray(frame) for frame in frames_of_video(s.prompt.videos[0])]) / 255 for s in samples]
     return [float(mean) + sum(map((s.text or "").count, "aeiou")) / 10 for mean, s in zip(means, samples, strict=True)]
+
+
+def test_the_rate_of_a_list_of_frames_is_that_of_its_video(tmp_path: Path) -> None:
+    """At 4 frames per second the pairs of Qwen2.5-VL last 0.5 s, at the 2 of a list 1 s."""
+    images = frames(4)
+    images[0].save(tmp_path / "a.png")
+    row = {"prompt": "p", "video": types.Video(["a.png", *images[1:]], 4.0)}
+    located = prompt_of_row(row, "prompt", where="row 0", folder=tmp_path)
+    encoder = policy_of("qwen2.5-vl", video=SMALL)._encoder
+    prompts = [Prompt("p", videos=[types.Video(images, 4.0)]), located, Prompt("p", videos=[images])]
+    media = [encoder(prompt).media for prompt in prompts]
+    assert [tensors["second_per_grid_ts"].tolist() for tensors in media] == [[0.5], [0.5], [1.0]]
+    assert all(torch.equal(tensors["pixel_values_videos"], media[0]["pixel_values_videos"]) for tensors in media)
 
 
 def test_a_run_trains_on_video_files_and_scores_them(tmp_path: Path) -> None:
