@@ -73,8 +73,8 @@ TOOLS: Mapping[str, Callable[..., list[dict[str, Any]]]] = {"cut_audio": AudioTo
 class AudioToolsEnvironment(Environment, SupportsCalls):
     """Answers calls of ``cut_audio`` with a part of the prompt's audio; a turn without calls ends the conversation.
 
-    Calls and errors have the format of ``ToolEnvironment``. The part is in the next turn as audio, which the model
-    hears in addition to the whole.
+    Calls and errors have the format of ``ToolEnvironment``. The part is audio of the next turn, after that of the
+    prompt.
     """
 
     gives_rewards = False
