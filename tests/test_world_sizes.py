@@ -238,15 +238,27 @@ def in_chains(output: Path) -> Trainer:
     return finished(Trainer(policy_of("llama", batch=1), rewards, prompts_of("llama"), values))
 
 
+def three_prompts() -> list[Prompt]:
+    """The prompts of an evaluation, of which one process has two."""
+    return [Prompt(f"what number is {text}") for text in TEXTS[:3]]
+
+
 def taking_turns(output: Path) -> Trainer:
-    """Two roles of one policy; the best of the candidates of a turn is continued."""
+    """Two roles of one policy; the best of the candidates of a turn is continued. Evaluations are conversations too."""
     strategy = {"name": "take_turns", "roles": ["asker", "helper"], "turns": 3, "follow": "best"}
     prompt_templates = {
         "asker": {"name": "role", "text": "Ask: {prompt}"},
         "helper": {"name": "role", "text": "Help: {prompt}"},
     }
     rollout = {"prompts_per_step": 4, "group_size": 3, "strategy": strategy, "prompt_templates": prompt_templates}
-    values = base(output, rollout=rollout)
+    evaluation = {
+        "prompts": {"source": "python:tests.test_world_sizes:three_prompts"},
+        "every": 1,
+        "samples_per_prompt": 2,
+        "sampled": True,
+        "rewards": [{"name": "python:tests.test_world_sizes:lengths", "label": "length"}],
+    }
+    values = base(output, rollout=rollout, evaluation=evaluation)
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
 
 
@@ -366,7 +378,7 @@ def finished(trainer: Trainer) -> Trainer:
 def outcome(trainer: Trainer) -> tuple[Tensor, list[dict[str, Any]]]:
     """The weights at the end, and the lines of the log."""
     trainer.job.barrier()
-    logs = [trainer.folder.path / name for name in ("warmup.jsonl", "metrics.jsonl")]
+    logs = [trainer.folder.path / name for name in ("warmup.jsonl", "metrics.jsonl", "evaluation.jsonl")]
     lines = [json.loads(line) for log in logs if log.is_file() for line in log.read_text().splitlines()]
     weights = [
         part.parameter_layout.gather(part.detach()) if isinstance(part, ParameterShard) else part.detach()
@@ -397,7 +409,8 @@ def _assert_equals_single_process(name: str, result: Tensor, lines_of_two: list[
     assert (name in REFILLED) == any(line.get("rollout/rounds", 1) > 1 for line in lines), name
     for ours, theirs in zip(lines, lines_of_two, strict=True):
         moved = {key for key in ours if key.startswith("config/")}
-        for key in ("loss", "policy/loss", "policy/kl_mean", "reward/mean", "optimizer/grad_norm", *moved):
+        evaluated = {key for key in ours if key.startswith("eval/")}
+        for key in ("loss", "policy/loss", "policy/kl_mean", "reward/mean", "optimizer/grad_norm", *moved, *evaluated):
             if key in ours:
                 assert theirs[key] == pytest.approx(ours[key], rel=1e-5, abs=ROUNDING), (name, key)
 
