@@ -42,7 +42,7 @@ class SampleRecord:
     """One recorded sample.
 
     Attributes:
-        prompt: the text of the prompt.
+        prompt: the text of the prompt; of a sample under a prompt template, after the name of that.
         path: the generated image, video or audio.
         sound: the audio of a generated video.
         text: the generated text.
@@ -190,7 +190,7 @@ def _record(row: Mapping[str, Any], folder: Path) -> SampleRecord:
     size = sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], list) else []
     turns = [turn for turn in _list(row.get("turns")) if isinstance(turn, dict)]
     return SampleRecord(
-        prompt=str(row.get("prompt", "")),
+        prompt=": ".join(filter(None, [_text(row, "prompt_template"), str(row.get("prompt", ""))])),
         path=folder / row["file"] if isinstance(row.get("file"), str) else None,
         text=_text(row, "text"),
         turns=_turns(turns, folder),

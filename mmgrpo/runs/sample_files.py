@@ -21,6 +21,7 @@ from mmgrpo.data.clips import FRAME_RATE, encoded, filmstrip
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.videos import FILES, open_video
 from mmgrpo.errors import DataError
+from mmgrpo.maths.strategies.downstream import FOLLOWED
 from mmgrpo.samples import MEDIA, Turn
 from mmgrpo.types import Audio, Prompt, Sample, Scores
 
@@ -70,6 +71,7 @@ def write_samples(
             line: dict[str, Any] = {
                 **_save_media(folder, row, sample),
                 **identity(sample),
+                **_origin(sample),
                 "rewards": {
                     name: float(scores.value_BR[row, r])
                     for r, name in enumerate(scores.names)
@@ -131,6 +133,14 @@ def _turns(sample: Sample, folder: Path, media_folder: Path) -> list[dict[str, A
 def identity(sample: Sample) -> dict[str, Any]:
     """Returns the fields that identify a sample in log lines, and its text."""
     return {"prompt": sample.prompt.text, "group": sample.group, "member": sample.member, "text": sample.text}
+
+
+def _origin(sample: Sample) -> dict[str, Any]:
+    """The prompt template of a sample, unless it is that of its task, and group and member of the samples that it
+    inserts."""
+    is_of_task = sample.prompt_template in (None, FOLLOWED)
+    origin = {} if is_of_task else {"prompt_template": sample.prompt_template}
+    return {**origin, "after": [list(identity) for identity in sample.after]} if sample.after else origin
 
 
 class ToolUse(NamedTuple):

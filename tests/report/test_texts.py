@@ -167,6 +167,23 @@ def test_a_conversation_is_displayed_turn_by_turn(tmp_path: Path) -> None:
     assert page.texts("p", "told") == [f"42 {HOSTILE}"]  # the prompt is above
 
 
+def test_turns_of_roles_have_the_name_of_their_role(tmp_path: Path) -> None:
+    turns = [
+        Sample(Prompt("17 + 25?"), 0, 0, text="Carry.", tokens=[1], prompt_template="coach"),
+        Sample(Prompt("17 + 25?"), 1, 0, text="42", tokens=[2], prompt_template="solver", after=((0, 0),)),
+    ]
+    unit = torch.ones(2, 1)
+    write_samples(
+        tmp_path / "samples/step-000000",
+        turns,
+        Scores(names=("right",), weight_R=unit[0], value_BR=unit, valid_BR=unit > 0),
+    )
+    lines = [json.loads(line) for line in (tmp_path / "samples/step-000000/samples.jsonl").open()]
+    assert [(line["prompt_template"], line.get("after")) for line in lines] == [("coach", None), ("solver", [[0, 0]])]
+    rows = by_class(render(tmp_path), "row")
+    assert [row.split("?")[0] for row in rows] == ["coach: 17 + 25", "solver: 17 + 25"]
+
+
 @pytest.mark.parametrize(
     ("openings", "displayed"),
     [(("page 3", "page 3"), ["page 3"]), (("page 3", "page 4"), []), (("go", "go"), []), ((None, None), [])],
