@@ -24,23 +24,28 @@ def merged_state(module: nn.Module) -> dict[str, Tensor]:
     """The state dict of a module as if its trained adapters were merged, in float32, into its dequantized weights; the
     module does not change.
     """
-    layers = {path: layer for path, layer in module.named_modules() if isinstance(layer, BaseTunerLayer)}
-    state: dict[str, Tensor] = {}
-    for name, tensor in dequantized_state(module).items():
-        path, is_base, parameter = name.partition(".base_layer.")
-        if is_base and parameter == "weight":
-            delta: Any = layers[path].get_delta_weight  # pyright: ignore[reportAttributeAccessIssue]
-            state[f"{path}.weight"] = (tensor.float() + delta(ADAPTER).float()).to(tensor.dtype)
-        elif is_base:
-            state[f"{path}.{parameter}"] = tensor
-        elif ".lora_" not in name:
-            state[name] = tensor
+    state = base_state(module)
+    for path, layer in module.named_modules():
+        if isinstance(layer, BaseTunerLayer):
+            delta: Any = layer.get_delta_weight  # pyright: ignore[reportAttributeAccessIssue]
+            weight = state[f"{path}.weight"]
+            state[f"{path}.weight"] = (weight.float() + delta(ADAPTER).float()).to(weight.dtype)
     return state
 
 
-def save_merged(model: Any, folder: Path) -> None:
-    """Writes a transformers model as if it had the weights of ``merged_state``; the model does not change."""
-    state, copied = merged_state(model), copy.copy(model)
+@torch.no_grad()
+def base_state(module: nn.Module) -> dict[str, Tensor]:
+    """The dequantized state dict of a module as if it had no adapters; the module does not change."""
+    return {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in dequantized_state(module).items()
+        if ".lora_" not in name
+    }
+
+
+def save_with_state(model: Any, state: Mapping[str, Tensor], folder: Path) -> None:
+    """Writes a transformers model as if it had the weights of a state dict; the model does not change."""
+    copied = copy.copy(model)
     copied.config = copy.deepcopy(model.config)
     remove_quantizer(copied)
     copied.save_pretrained(folder, state_dict=state)

@@ -25,13 +25,43 @@ class EngineModel:
         num_tokens: number of its logits.
         dtype: of its weights, such as float32.
         head_size: size of its attention heads; None: unknown.
-        save: writes it, with its processor, into an existing folder, as ``save_pretrained`` does.
+        save: writes it, with its processor, into an existing folder, as ``save_pretrained`` does; adapters are merged.
+        adapters: its LoRA adapters; None: it has none.
     """
 
     num_tokens: int
     dtype: str
     head_size: int | None
     save: Callable[[Path], None]
+    adapters: EngineAdapters | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAdapters:
+    """LoRA adapters of a model that an engine serves.
+
+    Attributes:
+        rank: their rank.
+        save: writes them into an existing folder, in peft's format.
+        save_base: writes the model without them, as ``EngineModel.save`` does.
+    """
+
+    rank: int
+    save: Callable[[Path], None]
+    save_base: Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightVersions:
+    """The versions of the weights of a model.
+
+    Attributes:
+        frozen: of the frozen weights, which are all but the adapters if it has some.
+        trained: of the trained weights.
+    """
+
+    frozen: str
+    trained: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,17 +151,16 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def weight_version(self) -> str:
-        """The version of the server's weights, which a restart resets. Raises EngineError if it does not answer."""
+    def require_alive(self) -> None:
+        """Raises EngineError if the server does not answer, which it does within seconds also while it generates."""
 
     @abstractmethod
-    def load_weights(self, save: Callable[[Path], None] | None, version: str) -> None:
-        """Replaces the server's weights, if they have another version; cached states of previous ones are dropped.
+    def load_weights(self, versions: WeightVersions, *, sends: bool) -> None:
+        """Replaces the server's weights by those of the model, if it has other ones; cached states are dropped.
 
         Args:
-            save: writes the weights into an existing folder, as ``save_pretrained`` does; None: another process of the
-                run replaces them, which this waits for.
-            version: the version that requests are answered with from now on.
+            versions: of the weights that requests are answered with from now on.
+            sends: whether this process replaces them; otherwise it waits until another process of the run has.
 
         Raises:
             EngineError: the server cannot load them, or does not have them in time.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from .engine import Engine
+from .engine import Engine, WeightVersions
 
 
 @final
@@ -21,16 +20,15 @@ class SyncedWeights:
     that another run or an earlier one filled is recognized.
     """
 
-    def __init__(self, engine: Engine, parameters: Sequence[nn.Parameter], save: Callable[[Path], None] | None) -> None:
+    def __init__(self, engine: Engine, parameters: Sequence[nn.Parameter], *, sends: bool) -> None:
         """Sends nothing yet.
 
         Args:
             engine: the engine.
-            parameters: all parameters of the model.
-            save: writes the weights into a folder, as ``save_pretrained`` does; None: another process of the run sends
-                them.
+            parameters: all parameters of its model.
+            sends: whether this process sends them; otherwise another process of the run does.
         """
-        self._engine, self._save = engine, save
+        self._engine, self._sends = engine, sends
         self._trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._frozen = digest(
             parameter
@@ -47,7 +45,8 @@ class SyncedWeights:
         Raises:
             EngineError: the engine does not answer, or cannot load them.
         """
-        self._engine.load_weights(self._save, f"mmgrpo-{self._frozen}-{digest(self._trained)}")
+        versions = WeightVersions(frozen=self._frozen, trained=digest(self._trained))
+        self._engine.load_weights(versions, sends=self._sends)
 
 
 def digest(parameters: Iterable[nn.Parameter]) -> str:

@@ -22,18 +22,32 @@ from mmgrpo.errors import ConfigError, EngineError
 from mmgrpo.policy import EngineContext
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, get_json, post_json, require_server
 
-from .engine import Engine, EngineCompletion, EngineModel, EngineRequest, EngineSampling
+from .engine import (
+    Engine,
+    EngineAdapters,
+    EngineCompletion,
+    EngineModel,
+    EngineRequest,
+    EngineSampling,
+    WeightVersions,
+)
 from .vllm_server import MODULE, OPTIONS, ServerCommand, VllmServer
 
 MAX_REPLY_BYTES = 2**30
 ALIVE_S = 30.0
-"""Seconds that the server may take for a question about its state."""
+"""Seconds that an idle server may take for a question about its state."""
 
 NEVER = -100.0
 """The least ``logit_bias`` of vLLM: the probability of a suppressed token is divided by e^100."""
 
 VERSION_POLL_S = 0.2
 """Seconds between two questions of a process that waits for weights that another one sends."""
+
+LOADING = "loading"
+"""Version of weights that may be incomplete."""
+
+TEXT_REPLIES = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""Paths whose reply is a sentence."""
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of attention heads that vLLM has on the CPU."""
@@ -65,6 +79,7 @@ class VllmEngine(Engine):
         retries: int = 2,
         key_variable: str | None = None,
         max_mismatch: float | None = None,
+        load_adapters: bool = False,
     ) -> None:
         """Checks the settings; connects to nothing.
 
@@ -81,6 +96,8 @@ class VllmEngine(Engine):
             key_variable: environment variable with the server's API key; None: no key.
             max_mismatch: maximum mean difference between log-probabilities of server and trainer, in nats; None: 0.001
                 for a float32 model, 0.1 for a bfloat16 model.
+            load_adapters: sends LoRA adapters alone, which the server adds to its weights; otherwise the weights with
+                the adapters merged.
 
         Raises:
             ConfigError: a setting has an invalid value.
@@ -96,10 +113,14 @@ class VllmEngine(Engine):
         self._url, self._key_variable = (url or "").rstrip("/"), key_variable
         self._server: VllmServer | None = None
         self._limits = RequestLimits(timeout_s=timeout_s, retries=retries, max_bytes=MAX_REPLY_BYTES)
+        self._state_limits = RequestLimits(timeout_s=timeout_s, retries=0)  # it may compute for another process
         self._short_limits = RequestLimits(timeout_s=min(ALIVE_S, timeout_s), retries=0)
         self._max_mismatch = max_mismatch
         self._weights_folder = weights_folder
+        self._load_adapters = load_adapters
+        self._model: EngineModel | None = None
         self._version: str | None = None
+        self._adapter: str | None = None
         self._queue: SimpleQueue[tuple[EngineRequest, Future[Sequence[EngineCompletion]]]] = SimpleQueue()
         self._concurrency, self._num_threads = concurrency, 0
 
@@ -116,16 +137,17 @@ class VllmEngine(Engine):
     @contextmanager
     def serving(self, model: EngineModel, context: EngineContext) -> Iterator[None]:
         """Starts the server, if it is started for the run, on the main process, and checks its model."""
+        adapters = self._adapters(model)
 
         def connect() -> str:
             if self._command is not None:
-                self._server = VllmServer(self._command, model, context.log)
+                self._server = VllmServer(self._command, model, context.log, lora_rank=adapters and adapters.rank)
                 self._url = self._server.url
             self._require_model(model)
             return self._url
 
         try:
-            self._url = context.run_on_main(connect)
+            self._url, self._model = context.run_on_main(connect), model
             yield
         finally:
             if self._server is not None:
@@ -150,38 +172,81 @@ class VllmEngine(Engine):
                 f"({reason or 'it has more'})"
             )
 
-    def weight_version(self) -> str:
-        """The version that the server reports."""
-        return str(self._get("/weight_info")["weight_version"])
+    def require_alive(self) -> None:
+        """Asks the process that takes requests; the one that computes answers between two tokens only."""
+        self._get("/health")
 
-    def load_weights(self, save: Callable[[Path], None] | None, version: str) -> None:
-        """Pauses the server, reloads the files of a folder, sets the version, and resumes.
+    def load_weights(self, versions: WeightVersions, *, sends: bool) -> None:
+        """Sends the weights with merged adapters, or the frozen weights, once, and the adapters by name."""
+        model = self._model
+        assert model is not None
+        adapters = self._adapters(model)
+        if adapters is None:
+            self._version = f"mmgrpo-{versions.frozen}-{versions.trained}"
+            self._ensure(self._has_version, lambda: self._reload(model.save), sends=sends)
+            return
+        self._version, self._adapter = f"mmgrpo-{versions.frozen}", f"mmgrpo-{versions.trained}"
+        self._ensure(self._has_version, lambda: self._reload(adapters.save_base), sends=sends)
+        self._ensure(self._has_adapter, lambda: self._load_adapter(adapters), sends=sends)
 
-        A server that fails in between stays paused, as its weights may be incomplete; another call loads them all.
-        """
+    def _adapters(self, model: EngineModel) -> EngineAdapters | None:
+        """The adapters that are sent alone. Raises ConfigError if there are none to send."""
+        if self._load_adapters and model.adapters is None:
+            raise ConfigError("rollout.engine.load_adapters needs policy.lora: remove it")
+        return model.adapters if self._load_adapters else None
+
+    def _has_version(self) -> bool:
+        return self._get("/weight_info", self._state_limits)["weight_version"] == self._version
+
+    def _has_adapter(self) -> bool:
+        return self._adapter in self._adapter_names()
+
+    def _adapter_names(self) -> list[str]:
+        """The adapters that runs have sent."""
+        return [
+            model["id"]
+            for model in self._get("/v1/models", self._state_limits)["data"]
+            if model["id"].startswith("mmgrpo-")
+        ]
+
+    def _ensure(self, is_done: Callable[[], bool], act: Callable[[], None], *, sends: bool) -> None:
+        """Acts unless it is done already, or waits until another process has acted."""
         deadline = time.monotonic() + self._limits.timeout_s
-        while (current := self.weight_version()) != version and save is None:
+        while not is_done():
+            if sends:
+                return act()
             if time.monotonic() > deadline:
                 raise EngineError(
-                    f"rollout.engine: {self._url} has weights {current} instead of {version} after timeout_s="
+                    f"rollout.engine: {self._url} has no weights {self._adapter or self._version} after timeout_s="
                     f"{self._limits.timeout_s:g} seconds: the main process sends other ones. Resume the run"
                 )
             time.sleep(VERSION_POLL_S)
-        if current != version and save is not None:
-            self._reload(save, version)
-        self._version = version
 
-    def _reload(self, save: Callable[[Path], None], version: str) -> None:
+    def _reload(self, save: Callable[[Path], None]) -> None:
+        """Pauses the server, reloads the files of a folder, sets the version, and resumes.
+
+        If it fails in between, or this process ends, the server has no version that a run accepts, and another call
+        loads them all.
+        """
         with tempfile.TemporaryDirectory(prefix="mmgrpo-weights-", dir=self._weights_folder) as folder:
             save(Path(folder))
             self._post("/pause?mode=abort", {})
+            self._post("/update_weight_version", {"new_version": LOADING})  # until they are complete
             self._post(
                 "/collective_rpc",
                 {"method": "reload_weights", "kwargs": {"weights_path": folder}, "timeout": self._limits.timeout_s},
             )
         self._post("/reset_prefix_cache", {})
-        self._post("/update_weight_version", {"new_version": version})
+        self._post("/update_weight_version", {"new_version": self._version})
         self._post("/resume", {})
+
+    def _load_adapter(self, adapters: EngineAdapters) -> None:
+        """Loads the adapters under a new name, which has its own entries in the prefix cache, and unloads others."""
+        for name in self._adapter_names():
+            self._post("/v1/unload_lora_adapter", {"lora_name": name})
+        with tempfile.TemporaryDirectory(prefix="mmgrpo-adapters-", dir=self._weights_folder) as folder:
+            adapters.save(Path(folder))
+            self._post("/v1/load_lora_adapter", {"lora_name": self._adapter, "lora_path": folder})
 
     def submit(self, request: EngineRequest) -> Future[Sequence[EngineCompletion]]:
         """Queues the request; daemon threads send the queued ones, ``concurrency`` at a time."""
@@ -205,6 +270,7 @@ class VllmEngine(Engine):
     def _completions(self, request: EngineRequest) -> list[EngineCompletion]:
         body = {
             **_prompt(request),
+            **({} if self._adapter is None else {"model": self._adapter}),
             "sampling_params": {
                 "n": request.num,
                 "seed": request.seed,
@@ -280,9 +346,10 @@ class VllmEngine(Engine):
             raise ConfigError(f"{error}. It cannot compute a token of this model{sizes}") from error
         return None
 
-    def _get(self, path: str) -> Any:
+    def _get(self, path: str, limits: RequestLimits | None = None) -> Any:
         try:
-            return json.loads(get_json(self._url + path, self._short_limits, key_variable=self._key_variable))
+            reply = get_json(self._url + path, limits or self._short_limits, key_variable=self._key_variable)
+            return json.loads(reply or b"null")
         except (NoReplyError, ValueError) as error:
             raise EngineError(
                 f"rollout.engine: the server {self._url} does not answer {path} ({error}){self._state()}"
@@ -291,7 +358,7 @@ class VllmEngine(Engine):
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         try:
             reply = post_json(self._url + path, body, self._limits, key_variable=self._key_variable)
-            return json.loads(reply or b"null")
+            return None if path in TEXT_REPLIES else json.loads(reply or b"null")
         except (NoReplyError, ValueError) as error:
             fix = "See its log, start it again, and resume the run" if self._command is None else "Resume the run"
             raise EngineError(

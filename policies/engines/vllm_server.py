@@ -33,11 +33,19 @@ MAX_LINES = 4
 MODULE = "vllm.entrypoints.openai.api_server"
 OPTIONS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs")
 """Options that training needs: tokens in and out, and log-probabilities of the distribution that is sampled from."""
-VARIABLES: Mapping[str, str] = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+VARIABLES: Mapping[str, str] = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 """Variables of the server: it has the paths that replace weights, and reports nothing to its authors."""
+COMPILED: Mapping[str, str] = {"TORCHINDUCTOR_CACHE_DIR": os.path.expanduser("~/.cache/vllm/torchinductor")}
+"""Functions that torch has compiled, in vLLM's cache: the server's temporary folder does not outlast it."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's ``--max-lora-rank``."""
 
 PREFIX = re.compile(r"^(\([\w ]+pid=\d+\) )?(\w+ [\d-]+ [\d:]+ \[[^]]*\] )?")
-ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
+ERROR = re.compile(r"[\w.]*(Error|Exception)(: |$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +78,12 @@ class ServerCommand:
         if not self.timeout_s > 0:
             raise ConfigError(f"rollout.engine.start_timeout_s is above 0, got {self.timeout_s}")
 
-    def line(self, folder: Path, *, dtype: str, port: int) -> list[str]:
-        """The command of a server with the model of a folder."""
+    def line(self, folder: Path, *, dtype: str, port: int, lora_rank: int | None) -> list[str]:
+        """The command of a server with the model of a folder; ``lora_rank`` is that of adapters that it will load."""
         program = os.path.abspath(Path(self.python).expanduser())  # a link into another environment must stay one
         model = ["--model", str(folder), "--served-model-name", "policy", "--dtype", dtype]
-        return [program, "-m", MODULE, *model, "--host", HOST, "--port", str(port), *OPTIONS, *self.options]
+        lora = [] if lora_rank is None else ["--enable-lora", "--max-lora-rank", str(max_lora_rank(lora_rank))]
+        return [program, "-m", MODULE, *model, "--host", HOST, "--port", str(port), *OPTIONS, *lora, *self.options]
 
 
 @final
@@ -86,13 +95,14 @@ class VllmServer:
         log: file with its output.
     """
 
-    def __init__(self, command: ServerCommand, model: EngineModel, log: Path) -> None:
+    def __init__(self, command: ServerCommand, model: EngineModel, log: Path, *, lora_rank: int | None = None) -> None:
         """Starts it with the current weights, and returns once it answers.
 
         Args:
             command: the command.
             model: the model.
             log: file that its output is appended to.
+            lora_rank: rank of adapters that it will load; None: it loads none.
 
         Raises:
             EngineError: it ends, or does not answer in time; the message has the errors of its log.
@@ -107,10 +117,10 @@ class VllmServer:
         with tempfile.TemporaryDirectory(prefix="mmgrpo-model-") as folder, log.open("ab") as output:
             model.save(Path(folder))
             self._process = GuardedProcess(
-                command.line(Path(folder), dtype=model.dtype, port=port),
+                command.line(Path(folder), dtype=model.dtype, port=port, lora_rank=lora_rank),
                 output=output,
                 files=[held_by_server],
-                environment=without_launcher(os.environ) | variables,
+                environment={**COMPILED, **without_launcher(os.environ), **variables},
                 grace_s=GRACE_S,
             )
             os.close(held_by_server)
@@ -158,3 +168,13 @@ class VllmServer:
             urllib.request.urlopen(f"{self.url}/health", timeout=POLL_S).close()
             return True
         return False
+
+
+def max_lora_rank(rank: int) -> int:
+    """The least value of ``LORA_RANKS`` that is not below a rank. Raises ConfigError if there is none."""
+    ranks = [value for value in LORA_RANKS if value >= rank]
+    if not ranks:
+        raise ConfigError(
+            f"rollout.engine.load_adapters: vLLM has no adapters of rank {rank}, at most {LORA_RANKS[-1]}"
+        )
+    return ranks[0]

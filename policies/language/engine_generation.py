@@ -94,7 +94,7 @@ class EngineGenerator(RowGenerator):
         try:
             done = wait(self._pending, timeout=ALIVE_EVERY_S, return_when=FIRST_COMPLETED).done
             if not done:
-                self._engine.weight_version()  # raises an error if the server does not answer
+                self._engine.require_alive()
             finished: dict[int, Completion] = {}
             for future in done:
                 for request, completion in zip(self._pending.pop(future), future.result(), strict=True):

@@ -5,7 +5,7 @@ Axes: B rows, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +22,12 @@ from mmgrpo.types import Rollout
 from mmgrpo.values import SAMPLER_LOGPROB
 
 from ..distribution import LOGIT_VALUES
-from ..engines.engine import Engine, EngineModel
+from ..engines.engine import Engine, EngineAdapters, EngineModel
 from ..engines.synced_weights import SyncedWeights
-from ..merging import save_merged
+from ..merging import base_state, merged_state, save_with_state
 from ..rescoring import rescore
 from ..vocabulary import num_logits
+from ..weights import Weights
 
 MAX_MISMATCH: Mapping[torch.dtype, float] = MappingProxyType(
     {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
@@ -91,16 +92,15 @@ class EngineRollouts:
 
 @contextmanager
 def engine_rollouts(
-    engine: Engine, model: PreTrainedModel, processor: Any, context: EngineContext, *, dtype: torch.dtype
+    engine: Engine, weights: Weights, processor: Any, context: EngineContext
 ) -> Iterator[EngineRollouts]:
-    """An engine with the current weights of a model; adapters are sent merged.
+    """An engine with the current weights of a model.
 
     Args:
         engine: the engine.
-        model: the model, whose weights are not sharded.
+        weights: weights of the model, which are not sharded.
         processor: its processor or tokenizer.
         context: the run around the engine.
-        dtype: in which the model computes.
 
     Yields:
         EngineRollouts: the engine with the weights.
@@ -109,24 +109,28 @@ def engine_rollouts(
         ConfigError: the engine does not support the model.
         EngineError: it cannot load the weights.
     """
+    model: Any = weights.modules["model"]
     if model.config.is_encoder_decoder:
         raise ConfigError(f"rollout.engine: {type(model).__name__} is an encoder-decoder: remove rollout.engine")
 
-    def save(folder: Path) -> None:
-        save_merged(model, folder)
+    def save(folder: Path, state: Callable[[PreTrainedModel], Mapping[str, Tensor]] = merged_state) -> None:
+        save_with_state(model, state(model), folder)
         processor.save_pretrained(folder)
 
+    lora = weights.lora
     served = EngineModel(
         num_tokens=num_logits(model),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(weights.dtype).removeprefix("torch."),
         head_size=head_size(model),
         save=save,
+        adapters=lora
+        and EngineAdapters(rank=lora.rank, save=weights.save, save_base=lambda folder: save(folder, base_state)),
     )
     with engine.serving(served, context):
-        weights = SyncedWeights(engine, list(model.parameters()), save if context.is_main else None)
-        weights.sync()
-        limit = MAX_MISMATCH[dtype] if engine.max_mismatch is None else engine.max_mismatch
-        yield EngineRollouts(engine=engine, weights=weights, max_mismatch=limit)
+        synced = SyncedWeights(engine, list(model.parameters()), sends=context.is_main)
+        synced.sync()
+        limit = MAX_MISMATCH[weights.dtype] if engine.max_mismatch is None else engine.max_mismatch
+        yield EngineRollouts(engine=engine, weights=synced, max_mismatch=limit)
 
 
 def head_size(model: PreTrainedModel) -> int | None:

@@ -181,8 +181,7 @@ class LanguagePolicy(
         if self.settings.compile:
             raise ConfigError("policy.compile speeds up sampling by the trainer: remove it, or rollout.engine")
         engine_sampling(self._rollouts.params(Plan(), engine))
-        dtype = self.weights.dtype
-        with engine_rollouts(engine, self.model, self.processor, context, dtype=dtype) as self._engine:
+        with engine_rollouts(engine, self.weights, self.processor, context) as self._engine:
             try:
                 yield
             finally:

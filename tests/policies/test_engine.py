@@ -88,6 +88,27 @@ def test_changed_weights_are_sent_once(server: TokenServer, lora: dict[str, Any]
     assert float(gap_BT.abs().max()) < 1e-4
 
 
+def test_adapters_are_loaded_by_name(server: TokenServer) -> None:
+    policy = served(server, engine={"load_adapters": True}, lora={"rank": 2, "init": "gaussian"})
+    for seed in range(2):
+        move(policy.trainable, seed=seed)
+        rollout = rollout_of(policy)
+        rollout_of(policy, GREEDY)
+        gap_BT = (rollout.values[SAMPLER_LOGPROB] - rollout.old_logprob_BT)[rollout.mask_BT]
+        assert float(gap_BT.abs().max()) < 1e-4
+    assert len(server.bodies("/collective_rpc")) == 1
+    names = [body["lora_name"] for body in server.bodies("/v1/load_lora_adapter")]
+    assert len(set(names)) == 3  # before the first update, and after each
+    assert list(server.adapters) == names[-1:]
+    server.adapters.clear()
+    with pytest.raises(EngineError, match=rf"HTTP 404: .*`{names[-1]}` does not exist"):
+        policy._engine and policy._rollouts.generate(
+            prompts_of("llama"), group_size=1, seed=SEED, plan=Plan(), engine=policy._engine.engine
+        )
+    with pytest.raises(ConfigError, match=r"load_adapters needs policy\.lora"):
+        served(server, engine={"load_adapters": True})
+
+
 def test_server_without_new_weights_raises_error(server: TokenServer) -> None:
     policy = served(server)
     move(policy.trainable)

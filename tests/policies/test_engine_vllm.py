@@ -72,7 +72,7 @@ def connected(policy: LanguagePolicy, url: str, **engine: Any) -> Iterator[Langu
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("server") / "engine.log"
-    with started(*arithmetic_lm(), log, "--max-model-len", "32") as server:
+    with started(*arithmetic_lm(), log, "--max-model-len", "32", "--enable-lora", "--max-lora-rank", "8") as server:
         yield server.url
 
 
@@ -102,6 +102,13 @@ def test_log_probabilities_of_vllm_are_those_of_trainer(url: str, settings: dict
             assert not set(tokens) & set(policy.settings.suppress)
             assert all((list(sample.tokens or ())[-1] == 0) == sample.finished for sample in rollout.samples)
             move(policy.trainable, seed=seed)
+
+
+def test_adapters_are_loaded_by_name(url: str) -> None:
+    with connected(policy_of(lora={"rank": 2}), url, load_adapters=True) as policy:
+        for seed in range(2):
+            move(policy.trainable, seed=seed)
+            require_agreement(policy, policy.rollout(PROMPTS, group_size=8, seed=seed))
 
 
 def require_agreement(policy: LanguagePolicy, rollout: Rollout) -> None:

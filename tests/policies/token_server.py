@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
+from peft import PeftModel
 from transformers import PreTrainedModel
 
 
@@ -23,6 +24,7 @@ class TokenServer(ThreadingHTTPServer):
     Attributes:
         contexts: closed with the server.
         model: the copy.
+        adapters: the copy with adapters that were loaded, by name.
         requests: path and body of each request, in order.
         ignores_weights: answers a reload without loading.
         status: of every answer; 200, or an error.
@@ -37,6 +39,7 @@ class TokenServer(ThreadingHTTPServer):
         self.contexts = ExitStack()
         self.model = copy.deepcopy(model).eval()
         self.version = "default"
+        self.adapters: dict[str, PreTrainedModel] = {}
         self.requests: list[tuple[str, Any]] = []
         self.ignores_weights = False
         self.status = 200
@@ -62,7 +65,7 @@ class TokenServer(ThreadingHTTPServer):
         if self.status != 200:
             return self.status, {"error": "out of order"}
         if path == "/v1/models":
-            return 200, {"data": [{"id": "tiny", "max_model_len": 64}]}
+            return 200, {"data": [{"id": name, "max_model_len": 64} for name in ("tiny", *self.adapters)]}
         if path == "/weight_info":
             return 200, {"weight_version": self.version}
         if path == "/collective_rpc":
@@ -71,25 +74,36 @@ class TokenServer(ThreadingHTTPServer):
                 folder = body["kwargs"]["weights_path"]
                 self.model = type(self.model).from_pretrained(folder, dtype=torch.float32).eval()
             return 200, {"results": [None]}
+        if path == "/v1/load_lora_adapter":
+            adapted = PeftModel.from_pretrained(copy.deepcopy(self.model), body["lora_path"])
+            self.adapters[body["lora_name"]] = adapted.merge_and_unload().eval()  # pyright: ignore[reportCallIssue]
+            return 200, "Success"
+        if path == "/v1/unload_lora_adapter":
+            del self.adapters[body["lora_name"]]
         if path == "/update_weight_version":
             self.version = body["new_version"]
         if path != "/inference/v1/generate":
             return 200, {}
         if not self.scale_out:
             return 404, {"error": "Not Found"}
-        params = body["sampling_params"]
+        name, params = body.get("model", "tiny"), body["sampling_params"]
+        if name not in ("tiny", *self.adapters):
+            return 404, {"error": f"The model `{name}` does not exist."}
         vocabulary = self.model.config.get_text_config().vocab_size
         if any(int(token) >= vocabulary for token in params.get("logit_bias", ())):
             return 400, {"error": "out-of-vocab token id"}
-        return 200, {"choices": [self.choice(body["token_ids"], params, n) for n in range(params.get("n", 1))]}
+        model = self.adapters.get(name, self.model)
+        return 200, {"choices": [self.choice(model, body["token_ids"], params, n) for n in range(params.get("n", 1))]}
 
     @torch.no_grad()
-    def choice(self, token_ids: list[int], params: dict[str, Any], index: int) -> dict[str, Any]:
+    def choice(
+        self, model: PreTrainedModel, token_ids: list[int], params: dict[str, Any], index: int
+    ) -> dict[str, Any]:
         """A completion, sampled with the seed of its number."""
         generator = torch.Generator().manual_seed(params.get("seed", 0) + index)
         tokens, logprobs = list(token_ids), list[float]()
         while len(logprobs) < (self.max_tokens or params["max_tokens"]):
-            logits_V = self.model(torch.tensor([tokens])).logits[0, -1].float()
+            logits_V = model(torch.tensor([tokens])).logits[0, -1].float()
             for token, bias in params.get("logit_bias", {}).items():
                 logits_V[int(token)] += bias
             temperature = params.get("temperature", 1.0)
