@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MEDIA = {"image": "images", "video": "videos", "audio": "audios"}
 """The fields of a prompt and of a turn with media, by the kind of medium."""
 
+TASK_TEMPLATE = "rollout.task"
+"""The prompt template of samples after those of the task before, among those of ``rollout.prompt_templates``."""
+
 MAX_RATE = 768_000
 """The highest allowed sampling rate of audio, in Hz: four times that of common recorders."""
 
@@ -323,6 +326,11 @@ class Sample:
         if self.turn_ends:
             return sum(self.turn_ends) - sum(self.turn_starts)
         return len(self.tokens or ())
+
+    @property
+    def follows(self) -> Sequence[tuple[int, int]]:
+        """``after``, if the samples there are of the same task; empty if they are of the task before."""
+        return () if self.prompt_template == TASK_TEMPLATE else self.after
 
     @property
     def identity(self) -> tuple[int, int]:

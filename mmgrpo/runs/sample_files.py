@@ -21,8 +21,7 @@ from mmgrpo.data.clips import FRAME_RATE, encoded, filmstrip
 from mmgrpo.data.image_loading import load_image
 from mmgrpo.data.videos import FILES, open_video
 from mmgrpo.errors import DataError
-from mmgrpo.maths.strategies.downstream import FOLLOWED
-from mmgrpo.samples import MEDIA, Turn
+from mmgrpo.samples import MEDIA, TASK_TEMPLATE, Turn
 from mmgrpo.types import Audio, Prompt, Sample, Scores
 
 logger = logging.getLogger(__name__)
@@ -138,7 +137,7 @@ def identity(sample: Sample) -> dict[str, Any]:
 def _origin(sample: Sample) -> dict[str, Any]:
     """The prompt template of a sample, unless it is that of its task, and group and member of the samples that it
     inserts."""
-    is_of_task = sample.prompt_template in (None, FOLLOWED)
+    is_of_task = sample.prompt_template in (None, TASK_TEMPLATE)
     origin = {} if is_of_task else {"prompt_template": sample.prompt_template}
     return {**origin, "after": [list(identity) for identity in sample.after]} if sample.after else origin
 

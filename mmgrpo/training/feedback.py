@@ -90,10 +90,10 @@ def feedback_of(
 def _after(samples: Sequence[Sample]) -> Tensor | None:
     """(B,) the row with the first text in the prompt of each, -1 for none on this process; None if no prompt has such a
     text."""
-    if not any(sample.after for sample in samples):
+    if not any(sample.follows for sample in samples):
         return None
     row_of = {(sample.group, sample.member): row for row, sample in enumerate(samples)}
-    return torch.tensor([row_of.get(sample.after[0], -1) if sample.after else -1 for sample in samples])
+    return torch.tensor([row_of.get(sample.follows[0], -1) if sample.follows else -1 for sample in samples])
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, Tensor]:

@@ -14,7 +14,6 @@ import torch
 from mmgrpo.data.history import PromptTemplate
 from mmgrpo.distributed.job import Job
 from mmgrpo.maths.strategies import Ask, Request, Round, Setting, unchanged_prompts
-from mmgrpo.maths.strategies.downstream import FOLLOWED
 from mmgrpo.policy import Policy
 from mmgrpo.training.request_sampling import RoundRollouts, sample_requests
 from mmgrpo.training.rollout_rounds import UpstreamRollouts, num_unshown
@@ -137,8 +136,7 @@ def conversations(samples: Sequence[Sample]) -> list[list[int]]:
     """
     rows_of: dict[tuple[int, int], list[int]] = {}
     for row, sample in enumerate(samples):
-        is_later_turn = bool(sample.after) and sample.prompt_template != FOLLOWED
-        rows = rows_of[sample.after[0]] if is_later_turn else []
+        rows = rows_of[sample.follows[0]] if sample.follows else []
         rows.append(row)
         rows_of[sample.identity] = rows
     return [rows for identity, rows in rows_of.items() if samples[rows[0]].identity == identity]

@@ -111,7 +111,7 @@ def in_chains(samples: Sequence[Sample], root_of: Mapping[int, int]) -> list[int
     Shapes: B samples -> rows, those of a family side by side, its groups one after the other.
     """
     family_B = [root_of.get(sample.group, sample.group) for sample in samples]
-    chained = {family for family, sample in zip(family_B, samples, strict=True) if sample.after}
+    chained = {family for family, sample in zip(family_B, samples, strict=True) if sample.follows}
     rows = [row for row, family in enumerate(family_B) if family in chained]
     return sorted(rows, key=lambda row: (family_B[row], samples[row].group, samples[row].member))
 

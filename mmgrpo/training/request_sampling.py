@@ -20,10 +20,10 @@ from mmgrpo.data.replies import reply_of
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.strategies import Answer, Request
-from mmgrpo.maths.strategies.downstream import FOLLOWED
 from mmgrpo.maths.strategies.draft_prefix import accepted
 from mmgrpo.memory import ReplayRow
 from mmgrpo.policy import Policy, SupportsNamedWeights, SupportsOffPolicyScoring, SupportsTextOffsets
+from mmgrpo.samples import TASK_TEMPLATE
 from mmgrpo.types import Continuation, OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 
 
@@ -205,7 +205,7 @@ def _histories(
 
 
 def _role(prompt_template: str | None, task: str) -> str:
-    return task if prompt_template in (None, FOLLOWED) else str(prompt_template)
+    return task if prompt_template in (None, TASK_TEMPLATE) else str(prompt_template)
 
 
 def _turns(
@@ -216,7 +216,7 @@ def _turns(
     turns: dict[tuple[int, tuple[int, int]], RoleTurn] = {}
 
     def add(number: int, prompt_template: str | None, after: Sequence[tuple[int, int]]) -> None:
-        number += prompt_template == FOLLOWED
+        number += prompt_template == TASK_TEMPLATE
         rows = rows_by_task[tasks[number]]
         for identity in after:
             if identity in rows and (number, identity) not in turns:

@@ -15,9 +15,10 @@ from typing import Any, Literal, final
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.strategies.downstream import FOLLOWED, following
+from mmgrpo.maths.strategies.downstream import following
 from mmgrpo.policy import Policy
 from mmgrpo.reward import CrossTaskReward
+from mmgrpo.samples import TASK_TEMPLATE
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.held_out_sampling import HeldOutSampler
@@ -56,7 +57,7 @@ class TaskLink:
         self._average, self._before = average, before
         self._config = algorithm.config.rollout.task
         self._name = algorithm.config.about.name
-        self._templates = {FOLLOWED: algorithm.task_template}
+        self._templates = {TASK_TEMPLATE: algorithm.task_template}
 
     def followed(self, before: Mapping[str, Rollouts], job: Job) -> UpstreamRollouts:
         """The rollouts of the task before, as this task reads them, from those by task. A collective."""

@@ -117,7 +117,7 @@ class AtEnd:
         self.of = of
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        followed = {identity for sample in samples for identity in sample.after}
+        followed = {identity for sample in samples for identity in sample.follows}
         rows = [row for row, sample in enumerate(samples) if sample.identity not in followed]
         scores: list[float | Score | None] = [None] * len(samples)
         for row, score in zip(rows, inner_scores(self.of, [samples[row] for row in rows]).scores, strict=True):
@@ -128,10 +128,10 @@ class AtEnd:
 def ancestors_of(sample: Sample, by_identity: Mapping[Identity, Sample]) -> set[Identity]:
     """All ancestors of a sample, at any depth."""
     ancestors: set[Identity] = set()
-    waiting = list(sample.after)
+    waiting = list(sample.follows)
     while waiting:
         identity = waiting.pop()
         if identity not in ancestors:
             ancestors.add(identity)
-            waiting += by_identity[identity].after if identity in by_identity else ()
+            waiting += by_identity[identity].follows if identity in by_identity else ()
     return ancestors

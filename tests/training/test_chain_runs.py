@@ -14,11 +14,14 @@ from mmgrpo.rewards.groups.sample_chains import AtEnd, OfLater, OfPromptTemplate
 
 from mmgrpo import Plan, Sample, Trainer
 from mmgrpo.data.history import History
-from mmgrpo.data.prompt_templates import after_answers
+from mmgrpo.data.prompt_templates import after_answers, role
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Request, Strategy, fixed
-from mmgrpo.maths.strategies.chain_stages import stages
+from mmgrpo.maths.strategies.chain_stages import stages, take_turns
 from mmgrpo.methods.strategies.delethink import carried_over
+from mmgrpo.samples import TASK_TEMPLATE
+from mmgrpo.training.held_out_sampling import conversations
+from mmgrpo.training.pending_rewards import in_chains
 from mmgrpo.training.rollout_rounds import Rollouts, _GroupOwners
 from mmgrpo.types import Prompt, Scores
 from tests.policies.contract import largest_difference
@@ -128,6 +131,21 @@ CHAIN = [
 )
 def test_rewards_of_chains(reward: Any, expected: list[float | None]) -> None:
     assert reward(CHAIN) == expected
+
+
+def test_samples_after_the_task_before_follow_none_of_their_own_task() -> None:
+    """Their groups and members may be those of samples of the other task."""
+    of_task = [sample(0, member, TASK_TEMPLATE, [(0, member)]) for member in (0, 1)]
+    assert AtEnd(first_is_right)(of_task) == [1.0, 0.0]
+    assert in_chains(of_task, {}) == []
+    assert conversations(of_task) == [[0], [1]]
+
+
+def test_a_prompt_template_may_have_any_name() -> None:
+    templates = {name: role(text="{prompt}") for name in ("asker", "after")}
+    strategy = take_turns(roles=["asker", "after"], turns=2)
+    rollouts = gathered(strategy, first_is_right, prompt_templates=templates)
+    assert [sample.prompt_template for sample in rollouts.samples] == ["asker"] * 4 + ["after"] * 4
 
 
 def test_later_groups_are_sampled_on_the_process_of_the_earlier_ones() -> None:

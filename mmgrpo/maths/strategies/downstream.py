@@ -9,9 +9,7 @@ from typing import Literal
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Request, Round, Setting, Strategy
-
-FOLLOWED = "after"
-"""The prompt template that shows a sample of the task before."""
+from mmgrpo.samples import TASK_TEMPLATE
 
 
 def following(identities: Sequence[tuple[int, int]], *, compare: Literal["sample", "prompt"]) -> Strategy:
@@ -38,7 +36,7 @@ def _downstream_requests(
     if compare == "sample":
         first, members = 1 + max(group for group, _ in identities), tuple(range(setting.group_size))
         return tuple(
-            Request(prompt=first + number, members=members, prompt_template=FOLLOWED, after=(identity,))
+            Request(prompt=first + number, members=members, prompt_template=TASK_TEMPLATE, after=(identity,))
             for number, identity in enumerate(identities)
         )
     num_samples, next_member = Counter(group for group, _ in identities), Counter[int]()
@@ -51,5 +49,5 @@ def _downstream_requests(
             )
         members = tuple(range(next_member[group], next_member[group] + each))
         next_member[group] += each
-        requests.append(Request(prompt=group, members=members, prompt_template=FOLLOWED, after=((group, member),)))
+        requests.append(Request(prompt=group, members=members, prompt_template=TASK_TEMPLATE, after=((group, member),)))
     return tuple(requests)
