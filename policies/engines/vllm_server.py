@@ -39,8 +39,12 @@ VARIABLES: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 """Variables of the server: it has the paths that replace weights, and reports nothing to its authors."""
-COMPILED: Mapping[str, str] = {"TORCHINDUCTOR_CACHE_DIR": os.path.expanduser("~/.cache/vllm/torchinductor")}
-"""Functions that torch has compiled, in vLLM's cache: the server's temporary folder does not outlast it."""
+COMPILED: Mapping[str, str] = {
+    "TORCHINDUCTOR_CACHE_DIR": os.path.expanduser("~/.cache/vllm/torchinductor"),
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+}
+"""Defaults of variables: functions that torch compiles stay in vLLM's cache, without headers that are compiled for
+the temporary folder, which does not outlast the server."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's ``--max-lora-rank``."""
 
