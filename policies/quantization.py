@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers import ModelMixin
-from diffusers.configuration_utils import FrozenDict
-from diffusers.quantizers import PipelineQuantizationConfig
-from diffusers.quantizers.auto import DiffusersAutoQuantizer
 from peft.utils.integrations import dequantize_module_weight
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.quantizers.auto import AutoQuantizationConfig
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import required
 
 from .lora import LoraSettings
 from .model_source import DTYPES
+
+if TYPE_CHECKING:
+    from diffusers.quantizers import PipelineQuantizationConfig  # seconds to import, with bitsandbytes
 
 KEY = "policy.quantization_config"
 QUANTIZATION_KEYS = ("quantization_config", "_pre_quantization_dtype")
@@ -49,7 +47,7 @@ def model_quantization(values: Mapping[str, Any]) -> Any:
         ConfigError: transformers does not accept it, or would ignore one of the arguments.
         MissingPackageError: its library is not installed.
     """
-    return _configuration(values, AutoQuantizationConfig.from_dict, KEY)
+    return _configuration(values, _reader("transformers"), KEY)
 
 
 def pipeline_quantization(values: Mapping[str, Any], index: Mapping[str, Any]) -> PipelineQuantizationConfig:
@@ -67,12 +65,14 @@ def pipeline_quantization(values: Mapping[str, Any], index: Mapping[str, Any]) -
         ConfigError: diffusers does not accept it, would ignore an argument, or the pipeline has no such component.
         MissingPackageError: its library is not installed.
     """
+    from diffusers.quantizers import PipelineQuantizationConfig
+
     components = [*(values.get("quant_mapping") or ()), *_names(values.get("components_to_quantize"))]
     names = [name for name in index if not name.startswith("_")]
     if names and (unknown := sorted(set(components) - set(names))):
         raise ConfigError(f"{KEY}: the pipeline has no {', '.join(unknown)}; it has {', '.join(names)}")
     mapping = {
-        name: _configuration(value, _reader(index.get(name)), f"{KEY}.quant_mapping.{name}")
+        name: _configuration(value, _reader((index.get(name) or ["diffusers"])[0]), f"{KEY}.quant_mapping.{name}")
         for name, value in (values.get("quant_mapping") or {}).items()
     }
     backend = str(values.get("quant_backend") or "")
@@ -93,7 +93,7 @@ def pipeline_stored_bytes(values: Mapping[str, Any], modules: Mapping[str, nn.Mo
     index = {name: [type(module).__module__.partition(".")[0], ""] for name, module in modules.items()}
     config, result = pipeline_quantization(values, index), dict[nn.Module, int]()
     for name, module in modules.items():
-        is_diffusers = isinstance(module, ModelMixin)
+        is_diffusers = not isinstance(module, PreTrainedModel)
         configuration = config._resolve_quant_config(is_diffusers=is_diffusers, module_name=name)
         result |= {} if configuration is None else stored_bytes(module, configuration)
     return result
@@ -103,10 +103,15 @@ def _names(components: Any) -> list[str]:
     return [components] if isinstance(components, str) else list(components or ())
 
 
-def _reader(kind: Any) -> Callable[[dict[str, Any]], Any]:
+def _reader(library: str) -> Callable[[dict[str, Any]], Any]:
     """Reads a configuration by the library of a component: transformers, or else diffusers."""
-    is_transformers = isinstance(kind, list | tuple) and kind[:1] in (["transformers"], ("transformers",))
-    return AutoQuantizationConfig.from_dict if is_transformers else DiffusersAutoQuantizer.from_dict
+    if library == "transformers":
+        from transformers.quantizers.auto import AutoQuantizationConfig
+
+        return AutoQuantizationConfig.from_dict
+    from diffusers.quantizers.auto import DiffusersAutoQuantizer
+
+    return DiffusersAutoQuantizer.from_dict
 
 
 def _configuration(values: Any, read: Callable[[dict[str, Any]], Any], key: str) -> Any:
@@ -311,7 +316,9 @@ def remove_quantizer(model: Any) -> None:
     """
     if getattr(model, "hf_quantizer", None) is None:
         return
-    if isinstance(model, ModelMixin):
+    if not isinstance(model, PreTrainedModel):
+        from diffusers.configuration_utils import FrozenDict
+
         del model.hf_quantizer
         settings = {key: value for key, value in model.config.items() if key not in QUANTIZATION_KEYS}
         vars(model)["_internal_dict"] = FrozenDict(settings)

@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, MissingPackageError
 from mmgrpo.system.hub import explain_load_error
 
 from .model_source import DTYPES
@@ -88,7 +88,7 @@ def pretrained(
         model_arguments |= _quantized_loading(source, config, quantization, device)
         model = model_class.from_pretrained(**location, dtype=DTYPES[settings.dtype], **model_arguments)
         return model, processor_class.from_pretrained(**{**location, **settings.processor})
-    except ConfigError:
+    except (ConfigError, MissingPackageError):
         raise
     except loading_errors(quantization) as error:
         why = explain_load_error(source, error, revision=settings.revision)

@@ -223,3 +223,18 @@ def test_base_is_loaded_as_the_run_loaded_it(tmp_path: Path) -> None:
     assert "from_single_file('a.safetensors', dtype=torch.bfloat16, config='b', text_encoder=None)" in single
     assert "pipeline.vae.to(torch.float32)" in single
     assert isinstance(policy, DenoisingPolicy)
+
+
+@pytest.mark.parametrize(
+    ("merged", "words"), [(False, "loads the original weights"), (True, "were dequantized before")]
+)
+def test_card_names_the_quantization_of_the_run(merged: bool, words: str, tmp_path: Path) -> None:
+    policy = tiny_language.policy_of("llama", lora=LORA)
+    (policy.export if merged else policy.save)(tmp_path)
+    model, _ = tiny_language.build_llama()
+    model.save_pretrained(tmp_path / "base")
+    base = BaseModelSource(model=str(tmp_path / "base"), quantization={"load_in_4bit": True})
+    variables, code = run_card(tmp_path, base)
+    assert code.startswith("# trained on weights quantized by {'load_in_4bit': True};\n# ")
+    assert words in code.splitlines()[1]
+    assert logits_of(variables["model"]).shape == (1, 6, model.config.vocab_size)

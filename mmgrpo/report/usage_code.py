@@ -114,19 +114,22 @@ def usage(exported: ExportedModel, base: BaseModelSource) -> str:
     """The code that loads the model; paths and options of the base model are literals."""
     if exported.is_adapter:
         code = _peft_model(exported, base) if exported.library == "peft" else _pipeline_adapters(exported, base)
-        return _quantization_note(base) + code
-    return _full_pipeline(exported) if exported.library == "diffusers" else _full_model(exported)
+    else:
+        code = _full_pipeline(exported) if exported.library == "diffusers" else _full_model(exported)
+    return _quantization_note(exported, base) + code
 
 
-def _quantization_note(base: BaseModelSource) -> str:
+def _quantization_note(exported: ExportedModel, base: BaseModelSource) -> str:
     """A comment about the quantized weights that adapters were trained on."""
     if not base.quantization:
         return ""
     literal = "".join(character for character in repr(dict(base.quantization)) if character.isprintable())
-    return (
-        f"# trained on weights quantized by {literal};\n"
-        "# the code loads the original weights: outputs differ by the rounding of the quantization\n"
+    effect = (
+        "the code loads the original weights: outputs differ by the rounding of the quantization"
+        if exported.is_adapter
+        else "they were dequantized before the adapters were merged into them"
     )
+    return f"# trained on weights quantized by {literal};\n# {effect}\n"
 
 
 def _peft_model(exported: ExportedModel, base: BaseModelSource) -> str:

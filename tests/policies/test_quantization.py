@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from mmgrpo import Trainer
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, MissingPackageError
 from mmgrpo.values import SAMPLER_LOGPROB
 from tests.policies import tiny_language, tiny_policies
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
@@ -311,3 +312,11 @@ def test_unsupported_quantization_of_a_pipeline_raises(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         denoising_policy(sd3, quantization)
+
+
+def test_a_missing_library_raises_with_the_command_that_installs_it(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingPackageError, match=r"needs the package 'bitsandbytes': .*quantization"):
+        language_policy(llama, NF4)
