@@ -120,7 +120,7 @@ def _kind_of(value: Any) -> str | None:
     if isinstance(value, Audio) or (isinstance(value, Mapping) and {"array", "sampling_rate"} <= value.keys()):
         return "audio"
     kind = value.get("type") if isinstance(value, Mapping) else None
-    return kind if kind in MEDIA and value.get(kind) is not None else None
+    return kind if isinstance(kind, str) and kind in MEDIA and value.get(kind) is not None else None
 
 
 def _medium(kind: str, value: Any) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.samples import MEDIA
 from mmgrpo.tool_calls import AssistantMessage, FunctionCall, description
 from mmgrpo.tools import ToolEnvironment, ToolObjectEnvironment, schema_of
-from mmgrpo.types import Prompt, Video
+from mmgrpo.types import Audio, Prompt, Video
 from tests.audio_signals import tone
 
 
@@ -351,6 +352,7 @@ def recording(form: str) -> Any:
         "video": Video(frames, 3.0),
         "file": {"type": "video", "video": encoded(frames * 3, 8.0)},
         "inside": {"name": "beep", "parts": [audio, {"type": "video", "video": frames}], "see": {"type": "image"}},
+        "schema": {"type": ["string", "null"], "audio": None, "parts": [{"type": "video", "video": "no medium"}]},
         "long": tone(440, rate=8000, duration_s=1.5),
         "frames": Video(frames * 3, 9.0),
         "large": Video([Image.new("RGB", (40, 20))] * 2, 1.0),
@@ -382,6 +384,11 @@ def test_audio_and_videos_of_results_are_those_of_the_turn() -> None:
         ("video", "", ["videos"]),
         ("file", "", ["videos"]),
         ("inside", '{"name": "beep", "parts": ["(audio)", "(video)"], "see": {"type": "image"}}', ["videos", "audios"]),
+        (
+            "schema",
+            '{"type": ["string", "null"], "audio": null, "parts": [{"type": "video", "video": "no medium"}]}',
+            [],
+        ),
     ],
 )
 def test_media_of_a_result_in_any_form(form: str, text: str, media: list[str]) -> None:
@@ -401,6 +408,35 @@ def test_media_beyond_the_limits_are_reduced_with_a_note() -> None:
     assert "the video of 1.1 s is longer than 1 s" in turn_of("file", max_seconds=1).text
     with pytest.raises(ConfigError, match="max_seconds must be positive, got 0"):
         ToolEnvironment([recording], max_seconds=0)
+
+
+@final
+class Player:
+    """Plays something at first."""
+
+    def reset(self, **columns: Any) -> Any:
+        """Returns the opening."""
+        return [recording("alone"), {"type": "text", "text": f"{len(columns['audios'])} before"}]
+
+    def again(self) -> Audio:
+        """Plays it again."""
+        return recording("alone")
+
+
+def test_objects_may_play_audio_at_reset_and_in_their_tools() -> None:
+    environment = ToolObjectEnvironment(Player)
+    opening = environment.reset(Prompt("listen", audios=[tone()]))
+    assert (opening.text, len(opening.audios), [tool["function"]["name"] for tool in opening.tools]) == (
+        "1 before",
+        1,
+        ["again"],
+    )
+    assert len(environment.step(call("again")).audios) == 1
+
+
+def test_videos_survive_a_process() -> None:
+    video = pickle.loads(pickle.dumps(Video([Image.new("RGB", (2, 2), "red")] * 3, 4)))
+    assert (len(video), video.frame_rate, video[0].getpixel((0, 0)), len(video[1:])) == (3, 4, (255, 0, 0), 2)
 
 
 def broken(medium: str) -> Any:
