@@ -15,6 +15,7 @@ from mmgrpo.config.loading import validated
 from mmgrpo.explain import card_sizes
 from mmgrpo.explain.card_sizes import card_rows
 from mmgrpo.explain.process_scale import ProcessPlan, ShardingEngine, plan_processes
+from tests.policies.families import daily
 from tests.policies.test_quantization import FORMATS
 from tests.tiny import language_models
 
@@ -64,7 +65,7 @@ def test_full_fine_tuning_names_the_optimizer(llama: Path, monkeypatch: pytest.M
     assert "update.optimizer.name=adamw_8bit" in row
 
 
-@pytest.mark.parametrize("name", ["nf4", "int8", "torchao-int8"])
+@pytest.mark.parametrize("name", daily(["nf4", "int8", "torchao-int8"], "nf4"))
 def test_quantized_weights_count_as_they_are_stored(name: str, llama: Path) -> None:
     config = model_quantization(FORMATS[name])
     model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.Embedding(4, 4))

@@ -25,6 +25,7 @@ from mmgrpo.errors import ConfigError, MissingPackageError
 from mmgrpo.values import SAMPLER_LOGPROB
 from tests.policies import tiny_language, tiny_policies
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
+from tests.policies.families import daily
 from tests.policies.test_engine import connect
 from tests.policies.token_server import TokenServer
 from tests.test_trainer_language import vowels, weights
@@ -83,7 +84,7 @@ def denoising_policy(model: Path, quantization: Mapping[str, Any] | None = None)
     return DenoisingPolicy.from_config({**settings, "model": str(model), "quantization_config": quantization})
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", daily(FORMATS, "nf4", "int8"))
 def test_language_policy_has_same_layers_in_sampling_and_update(name: str, llama: Path) -> None:
     policy = language_policy(llama, FORMATS[name])
     assert len(quantized_layers(policy.model)) == 14
@@ -245,7 +246,7 @@ def bitsandbytes_sd3(kind: str) -> Any:
     return pipeline
 
 
-@pytest.mark.parametrize("name", ["torchao-int8", "torchao-fp8", "nf4", "int8"])
+@pytest.mark.parametrize("name", daily(["torchao-int8", "torchao-fp8", "nf4", "int8"], "torchao-int8"))
 def test_denoising_policy_has_same_layers_in_sampling_and_update(name: str, sd3: Path, tmp_path: Path) -> None:
     if name.startswith("torchao"):
         policy = denoising_policy(sd3, {"quant_mapping": {"transformer": FORMATS[name]}})
