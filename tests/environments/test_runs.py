@@ -19,7 +19,7 @@ import pytest
 from mmgrpo import Trainer
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.runs.checkpoint import list_checkpoints
-from mmgrpo.types import Prompt, Sample
+from mmgrpo.types import Prompt, Sample, Video
 from tests.audio_signals import tone
 from tests.environments.chat_server import ChatServer
 from tests.environments.test_mcp_tools import SERVER
@@ -158,6 +158,7 @@ class Tally(Environment):
     resets: ClassVar[Any] = count(1)
     interrupt_at: ClassVar[int | None] = None
     open_ones: ClassVar[set[Environment]] = set()
+    media: ClassVar[dict[str, Any]] = {}
 
     def reset(self, prompt: Prompt) -> Turn:
         self.open_ones.add(self)
@@ -168,15 +169,30 @@ class Tally(Environment):
         if self.number == self.interrupt_at:
             os.kill(os.getpid(), signal.SIGTERM)
         self.total += len(text) + 1
-        return Turn(text=("two red", "two blue")[self.total % 2], reward=float(self.total))
+        return Turn(text=("two red", "two blue")[self.total % 2], reward=float(self.total), **self.media)
 
     def close(self) -> None:
         self.open_ones.discard(self)
 
 
+FRAMES = [picture(32, 32, seed=seed) for seed in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("family", "media"),
+    [
+        ("llama", {}),
+        pytest.param(VLM, {"videos": [Video(FRAMES, 4.0)]}, marks=pytest.mark.nightly),
+        pytest.param(LISTENER, {"audios": [tone(440)]}, marks=pytest.mark.nightly),
+    ],
+    ids=["texts", "videos", "audio"],
+)
 def test_a_run_interrupted_within_conversations_resumes_to_the_same_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, media: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Tally, "media", media)
+    length = {"max_new_tokens": 300} if media else {}
+
     def trainer(folder: Path, resume: Path | None = None) -> Trainer:
         rollout = {"prompts_per_step": 2, "group_size": 2, "environment": f"python:{__name__}:Tally", "max_turns": 3}
         values = {
@@ -187,7 +203,8 @@ def test_a_run_interrupted_within_conversations_resumes_to_the_same_end(
             "output": str(folder),
         }
         rewards = ["environment_return"]
-        return Trainer(terse("llama"), rewards, prompts_of("llama"), values, resume=resume)
+        policy = terse(family, hearing if family == LISTENER else policy_of, **length)
+        return Trainer(policy, rewards, prompts_of("llama"), values, resume=resume)
 
     uninterrupted = trainer(tmp_path / "uninterrupted").train()
     monkeypatch.setattr(Tally, "resets", count(1))
