@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.layouts import has_deferred_moves, move_modules
-from mmgrpo.maths.embedding_weights import mark_embeddings
 from mmgrpo.policy import NamedWeights
 from mmgrpo.shards import is_sharded, load_module, save_module
+from mmgrpo.system.embedding_weights import mark_embeddings
 from mmgrpo.values import REFERENCE
 
 from .adapter_formats import AdapterFiles, PeftFiles, lora_config, require_same_shapes

@@ -59,7 +59,13 @@ CONTRACTS = (
     *("data.image_loading", "data.audio_loading", "data.videos", "data.media_options"),
     "data.turn_media",
     *("system.lazy", "system.extras", "system.hub", "system.targets", "system.folders", "system.bounded_http"),
-    *("system.out_of_memory", "system.process_settings", "system.json_requests", "system.sandbox"),
+    *(
+        "system.out_of_memory",
+        "system.process_settings",
+        "system.json_requests",
+        "system.sandbox",
+        "system.embedding_weights",
+    ),
     *("system.process_guard", "system.model_residence", "system.launch_environment"),
 )
 """Modules of the engine that adapters may import."""

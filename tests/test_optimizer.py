@@ -20,8 +20,8 @@ from mmgrpo.config.loading import validated
 from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import ParameterShard
 from mmgrpo.errors import ConfigError, NonFiniteError
-from mmgrpo.maths.embedding_weights import mark_embeddings
 from mmgrpo.runs.checkpoint import weights_folder
+from mmgrpo.system.embedding_weights import mark_embeddings
 from mmgrpo.system.extras import is_installed
 from mmgrpo.training.build import build_optimizer
 from mmgrpo.types import Sample

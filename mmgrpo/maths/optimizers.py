@@ -244,7 +244,7 @@ class Muon:
             raise ConfigError(f"update.optimizer muon: {error}; it is match_rms_adamw or original") from error
         if not others:
             return muon
-        from mmgrpo.maths.joint_optimizer import JointOptimizer
+        from mmgrpo.system.joint_optimizer import JointOptimizer
 
         return JointOptimizer([muon, adamw(others, lr)])
 
@@ -254,6 +254,6 @@ class Muon:
 
     @staticmethod
     def _is_matrix(parameter: Tensor) -> bool:
-        from mmgrpo.maths.embedding_weights import is_embedding
+        from mmgrpo.system.embedding_weights import is_embedding
 
         return parameter.ndim == 2 and not is_embedding(parameter)
