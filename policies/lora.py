@@ -1,8 +1,9 @@
-"""The configuration of low-rank adapters, as a policy's settings hold it."""
+"""The configuration of low-rank adapters, as a policy's settings hold it; read without torch."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,3 +24,12 @@ class LoraSettings(BaseModel):
         default="gaussian", description="initialization of the first factor; the second starts at 0"
     )
     dora: bool = Field(default=False, description="weight-decomposed adapters (DoRA)")
+
+
+def require_adapters(quantization: Mapping[str, Any] | None, lora: LoraSettings | None) -> None:
+    """Raises ValueError if weights are quantized and no adapters are trained."""
+    if quantization is not None and lora is None:
+        raise ValueError(
+            "quantization_config: quantized weights cannot be trained in full: set policy.lora, for example "
+            "{rank: 32, alpha: 64}, or remove quantization_config"
+        )

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import required
 
-from .lora import LoraSettings
 from .model_source import DTYPES
 
 if TYPE_CHECKING:
@@ -178,15 +177,6 @@ def require_no_quantization(quantization: Mapping[str, Any] | None) -> None:
         raise ConfigError(
             f"{KEY} needs a folder written by save_pretrained or a hub id as policy.model; quantize the model in the "
             "function of a python: model, and convert a one-file checkpoint to a folder"
-        )
-
-
-def require_adapters(quantization: Mapping[str, Any] | None, lora: LoraSettings | None) -> None:
-    """Raises ValueError if weights are quantized and no adapters are trained."""
-    if quantization is not None and lora is None:
-        raise ValueError(
-            "quantization_config: quantized weights cannot be trained in full: set policy.lora, for example "
-            "{rank: 32, alpha: 64}, or remove quantization_config"
         )
 
 

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 
-from ..lora import LoraSettings
-from ..quantization import require_adapters
+from ..lora import LoraSettings, require_adapters
 
 COUNTS = ("width", "height", "num_frames", "num_inference_steps")
 """Arguments of a pipeline's call with a minimum of 1."""

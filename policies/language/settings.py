@@ -10,9 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from mmgrpo.data.media_options import OPTIONS, require_options
 from mmgrpo.errors import DataError
 
-from ..lora import LoraSettings
+from ..lora import LoraSettings, require_adapters
 from ..overriding import override_settings
-from ..quantization import require_adapters
 from ..temperature_schedule import TemperatureSchedule
 
 
