@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import shutil
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +24,10 @@ os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio's searches all objects for ref
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process a core is there; on more threads sums are rounded otherwise
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # likewise: two short texts wait longer for threads
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mmgrpo-state-")  # runs of tests are no runs of a person
+
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # runs sync every file, and wait for a disk each time
 
 
 @pytest.hookimpl(tryfirst=True)  # before items are selected by their marks
