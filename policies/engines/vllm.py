@@ -174,7 +174,10 @@ class VllmEngine(Engine):
 
     def require_alive(self) -> None:
         """Asks the process that takes requests; the one that computes answers between two tokens only."""
-        self._get("/health")
+        try:
+            self._get("/health")
+        except EngineError as error:
+            raise EngineError(f"{error}. Resume the run, with a server that answers") from error
 
     def load_weights(self, versions: WeightVersions, *, sends: bool) -> None:
         """Sends the weights with merged adapters, or the frozen weights, once, and the adapters by name."""

@@ -72,7 +72,8 @@ def connected(policy: LanguagePolicy, url: str, **engine: Any) -> Iterator[Langu
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("server") / "engine.log"
-    with started(*arithmetic_lm(), log, "--max-model-len", "32", "--enable-lora", "--max-lora-rank", "8") as server:
+    model, processor = arithmetic_lm()
+    with started(model, processor, log, "--max-model-len", "32", "--enable-lora", "--max-lora-rank", "8") as server:
         yield server.url
 
 

@@ -1,0 +1,148 @@
+"""Kill trials with real vLLM servers: killed in a rollout, without memory, or with a killed run.
+
+Each run is interrupted in its third step, and resumes with another server to the weights of the uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from mmgrpo.examples.language_models import arithmetic_lm
+from mmgrpo.policies.engines.vllm_server import VllmServer
+
+from mmgrpo import Trainer
+from mmgrpo.errors import EngineError
+from mmgrpo.types import Sample
+from tests.policies.test_engine_vllm import PROMPTS, PYTHON, VARIABLES, policy_of, pytestmark, started
+from tests.policies.test_vllm_server import program
+from tests.test_process_guard import wait_until_ended
+
+__all__ = ["pytestmark"]
+
+OPTIONS = ["--enforce-eager", "--max-model-len", "32"]
+
+
+def digits(samples: list[Sample]) -> list[float]:
+    return [sum(letter in "13579" for letter in sample.text or "") / 4 for sample in samples]
+
+
+def trainer_of(output: Path, *, resume: Path | None = None, **engine: Any) -> Trainer:
+    policy = policy_of()
+    config = {
+        "output": str(output),
+        "steps": 3,
+        "rollout": {"prompts_per_step": 3, "group_size": 8, "engine": {"name": "vllm", "retries": 0, **engine}},
+        "update": {"optimizer": {"lr": 1e-3}},
+        "runtime": {"device": "cpu"},
+    }
+    return Trainer(policy, {"digits": digits}, PROMPTS, config, resume=resume)
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    model, processor = arithmetic_lm()
+    with started(model, processor, tmp_path_factory.mktemp("server") / "log", "--max-model-len", "32") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def expected(server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+    """The weights of the uninterrupted run."""
+    trainer = trainer_of(tmp_path_factory.mktemp("complete"), url=server.url)
+    trainer.train()
+    return weights(trainer)
+
+
+def main_of(server: VllmServer) -> psutil.Process:
+    """The process of a server that takes requests."""
+    return psutil.Process(server._process.pid).children()[0]
+
+
+def workers_of(server: VllmServer) -> list[psutil.Process]:
+    """The processes of a server that compute: started by one that the main process has started."""
+    main = main_of(server)
+    workers = [process for process in main.children(recursive=True) if process.ppid() != main.pid]
+    assert workers
+    return workers
+
+
+def interrupt(trainer: Trainer, act: Callable[[VllmServer], None]) -> None:
+    """At the first request of the third step the server stops to compute; two seconds later ``act`` is called."""
+    engine = trainer.algorithm.engine
+    submit, done = engine.submit, threading.Event()
+
+    def interrupted(request: Any) -> Future[Any]:
+        if len(trainer.folder.lines("metrics.jsonl")) == 2 and not done.is_set():
+            done.set()
+            for worker in workers_of(engine._server):
+                worker.suspend()
+            threading.Timer(2.0, act, [engine._server]).start()
+        return submit(request)
+
+    engine.submit = interrupted
+
+
+def kill_server(server: VllmServer) -> None:
+    main_of(server).kill()
+
+
+def require_resumed(trainer: Trainer, server: VllmServer, expected: torch.Tensor) -> None:
+    """The run resumes after its second step to the weights of the uninterrupted one."""
+    folder = trainer.folder.path
+    assert [line["step"] for line in trainer.folder.lines("metrics.jsonl")] == [1, 2]
+    resumed = trainer_of(folder.parent, resume=folder, url=server.url, python=None)
+    assert resumed.step == 2
+    resumed.train()
+    assert torch.equal(weights(resumed), expected)
+
+
+def test_server_that_is_killed_in_a_rollout_costs_no_step(
+    server: VllmServer, expected: torch.Tensor, tmp_path: Path
+) -> None:
+    trainer = trainer_of(tmp_path, python=PYTHON, options=OPTIONS, variables=VARIABLES)
+    interrupt(trainer, kill_server)
+    with pytest.raises(EngineError, match=r"did not do /inference/v1/generate .*: the server has ended"):
+        trainer.train()
+    require_resumed(trainer, server, expected)
+
+
+def test_server_without_memory_does_not_start(tmp_path: Path) -> None:
+    python = program(tmp_path, f'ulimit -v 2000000; exec {PYTHON} "$@"')
+    trainer = trainer_of(tmp_path / "run", python=python, options=OPTIONS, variables=VARIABLES)
+    with pytest.raises(EngineError, match=r"does not start: the server has ended.*(emory|ENOMEM|alloc|map segment)"):
+        trainer.train()
+
+
+def test_server_ends_with_a_killed_run(server: VllmServer, expected: torch.Tensor, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.policies.test_engine_kill_trials", str(tmp_path)]
+    with subprocess.Popen(command, start_new_session=True) as run:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while not metrics.exists() or metrics.read_text().count("\n") < 2:
+            assert run.poll() is None
+            time.sleep(0.05)
+        processes = [process.pid for process in psutil.Process(run.pid).children(recursive=True)]
+        run.send_signal(signal.SIGKILL)
+    assert len(processes) >= 4
+    assert wait_until_ended(processes) == []
+    resumed = trainer_of(tmp_path, resume=tmp_path / "run", url=server.url, python=None)
+    resumed.train()
+    assert torch.equal(weights(resumed), expected)
+
+
+if __name__ == "__main__":
+    trainer_of(Path(sys.argv[1]), python=PYTHON, options=OPTIONS, variables=VARIABLES).train()
