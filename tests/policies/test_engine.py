@@ -181,12 +181,11 @@ def test_conversation_sends_each_turn(server: TokenServer) -> None:
 def test_turns_with_other_media_than_images_are_an_error() -> None:
     policy = terse("qwen2.5-vl")
     server = TokenServer(policy.model)
-    policy.use_engine(VllmEngine(url=server.url))
+    connect(server, policy)
     opened = Plan(environment=lambda: Showing(kinds=("videos",)), max_turns=2)
     with pytest.raises(PolicyError, match=r"the turn 'two red' has videos or audio, which rollout\.engine does not"):
         policy.rollout([Prompt("what is this")], group_size=2, seed=SEED, plan=opened)
-    server.shutdown()
-    server.server_close()
+    server.end()
 
 
 @pytest.mark.parametrize(
