@@ -313,7 +313,8 @@ def remove_quantizer(model: Any) -> None:
         settings = {key: value for key, value in model.config.items() if key not in QUANTIZATION_KEYS}
         vars(model)["_internal_dict"] = FrozenDict(settings)
     else:
-        model.hf_quantizer.remove_quantization_config(model)
+        quantizer: Any = model.hf_quantizer
+        quantizer.remove_quantization_config(model)
     for name in {"is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method"} & vars(model).keys():
         delattr(model, name)
 

@@ -116,7 +116,7 @@ def test_numbers_of_a_scale_are_set_in_it() -> None:
         ({"scale": {"name": "verdict", "rigth": 1.0}}, "advantage.scale: verdict takes no 'rigth'; did you mean right"),
         ({"scale": "pass_at_k"}, "advantage.scale: pass_at_k needs k"),
         ({"scale": {"name": "pass_at_k", "k": 2.5}}, "k of pass_at_k must be int"),
-        ({"scale": {"name": "raw", "eps": 0.1}}, "advantage.scale: raw takes no 'eps'; it takes no numbers"),
+        ({"scale": {"name": "raw", "eps": 0.1}}, "advantage.scale: raw takes no 'eps'; it takes no settings"),
     ],
 )
 def test_scales_and_their_numbers_are_checked(values: Any, message: str) -> None:

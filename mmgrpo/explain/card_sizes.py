@@ -173,7 +173,7 @@ def _in_4_bit(plan: ProcessPlan, need: Need) -> Need:
     """With the frozen linear layers of all blocks in 4 bit, except those that are quantized."""
     names, saved = [], 0
     for name, module in plan.outline.modules.items():
-        parts = [part for block in blocks_of(module) for part in block.modules() if _is_frozen(part)]
+        parts: list[Any] = [part for block in blocks_of(module) for part in block.modules() if _is_frozen(part)]
         weights = {id(part.weight): part.weight for part in parts if part not in plan.outline.stored_bytes}
         in_module = sum(weight.nbytes - int(BYTES_IN_4_BIT * weight.numel()) for weight in weights.values())
         if in_module > GIB // 4:

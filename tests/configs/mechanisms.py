@@ -95,6 +95,9 @@ CRITICS = ["ppo", "dvpo", "direct-advantage-policy-optimization"]
 INTERNALS = ["verl", "capo", "preplan-and-anchor-credit"]
 """Trained with what the network says inside, in ``tests/training/test_internal_runs.py``."""
 
+ENGINE = ["icepop"]
+"""Trained on samples of a server, in ``tests/policies/test_engine.py``."""
+
 EVERYDAY = {
     "any kind": (
         "flow-dppo", "gdpo", "gmpo", "gpg", "mmr1", "online-dpo", "process-supervision", "rloo", "sage-grpo",
@@ -148,7 +151,7 @@ def untrained(kind: str, trained: list[str]) -> set[tuple[str, str]]:
     """What the methods of a kind name, and none of those that are trained does."""
     covered = {
         result
-        for name in [*trained, *VIEWS, *CHAINS, *CRITICS, *IMITATION, *INTERNALS, *TURNS]
+        for name in [*trained, *VIEWS, *CHAINS, *CRITICS, *IMITATION, *INTERNALS, *TURNS, *ENGINE]
         for result in functions(f"methods/{name}")
     }
     named = {result for name in shipped("methods") if applies_to(name) == kind for result in functions(name)}

@@ -12,6 +12,7 @@ CHAINS = ("svs", "delethink", "motif", "clpo", "canoe", "multi-module-grpo", "cr
 ELSEWHERE = {
     **dict.fromkeys(CHAINS, "configs/test_chain_methods.py"),
     **dict.fromkeys(("sfpo", "multiple-ticket-hypothesis", "rlvr-linearity"), "training/test_hooks.py"),
+    **dict.fromkeys(("tis", "sequence-tis", "mis", "sequence-mis", "icepop"), "configs/test_engine_methods.py"),
     "ead": "policies/test_language_sampling.py",
     "spec-rl": "training/test_drafts.py",
     "verl": "maths/test_internals.py",

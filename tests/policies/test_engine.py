@@ -255,7 +255,10 @@ def trainer_of(
         "output": str(output),
         "steps": 3,
         "rollout": {"prompts_per_step": 2, "group_size": 3, "engine": {"name": "vllm", "retries": 0, **engine}},
-        "advantage": {"estimators": [{"name": "sampler_weight_truncated", "cap": 2.0}]},
+        "advantage": {
+            "estimators": [{"name": "sampler_weight_truncated", "cap": 5.0}],
+            "filters": [{"name": "sampler_weight_within", "low": 0.5, "high": 5.0}],
+        },
         "update": {"optimizer": {"lr": 1e-2}},
         "checkpoint": {"every": 1},
         "runtime": {"device": "cpu"},
