@@ -169,11 +169,11 @@ def unserved(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random
 
 
 def out_of_memory(case: Case, place: Place, undisturbed: UndisturbedRun, draw: random.Random) -> Disturbed:
-    """A forward that asks for more memory than there is."""
+    """Forwards that ask for more memory than there is; a single one in an update is taken again in halved slices."""
     at = draw.randint(1, undisturbed.num_forwards)
 
     def within(trainer: Trainer) -> None:
-        on_forward(case, trainer, at, lambda: torch.empty(2**50))
+        on_forward(case, trainer, at, lambda: torch.empty(2**50), ever_after=True)
 
     return Disturbed(what=f"out of memory at forward {at}", sitting=sit(case, place, within=within))
 
