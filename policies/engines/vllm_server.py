@@ -22,6 +22,9 @@ from mmgrpo.system.process_guard import GuardedProcess
 from .engine import EngineModel
 
 HOST = "127.0.0.1"
+ENDING_S = 5.0
+"""A killed server closes its connections before its last process has ended; a message waits so long for that."""
+
 POLL_S = 0.5
 """Seconds between two requests to a server that starts."""
 GRACE_S = 20.0
@@ -143,7 +146,7 @@ class VllmServer:
             lines = [PREFIX.sub("", line).strip() for line in file.read().decode(errors="replace").splitlines()]
         errors = list(dict.fromkeys(line for line in lines if ERROR.match(line)))
         reason = "" if errors else " without an error"
-        ended = f"the server has ended{reason}; " if self._has_ended() else ""
+        ended = f"the server has ended{reason}; " if self._has_ended(ENDING_S) else ""
         lines = errors or [line for line in lines if line]
         tail = " | ".join(f"{line:.300}" for line in lines[-MAX_LINES:]) or "none"
         return f"{ended}{'errors' if errors else 'last lines'} in {self.log}: {tail}"
