@@ -23,7 +23,7 @@ ANY_KIND = [
     "aapo", "bnpo", "cispo", "clip-cov", "coba-rl", "competence-curriculum", "cppo", "cures", "dars", "disco",
     "dr-grpo", "f-grpo", "gdpo", "gmpo", "gpg", "greso", "grpo", "grpo-lead", "gspo", "gvpo", "kl-cov", "klear-gppo",
     "knapsack-rl", "mapo", "mmr1", "ngrpo", "nsr", "online-dpo", "pacs", "pass-k-training", "process-supervision",
-    "prorl", "real", "reinforce-rej", "reward-model-ensembles", "riskpo", "rloo", "sapo",
+    "prorl", "prs-vspo", "real", "reinforce-rej", "reward-model-ensembles", "riskpo", "rloo", "sapo",
     "simple-policy-optimization", "spo", "srpo--cross-domain", "stable-grpo", "vespo",
     "dr-irl", "ppl", "ppl-position", "pvpo", "rec",
 ]  # fmt: skip

@@ -138,6 +138,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "pass-k-training": {"rollout.group_size": 4, "advantage.scale.k": 2},
     "prorl": {"update.reference.reset_every": 1},
     "chunk-grpo": {"policy.segments": [2, 2]},
+    "prs-vspo": {"rollout.prompts_per_step": 4},
     "flow-dppo": {"rollout.window.high": 3, "rollout.prompts_per_step": 4},
     "ppl-position": {"advantage.estimators": [{"name": "late_decisions", "start": 0}]},
 }
@@ -153,8 +154,16 @@ def steps_by_turns(samples: Sequence[Sample]) -> list[Score]:
     return [Score(0.0, scopes=[Scope(0, 1, s.member % 2), Scope(1, 3, s.member % 2)]) for s in samples]
 
 
-PARTS = {"process-supervision": [NamedReward("steps", steps_by_turns, weight=0.0)]}
-"""Those that read what a reward says of parts."""
+def by_turns_after_the_first_prompt(samples: Sequence[Sample]) -> list[float]:
+    """Every other member is right, except for the first prompt, whose members all are."""
+    return [float(sample.member % 2 or sample.group == 0) for sample in samples]
+
+
+REWARDS: dict[str, Any] = {
+    "process-supervision": [NamedReward("steps", steps_by_turns, weight=0.0)],
+    "prs-vspo": {"brightness": by_turns_after_the_first_prompt},
+}
+"""Rewards of methods that need scores of parts, or a group of equal rewards."""
 
 
 @pytest.mark.parametrize("name", nightly("any kind", [*ANY_KIND, *STEP_METHODS]))
@@ -173,19 +182,22 @@ def test_method_of_any_kind_trains_a_denoising_policy(
     small |= {"rollout.prompts_per_step": 2}
     config = load_config(write(values), SHRUNK | small | SMALL.get(name, {}) | {"output": str(tmp_path)})
     rewards = {"brightness": by_turns} if name in RIGHT_AND_WRONG else build_rewards(config.rewards)
-    rewards = PARTS.get(name, rewards)
+    rewards = REWARDS.get(name, rewards)
     metrics = trained(config, "sd3", rewards)
     assert [(line["step"], line["update"]) for line in metrics] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     for line in metrics:
         assert line["policy/on_policy_gap"] < 1e-5
         # what the first update took far; the highest sheet of answers, which is good and worth 0
         left_out = (name == "flow-dppo" and line["update"] == 1) or name == "riskpo"
-        assert (line["policy/trained_frac"] < 1.0) == left_out
+        if name != "prs-vspo":  # one of its two minibatches has the group of equal rewards
+            assert (line["policy/trained_frac"] < 1.0) == left_out
         assert line["optimizer/grad_norm"] > 0
         assert ("reward/kl/mean" in line) == (config.advantage.kl.beta > 0)
         assert ("policy/kl_mean" in line) == (config.objective.kl.beta > 0)
     assert metrics[0]["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
     assert metrics[1]["policy/ratio_std"] > 0
+    if name == "prs-vspo":  # two members of equal rewards, and four times two by turns of the other prompts
+        assert metrics[0]["reward/mean"] == pytest.approx(6 / 10)
 
 
 @pytest.mark.parametrize("name", daily(["awm", "crd", "dgpo", "diffusion-nft"], "diffusion-nft"))
