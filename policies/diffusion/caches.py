@@ -8,7 +8,8 @@ rollout that are not trained.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,6 +30,8 @@ CONFIGS: Mapping[str, type] = {
 those of the first steps of a schedule."""
 
 TIMESTEP = "current_timestep_callback"
+
+logger = logging.getLogger(__name__)
 
 
 class RolloutCache:
@@ -52,8 +55,51 @@ class RolloutCache:
         self._denoisers = denoisers
         self._hooks: dict[nn.Module, list[_InstalledHook]] = {}
         self._calls: dict[nn.Module, tuple[int, int]] = {}
+        self._has_warned = False
         with self.installed():
             pass
+
+    def require_reuse(self, is_cached: Callable[[int], bool], num_steps: int) -> None:
+        """Checks that the cache can skip something in a rollout; if only another window could, it warns once.
+
+        Args:
+            is_cached: whether a step may use the cache.
+            num_steps: number of steps of the rollout.
+
+        Raises:
+            ConfigError: so few steps may use it that no window of this size leaves a step that reuses an earlier one.
+        """
+        steps = [step for step in range(num_steps) if is_cached(step)]
+        if any(self._may_reuse(step, start) for step, start in zip(steps, _starts(steps), strict=True)):
+            return
+        idle = (
+            f"policy.cache: {len(steps)} of {num_steps} steps are not trained, and none of them reuses what "
+            f"{self._name} stored: it fills {self._num_filling} steps after each trained one"
+            + (f" and all up to step {self._first_reuse - 1}, from 0" if self._first_reuse else "")
+        )
+        last_steps = range(num_steps - len(steps), num_steps)
+        if not any(self._may_reuse(step, last_steps.start) for step in last_steps):
+            raise ConfigError(f"{idle}; train fewer steps (rollout.window), or remove policy.cache")
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s; a rollout.window at one end of the schedule leaves longer stretches", idle)
+
+    def _may_reuse(self, step: int, start: int) -> bool:
+        """Whether the cache may skip something at a step of a stretch of cached steps from ``start`` on."""
+        return step - start >= self._num_filling and step >= self._first_reuse
+
+    @property
+    def _num_filling(self) -> int:
+        """Steps at the beginning of each stretch that are computed completely."""
+        is_taylor_seer = isinstance(self._config, diffusers.hooks.TaylorSeerCacheConfig)
+        return max(self._config.disable_cache_before_step, 1) if is_taylor_seer else 1
+
+    @property
+    def _first_reuse(self) -> int:
+        """The first step of a rollout that may be skipped."""
+        config = self._config
+        is_mag = isinstance(config, diffusers.hooks.MagCacheConfig)
+        return int(config.retention_ratio * config.num_inference_steps + 0.5) if is_mag else 0
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -170,6 +216,14 @@ def _config_of(pipeline: Any, settings: Mapping[str, Any]) -> Any:
         return kind(**fields)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"policy.cache: {name}: {error}") from error
+
+
+def _starts(steps: Sequence[int]) -> Iterator[int]:
+    """The first step of the stretch of consecutive steps that each step is in."""
+    start = None
+    for step, previous in zip(steps, (None, *steps), strict=False):
+        start = step if start is None or previous is None or step > previous + 1 else start
+        yield start
 
 
 def _reset(hooks: Sequence[_InstalledHook]) -> None:

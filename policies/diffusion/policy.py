@@ -61,7 +61,7 @@ from .pipeline_loading import (
 )
 from .prompt_override import override_prompts, rows_by_call
 from .renoising import RenoisedTrace, Renoiser, require_renoising_values
-from .sampler_loop import SamplerLoop
+from .sampler_loop import SamplerLoop, cached_iterations
 from .sampling_params import SamplingParams, with_settings, with_tail
 from .scheduler_families import fitting_sampler
 from .sequence import split_sequence
@@ -303,6 +303,9 @@ class DenoisingPolicy(
                 form=self._instrumented.form,
                 scheduler=self._decisions,
             )
+        cache, is_cached = self._instrumented.cache, cached_iterations(plan)
+        if cache is not None and is_cached is not None:
+            cache.require_reuse(is_cached, params.call.get("num_inference_steps", self._num_steps))
         row_sets = self._buckets.row_sets(groups, params)
         sample = self._sampler_loop.deterministic if plan.deterministic else self._sampler_loop.stochastic
         return sample(row_sets, plan)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from mmgrpo.rewards.images.pixels import Brightness
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import validated
+from mmgrpo.doctor.examination import examine
 from mmgrpo.errors import ConfigError
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt
@@ -183,6 +184,48 @@ def test_each_stretch_of_cached_steps_begins_empty() -> None:
     assert rollouts[0].num_forwards == rollouts[1].num_forwards == STEPS * len(rollouts[1].samples)
 
 
+@pytest.mark.parametrize(
+    ("cache", "window", "error"),
+    [
+        (
+            FIRST_BLOCK,
+            range(STEPS - 1),
+            "1 of 8 steps are not trained, and none .* it fills 1 steps after each trained",
+        ),
+        (
+            ROLLOUT_CACHES["taylorseer"] | {"disable_cache_before_step": 3},
+            range(5),
+            r"3 of 8 steps .* it fills 3 steps",
+        ),
+        (
+            ROLLOUT_CACHES["mag"] | {"retention_ratio": 1.0},
+            (2,),
+            r"7 of 8 steps .* all up to step 7, from 0; train fewer",
+        ),
+    ],
+)
+def test_window_that_leaves_a_cache_nothing_to_reuse_is_an_error(
+    cache: dict[str, Any], window: Sequence[int], error: str
+) -> None:
+    policy = _caching(cache)
+    with pytest.raises(ConfigError, match=rf"policy\.cache: {error}"):
+        policy.rollout(prompts_of("flux")[:1], group_size=1, seed=SEED, plan=Plan(stochastic=tuple(window)))
+
+
+def test_window_that_splits_the_steps_of_a_cache_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    policy = _caching(FIRST_BLOCK)
+    with caplog.at_level(logging.WARNING, logger="mmgrpo"):
+        for _ in range(2):
+            policy.rollout(prompts_of("flux")[:1], group_size=1, seed=SEED, plan=ALONE)
+    assert caplog.text.count("2 of 8 steps are not trained, and none of them reuses what FirstBlockCache stored") == 1
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="mmgrpo"):
+        shifted = Plan(stochastic=tuple(range(STEPS - 2)))
+        rollout = policy.rollout(prompts_of("flux")[:1], group_size=1, seed=SEED, plan=shifted)
+    assert "reuses" not in caplog.text
+    assert rollout.num_forwards < STEPS
+
+
 def test_calls_with_and_without_the_prompt_have_caches_of_their_own() -> None:
     """Guided, Wan calls its transformer twice a step: the second call does not use what the first one stored."""
     call = {**settings_of("wan")["call"], "num_inference_steps": STEPS, "guidance_scale": 3.0}
@@ -264,6 +307,23 @@ def test_a_run_with_a_cache_trains_on_exact_steps(tmp_path: Path) -> None:
     assert [line["policy/on_policy_gap"] for line in lines] == [0, 0]
     assert all(2 + 4 < line["count/forwards_per_sample"] < 2 + STEPS for line in lines)  # 2 of updates, 4 to 8 sampled
     assert all(line["optimizer/grad_norm"] > 0 for line in lines)
+
+
+def test_doctor_measures_ratio_1_with_a_cache() -> None:
+    policy = _caching(FIRST_BLOCK)
+    config = validated(
+        {
+            "policy": {"name": "denoising", **policy.settings.model_dump(exclude_unset=True)},
+            "rollout": {"window": {"name": "fixed", "start": 2, "size": 2}},
+        }
+    )
+    results = {
+        result.check: result for result in examine(config, policy, {"brightness": Brightness()}, prompts_of("flux"))
+    }
+    assert results["on-policy gap"].ok
+    assert results["on-policy gap"].measured.startswith("log-prob 0.0e+00, log-ratio 0.0e+00;")
+    assert results["window"].ok
+    assert results["window"].measured.startswith("2 of 8 decisions of a sample trained on")
 
 
 @pytest.mark.parametrize("states", ["sampled", "renoised"])
