@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from mmgrpo.policies.diffusion.encoder_cache import EncoderCache
 
-from benchmarks import forwards, overhead
+from benchmarks import axes, forwards, overhead
 from benchmarks.forwards import count_method
 from benchmarks.measuring import lines_of, measure
 from benchmarks.peers import PEERS
@@ -30,6 +31,18 @@ def test_passes_with_shared_noise() -> None:
     # the first step is one row for all; it is a separate pipeline call
     setting = Setting(steps=4, group=6, batch=4, same_initial_noise=True)
     assert passes_of(setting) == Passes((1, 4, 2, 4, 2, 4, 2), (1, 4, 2, 4, 2), (4, 2), rollout_calls=3)
+
+
+@pytest.mark.nightly
+def test_memory_of_an_update_is_that_of_one_call_for_any_steps_and_group() -> None:
+    """16 further states, each of 4 channels of 32 x 32 numbers: a rollout has at most four tensors of each."""
+    base = axes.measure(axes.BASE, repeat=1)
+    for setting in (replace(axes.BASE, steps=8), replace(axes.BASE, group=8)):
+        point = axes.measure(setting, repeat=1)
+        assert abs(point.update / base.update - 1) < 0.002
+        assert 0 < point.rollout - base.rollout < 16 * 4 * (4 * 32 * 32 * 4)
+    wide = axes.measure(replace(axes.BASE, batch=4), repeat=1)
+    assert wide.update > 1.4 * base.update
 
 
 @pytest.mark.nightly
