@@ -16,6 +16,7 @@ from PIL import Image
 from mmgrpo.data.image_loading import load_image, require_local_file, require_pixels
 from mmgrpo.data.image_modes import in_rgb
 from mmgrpo.errors import DataError
+from mmgrpo.samples import Video
 
 FORMATS = ("mov", "matroska", "webm", "avi", "gif", "mpegts", "mpeg", "flv", "asf", "ogg", "mpegvideo", "m4v")
 """Supported formats, by ffmpeg's names: containers that include their frames and reference no other file."""
@@ -121,6 +122,15 @@ def require_video(path: str | bytes) -> None:
 def frames_of_video(video: Any) -> list[Image.Image]:
     """All frames of a prompt's video: a path, bytes, or a list of frames in any form that ``load_image`` accepts."""
     return open_video(video).frames() if isinstance(video, FILES) else [load_image(frame) for frame in video]
+
+
+def clip_of_video(video: Any) -> Video | list[Image.Image]:
+    """All frames of a prompt's video, with the frame rate of a file or of a ``Video``; a list of frames has none."""
+    if isinstance(video, FILES):
+        file = open_video(video)
+        return Video(file.frames(), file.fps)
+    frames = frames_of_video(video)
+    return Video(frames, video.frame_rate) if isinstance(video, Video) else frames
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from safetensors.numpy import load, save
 
 from mmgrpo.data.audio_loading import load_audio
 from mmgrpo.data.image_loading import load_image
-from mmgrpo.data.videos import frames_of_video
 from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.samples import TURNS, ToolResult
@@ -28,10 +27,12 @@ from mmgrpo.serving.wire_media import (
     Array,
     MediaReader,
     WireAudio,
+    WireClip,
     WireImage,
     WireValues,
     WireVideo,
     packed_audio,
+    packed_clip,
     packed_image,
     packed_values,
     packed_video,
@@ -71,7 +72,7 @@ class WirePrompt(BaseModel):
     prefix: str | None = None
     messages: list[dict[str, Finite]] | None = None
     images: list[WireImage] = Field(default_factory=list)
-    videos: list[WireVideo] = Field(default_factory=list)
+    videos: list[WireVideo | WireClip] = Field(default_factory=list)
     audios: list[WireAudio] = Field(default_factory=list)
 
 
@@ -98,7 +99,7 @@ class WireTurn(BaseModel):
     text: str = ""
     role: str = "user"
     images: list[WireImage] = Field(default_factory=list)
-    videos: list[WireVideo] = Field(default_factory=list)
+    videos: list[WireVideo | WireClip] = Field(default_factory=list)
     audios: list[WireAudio] = Field(default_factory=list)
     reward: float | None = None
     done: bool = False
@@ -271,7 +272,7 @@ def _packed_prompt(prompt: Prompt, columns: Sequence[str] | None, tensors: dict[
         "prefix": prompt.prefix,
         "messages": None if prompt.messages is None else [dict(message) for message in prompt.messages],
         "images": [packed_image(load_image(image), tensors) for image in prompt.images],
-        "videos": [packed_video(frames_of_video(video), tensors) for video in prompt.videos],
+        "videos": [packed_clip(video, tensors) for video in prompt.videos],
         "audios": [packed_audio(load_audio(sound), tensors) for sound in prompt.audios],
     }
 
@@ -302,7 +303,7 @@ def _packed_turn(turn: Turn, tensors: dict[str, Array] | None) -> dict[str, Any]
         "text": turn.text,
         "role": turn.role,
         "images": [packed_image(load_image(image), tensors) for image in turn.images],
-        "videos": [packed_video(frames_of_video(video), tensors) for video in turn.videos],
+        "videos": [packed_clip(video, tensors) for video in turn.videos],
         "audios": [packed_audio(load_audio(audio), tensors) for audio in turn.audios],
         "reward": turn.reward,
         "done": turn.done,
@@ -346,7 +347,7 @@ class _Reader(NamedTuple):
         return Prompt(
             prompt.text,
             images=tuple(self.media.image(image) for image in prompt.images),
-            videos=tuple(self.media.video(video) for video in prompt.videos),
+            videos=tuple(self.media.clip(video) for video in prompt.videos),
             audios=tuple(self.media.audio(sound) for sound in prompt.audios),
             messages=prompt.messages,
             negative=prompt.negative,
@@ -359,7 +360,7 @@ class _Reader(NamedTuple):
             text=turn.text,
             role=turn.role,
             images=[self.media.image(image) for image in turn.images],
-            videos=[self.media.video(video) for video in turn.videos],
+            videos=[self.media.clip(video) for video in turn.videos],
             audios=[self.media.audio(audio) for audio in turn.audios],
             reward=turn.reward,
             done=turn.done,

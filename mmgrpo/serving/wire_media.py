@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from mmgrpo.data.image_loading import UNREADABLE
+from mmgrpo.data.videos import clip_of_video
 from mmgrpo.errors import DataError
-from mmgrpo.samples import Audio
+from mmgrpo.samples import Audio, Video
 
 MIN_PIXELS = 2**12
 """Minimum number of pixels that an image or audio counts as, since each object has a memory overhead."""
@@ -43,6 +44,15 @@ class WireTensor(BaseModel):
 
 WireImage = str | WireTensor
 WireVideo = list[str] | WireTensor
+
+
+class WireClip(BaseModel):
+    """A video of a prompt or of a turn with its frame rate, in frames per second."""
+
+    model_config = _STRICT
+
+    frames: WireVideo
+    frame_rate: float
 
 
 class WireValues(BaseModel):
@@ -94,6 +104,13 @@ def packed_video(frames: Sequence[Image.Image], tensors: dict[str, Array] | None
     return _as_tensor(np.stack([np.asarray(frame) for frame in frames]), tensors)
 
 
+def packed_clip(video: Any, tensors: dict[str, Array] | None) -> Any:
+    """A video of a prompt or of a turn for a request, in a form of ``Prompt.videos``, with its frame rate if known."""
+    clip = clip_of_video(video)
+    frames = packed_video(clip, tensors)
+    return {"frames": frames, "frame_rate": clip.frame_rate} if isinstance(clip, Video) else frames
+
+
 def _as_tensor(array: Array, tensors: dict[str, Array]) -> dict[str, str]:
     name = str(len(tensors))
     tensors[name] = np.ascontiguousarray(array)
@@ -139,6 +156,10 @@ class MediaReader:
         if array.ndim < 3:
             raise DataError(f"a video must be (T, H, W) or (T, H, W, C), got {array.shape}")
         return [self._from_array(frame) for frame in array]
+
+    def clip(self, clip: WireVideo | WireClip) -> Sequence[Image.Image]:
+        """Decode a video of a prompt or of a turn: a ``Video`` if its frame rate is known. Raises as ``video``."""
+        return Video(self.video(clip.frames), clip.frame_rate) if isinstance(clip, WireClip) else self.video(clip)
 
     def audio(self, audio: WireAudio) -> Audio:
         """Decode audio. Raises DataError if it is invalid or exceeds the limit."""

@@ -18,6 +18,7 @@ from safetensors.numpy import save
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import DataError
+from mmgrpo.samples import Video
 from mmgrpo.serving.wire import JSON, MIN_PIXELS, SAFETENSORS, Form, pack_samples, unpack_request
 from mmgrpo.tool_calls import ToolResult
 from mmgrpo.types import Prompt, Sample
@@ -48,7 +49,7 @@ def test_everything_arrives(form: Form):
     prompt = Prompt(
         "which ?",
         images=(noise("RGB", seed=1),),
-        videos=((noise("RGB", seed=2), noise("RGB", seed=3)),),
+        videos=((noise("RGB", seed=2), noise("RGB", seed=3)), Video([noise("RGB", seed=5)], 12.5)),
         messages=[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "which ?"}]}],
         negative="blur",
         columns=columns,
@@ -73,7 +74,15 @@ def test_everything_arrives(form: Form):
     ]
     results = [ToolResult("zoom", "look", num_images=1, seconds=0.25, arguments={"box": [0, 1]})]
     replies = [
-        Turn(text="look", images=[noise("RGB", seed=4)], reward=0.5, role="tool", key="k", results=results),
+        Turn(
+            text="look",
+            images=[noise("RGB", seed=4)],
+            videos=[Video([noise("RGB", seed=6), noise("RGB", seed=7)], 4.0)],
+            reward=0.5,
+            role="tool",
+            key="k",
+            results=results,
+        ),
         None,
     ]
     samples[0] = replace(samples[0], turn_replies=replies)
@@ -103,12 +112,20 @@ def test_everything_arrives(form: Form):
     assert reply.results == results
     assert reply.results[0].seconds == 0.25
     assert same(reply.images[0], noise("RGB", seed=4))
+    (clip,) = reply.videos
+    assert isinstance(clip, Video)
+    assert clip.frame_rate == 4.0
+    assert [same(a, b) for a, b in zip(clip, (noise("RGB", seed=6), noise("RGB", seed=7)), strict=True)] == [True, True]
     assert unpacked[0].prompt is unpacked[1].prompt
     read = unpacked[0].prompt
     assert (read.text, read.negative, read.columns, read.prefix) == ("which ?", "blur", columns, "it is")
     assert read.messages == prompt.messages
     assert same(read.images[0], prompt.images[0])
     assert [same(a, b) for a, b in zip(read.videos[0], prompt.videos[0], strict=True)] == [True, True]
+    assert not isinstance(read.videos[0], Video)
+    assert isinstance(read.videos[1], Video)
+    assert read.videos[1].frame_rate == 12.5
+    assert same(read.videos[1][0], noise("RGB", seed=5))
     assert unpacked[1].image is not None
     assert samples[1].image is not None
     assert same(unpacked[1].image, samples[1].image)
