@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
+from pathlib import Path
 from typing import Any, final
 
 import pytest
@@ -22,11 +23,13 @@ from torch import Tensor
 
 from mmgrpo.data.audio_loading import resample_audio
 from mmgrpo.data.replies import plain_reply, reply_of
+from mmgrpo.data.videos import clip_of_video
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.samples import ToolResult
 from mmgrpo.types import Audio, OffPolicySample, Plan, Prompt, Rollout, Video
 from tests.audio_signals import tone
+from tests.data.test_videos import write_video
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.families import daily
 from tests.policies.test_language_exchanges import SEED, terse
@@ -48,6 +51,7 @@ class Showing(Environment):
     turns: int = 3
     kinds: Sequence[str] = ("images",)
     by_tools: bool = False
+    videos: Sequence[Any] = ()
     num_steps: int = 0
 
     def reset(self, prompt: Prompt) -> Turn:
@@ -59,6 +63,8 @@ class Showing(Environment):
             return Turn(done=True, reward=1.0)
         seeds = [sum(map(ord, text)) + n for n in range(self.num_steps)]
         media = {kind: [MEDIA[kind](number, seed) for number, seed in enumerate(seeds)] for kind in self.kinds}
+        if self.videos:
+            media["videos"] = list(self.videos[: len(seeds)])
         if not self.by_tools:
             return Turn(text="two red", **media)
         counts = {f"num_{kind}": 1 for kind in self.kinds}
@@ -245,6 +251,23 @@ def test_rows_with_media_in_every_turn_are_scored_as_by_a_plain_call(name: str, 
 def test_results_with_media_are_scored_as_by_a_plain_call(name: str, kinds: Sequence[str]) -> None:
     policy = policy_for(name)
     check_row_scores(policy, conversation(policy, name, kinds, by_tools=True))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl"])
+def test_video_files_of_results_are_rows_of_their_frames_at_their_rate(name: str, tmp_path: Path) -> None:
+    """A plain call checks the rows of frames with a rate."""
+    policy = policy_for(name)
+    paths = [write_video(tmp_path / f"{number}.mp4", 4, size=(32, 32), rate=rate) for number, rate in enumerate((4, 1))]
+    for files in ([str(path) for path in paths], [path.read_bytes() for path in paths]):
+        rollouts = [
+            conversation(policy, name, ("videos",), by_tools=True, videos=videos)
+            for videos in (files, [clip_of_video(file) for file in files])
+        ]
+        check_row_scores(policy, rollouts[1])
+        assert [sample.tokens for sample in rollouts[0].samples] == [sample.tokens for sample in rollouts[1].samples]
+        assert torch.equal(rollouts[0].old_logprob_BT, rollouts[1].old_logprob_BT)
+        assert torch.equal(values(policy, rollouts[0]), values(policy, rollouts[1]))
 
 
 @pytest.mark.parametrize(
