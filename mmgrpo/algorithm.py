@@ -294,6 +294,11 @@ class Algorithm:
         """Values of decisions that the objective reads, in a fixed order."""
         return tuple(sorted(self.objective.values | self.objective.first_values, key=str))
 
+    @property
+    def steps_ahead(self) -> int:
+        """Steps by which the engine samples before the step that trains on the samples; 0 without an engine."""
+        return 0 if self.engine is None else self.engine.steps_ahead
+
     def hooks(self) -> dict[str, Callable[[Sequence[Any]], Any]]:
         """The hooks of ``update.hooks``, in order, by number and name; called with the trained parameters.
 

@@ -62,7 +62,7 @@ class Step:
                 self.prompts.prompt,
                 rewards.scorer,
                 setting=algorithm.step_setting(self.number, self.memory, self.prompts.key),
-                plan=plan_at(algorithm, components.policy, self.number),
+                plan=plan_at(algorithm, components.policy, self.number, self.memory),
                 job=components.job,
                 value=partial(combine, step=self.number),
                 prompt_templates=templates,

@@ -120,6 +120,7 @@ class Memory:
         numbers: per column, (K,) in the order of the indices.
         replay: rows that may be read again, oldest first, by key.
         states: of schedules and samplers, each a few scalars by name.
+        ahead: completions of the next step that an engine sampled during this one, by request (``Plan.ahead``).
     """
 
     columns: Mapping[str, Column] = field(default_factory=dict)
@@ -127,6 +128,7 @@ class Memory:
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
     replay: Mapping[str, tuple[ReplayRow, ...]] = field(default_factory=dict)
     states: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    ahead: Mapping[str, Any] = field(default_factory=dict)
 
     def declared(self, columns: Iterable[Column]) -> Memory:
         """The same memory with further columns.
@@ -212,6 +214,7 @@ class Memory:
             "numbers": dict(self.numbers),
             "replay": [_as_plain(row) for rows in self.replay.values() for row in rows],
             "states": {name: dict(state) for name, state in self.states.items()},
+            **({"ahead": dict(self.ahead)} if self.ahead else {}),
         }
 
     def restored(self, state: Mapping[str, Any] | None) -> Memory:
@@ -241,7 +244,10 @@ class Memory:
             row = ReplayRow(**on_cpu)
             replay[row.key] = (*replay.get(row.key, ()), row)
         index_of = {key: index for index, key in enumerate(state["keys"])}
-        return replace(self, index_of=index_of, numbers=numbers, replay=replay, states=dict(state["states"]))
+        ahead = {request: _on_cpu(completions) for request, completions in state.get("ahead", {}).items()}
+        return replace(
+            self, index_of=index_of, numbers=numbers, replay=replay, states=dict(state["states"]), ahead=ahead
+        )
 
     def _column(self, name: str) -> Column:
         if name not in self.columns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,6 +200,27 @@ class SupportsEngine(ABC):
         Returns:
             The context. It raises ConfigError if the server cannot generate samples of this policy, and EngineError if
             it fails.
+        """
+
+    @abstractmethod
+    def sample_ahead(
+        self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan
+    ) -> Callable[[], Mapping[str, Any]]:
+        """Requests the completions of a later rollout, which the server samples with the current weights meanwhile.
+
+        Args:
+            prompts: of the rollout.
+            group_size: of the rollout.
+            seed: of the rollout.
+            plan: of the rollout; it has no environment.
+
+        Returns:
+            A function that waits for the completions, and returns them for ``Plan.ahead`` of that rollout, in types
+            that ``torch.load(weights_only=True)`` reads. It raises EngineError if the server fails. The weights of the
+            server do not change before it returns.
+
+        Raises:
+            EngineError: the server does not have the current weights.
         """
 
 

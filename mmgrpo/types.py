@@ -72,6 +72,7 @@ class Plan:
             levels.
         for_rescoring: whether the samples are scored again as off-policy samples and trained only on those decisions;
             a policy whose noise-free samples would all be equal then samples at random.
+        ahead: completions that an engine sampled one step ahead, by request (``SupportsEngine.sample_ahead``).
         on_samples: called with samples as soon as they are generated, in any order, each once, as the same objects that
             the rollout holds, so that reward threads can score them meanwhile. A policy may ignore it.
     """
@@ -91,6 +92,7 @@ class Plan:
     environment_timeout_s: float | None = 60.0
     keep_latents: bool = False
     for_rescoring: bool = False
+    ahead: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     on_samples: Callable[[Sequence[Sample]], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -200,10 +202,11 @@ class Rollout:
         noise: step sizes, for policies whose decisions are Gaussian.
         values: values of the decisions under the behavior policy, (B, T) each, by name.
         source_B: source of each row, a number of ``Source``; None: all were sampled at this step.
-        age_B: number of weight updates since old_logprob_BT was computed; None: none.
+        age_B: number of weight updates since each row was sampled or read, of which all those of the step before count as
+            one; None: none.
         sampled_by_BT: the row that sampled each decision, where rows continue others; None: each row its own decisions.
-        recomputed_B: bool, off-policy rows without log-probabilities, for which ``old_logprob_BT`` was computed by the
-            policy when it read them; None: none.
+        recomputed_B: bool, rows whose ``old_logprob_BT`` is of the current weights, which are not those that sampled
+            them: off-policy rows without log-probabilities, and rows sampled one step ahead; None: none.
         token_BT: integer, the token that each decision sampled, -1 where there is no decision; None where a decision is
             not one token. Its columns are those of ``old_logprob_BT``, for any order of ``Sample.tokens``.
         is_prefix: whether the state of a decision is the prompt of the row and the tokens of the decisions before it,
@@ -318,20 +321,20 @@ class Rollout:
 
     @property
     def unchanged_B(self) -> Tensor:
-        """(B,) bool, the rows whose old_logprob_BT is of the current weights: sampled at this step or read without
-        log-probabilities, and not aged.
-        """
+        """(B,) bool, the rows whose old_logprob_BT is of the current weights: sampled by them, or ``recomputed_B``."""
         unchanged_B = torch.ones(len(self.samples), dtype=torch.bool)
         if self.source_B is not None:
             unchanged_B &= self.source_B.cpu() == Source.ON_POLICY
-        if self.recomputed_B is not None:
-            unchanged_B |= self.recomputed_B.cpu()
-        return unchanged_B if self.age_B is None else unchanged_B & (self.age_B.cpu() == 0)
+        if self.age_B is not None:
+            unchanged_B &= self.age_B.cpu() == 0
+        return unchanged_B if self.recomputed_B is None else unchanged_B | self.recomputed_B.cpu()
 
     def aged(self, rows_B: Tensor | None = None) -> Rollout:
         """The same rollout after one more update of the weights, or as if these rows (bool) were from before one."""
         age_B = torch.zeros(len(self.samples), dtype=torch.long) if self.age_B is None else self.age_B
-        return replace(self, age_B=age_B + (1 if rows_B is None else rows_B.long()))
+        aged_B = torch.ones_like(age_B) if rows_B is None else rows_B.long()
+        recomputed_B = None if self.recomputed_B is None else self.recomputed_B & (aged_B == 0)
+        return replace(self, age_B=age_B + aged_B, recomputed_B=recomputed_B)
 
     def keep(self, mask_BT: Tensor) -> Rollout:
         """The same rollout with ``mask_BT`` restricted to this mask."""

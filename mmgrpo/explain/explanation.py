@@ -165,8 +165,9 @@ def _engine_row(config: RunConfig) -> Iterator[tuple[str, str]]:
     """The server that generates the samples; none without ``rollout.engine``."""
     engine = config.rollout.engine
     if engine is not None:
-        address = engine_of(config.rollout).address
-        line = f"{engine.name}, {address}, generates the samples, with the weights of each step"
+        server = engine_of(config.rollout)
+        weights = "before the last update, during it" if server.steps_ahead else "of each step"
+        line = f"{engine.name}, {server.address}, generates the samples, with the weights {weights}"
         yield "engine", f"{line}; the trainer scores them, so both sides of the ratio are its own"
 
 

@@ -28,6 +28,7 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import ParameterShard, local_shards
 from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError
+from mmgrpo.memory import Memory
 from mmgrpo.policy import Critic, EngineContext, Policy, SupportsCritic, SupportsEngine, SupportsNamedWeights
 from mmgrpo.runs.checkpoint import FOLDER, is_checkpoint
 from mmgrpo.runs.resuming import policy_weights_folder
@@ -165,13 +166,14 @@ def exchange_plan(config: RunConfig) -> Plan:
     return Plan(environment=make, **limits)
 
 
-def plan_at(algorithm: Algorithm, policy: Policy, step: int) -> Plan:
+def plan_at(algorithm: Algorithm, policy: Policy, step: int, memory: Memory | None = None) -> Plan:
     """How decisions are sampled at a step; the window is a function of the run's seed and the step, on every rank.
 
     Args:
         algorithm: at the step.
         policy: the policy that samples; a window needs one that ``SupportsWindows``.
         step: counted from 0.
+        memory: before the step, with the completions that were sampled ahead; None: there are none.
 
     Returns:
         The plan, for any prompts.
@@ -187,6 +189,7 @@ def plan_at(algorithm: Algorithm, policy: Policy, step: int) -> Plan:
         splits=algorithm.splits(policy),
         values=algorithm.values,
         settings=algorithm.step_config.sampling_settings,
+        ahead=memory.ahead if memory else {},
     )
 
 

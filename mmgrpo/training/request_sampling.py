@@ -5,7 +5,7 @@ Axes: B rows, T decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -22,7 +22,13 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.strategies import Answer, Request
 from mmgrpo.maths.strategies.draft_prefix import accepted
 from mmgrpo.memory import ReplayRow
-from mmgrpo.policy import Policy, SupportsNamedWeights, SupportsOffPolicyScoring, SupportsTextOffsets
+from mmgrpo.policy import (
+    Policy,
+    SupportsEngine,
+    SupportsNamedWeights,
+    SupportsOffPolicyScoring,
+    SupportsTextOffsets,
+)
 from mmgrpo.samples import TASK_TEMPLATE
 from mmgrpo.types import Continuation, OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 
@@ -104,20 +110,9 @@ def sample_requests(
     row_of = {**rows_by_task[next(iter(upstream))], **step_rows} if upstream else step_rows
     text_ends = policy.text_offsets if isinstance(policy, SupportsTextOffsets) and not upstream else None
     history_of = _histories(row_of, rows_by_task, rewards, seed, text_ends)
-    numbers_by_key: dict[tuple[object, ...], list[int]] = {}
-    for n in local_requests:
-        request = requests[n]
-        sampling_key = (
-            repr(sorted(request.settings.items())),
-            request.weights,
-            bool(request.off_policy_rows),
-            request.lenience,
-        )
-        key = *sampling_key, request.train_without_template, request.as_on_policy, request.trained
-        numbers_by_key.setdefault(key, []).append(n)
     rollouts: list[Rollout] = []
     request_of_row: list[int] = []
-    for chosen in numbers_by_key.values():
+    for chosen in _alike(requests, local_requests):
         batch = [requests[n] for n in chosen]
         if batch[0].off_policy_rows:
             parts = _read_samples(policy, [(n, requests[n]) for n in chosen], prompt_of, plan, seed)
@@ -131,6 +126,59 @@ def sample_requests(
         rollouts += [rollout for rollout, _ in parts]
         request_of_row += [n for _, numbers in parts for n in numbers]
     return RoundRollouts(requests=requests, rollouts=rollouts, request_B=torch.tensor(request_of_row, dtype=torch.long))
+
+
+def request_ahead(
+    policy: SupportsEngine,
+    requests: Sequence[Request],
+    local_requests: Sequence[int],
+    *,
+    prompt_of: PromptOf,
+    prompt_templates: Mapping[str, PromptTemplate],
+    plan: Plan,
+    seed: int,
+) -> list[Callable[[], Mapping[str, Any]]]:
+    """Sends what a later ``sample_requests`` of the same arguments, without earlier rounds, has an engine sample.
+
+    Args:
+        policy: the policy, whose engine samples with the current weights.
+        requests: of the complete round, all of them to be sampled by the policy's current weights.
+        local_requests: which of them are this process's.
+        prompt_of: a prompt of the step by its identity.
+        prompt_templates: transforms of the prompt of a member, by name.
+        plan: how decisions are sampled.
+        seed: of the step.
+
+    Returns:
+        Functions that wait for completions (``SupportsEngine.sample_ahead``).
+    """
+    history_of, pending = _histories({}, {"": {}}, (), seed, None), []
+    for chosen in _alike(requests, local_requests):
+        entries = [
+            entry for n in chosen for entry in _entries(n, requests[n], prompt_of, prompt_templates, {}, history_of)
+        ]
+        if not entries:
+            continue
+        sampling = _Sampling.of(requests[chosen[0]], entries, plan)
+        arguments: dict[str, Any] = {"group_size": sampling.group_size, "seed": seed, "plan": sampling.plan}
+        pending.append(policy.sample_ahead(sampling.prompts, **arguments))
+    return pending
+
+
+def _alike(requests: Sequence[Request], local_requests: Sequence[int]) -> Collection[list[int]]:
+    """The requests of this process, those with the same settings together."""
+    numbers_by_key: dict[tuple[object, ...], list[int]] = {}
+    for n in local_requests:
+        request = requests[n]
+        sampling_key = (
+            repr(sorted(request.settings.items())),
+            request.weights,
+            bool(request.off_policy_rows),
+            request.lenience,
+        )
+        key = *sampling_key, request.train_without_template, request.as_on_policy, request.trained
+        numbers_by_key.setdefault(key, []).append(n)
+    return numbers_by_key.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +413,30 @@ def _continued_draft(number: int, draft: OffPolicySample) -> _Entry:
     return _Entry(number, sample.group, sample.prompt, (sample.member,), continuation if tokens else None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sampling:
+    """The arguments of ``Policy.rollout`` for entries that are sampled alike."""
+
+    prompts: Sequence[Prompt]
+    group_size: int
+    plan: Plan
+
+    @classmethod
+    def of(cls, request: Request, entries: Sequence[_Entry], plan: Plan) -> _Sampling:
+        """Those of some entries of requests with the same settings."""
+        sizes = {len(entry.members) for entry in entries}
+        usual = len(sizes) == 1 and all(entry.members == tuple(range(len(entry.members))) for entry in entries)
+        continues = tuple(entry.continues for entry in entries)
+        sampling_plan = replace(
+            plan,
+            prompt_ids=tuple(entry.group for entry in entries),
+            members=None if usual else tuple(entry.members for entry in entries),
+            continues=continues if any(continues) else None,
+            settings={**plan.settings, **request.settings},
+        )
+        return cls(prompts=[entry.prompt for entry in entries], group_size=max(sizes), plan=sampling_plan)
+
+
 def _sample_entries(
     policy: Policy,
     request: Request,
@@ -378,23 +450,13 @@ def _sample_entries(
     """Rows that are sampled with the same settings and weights; none of no entries."""
     if not entries:
         return []
-    sizes = {len(entry.members) for entry in entries}
-    usual = len(sizes) == 1 and all(entry.members == tuple(range(len(entry.members))) for entry in entries)
     bare = _PromptRestorer(prompt_of, {(entry.group, member): entry for entry in entries for member in entry.members})
-    sampling_plan = replace(
-        plan,
-        prompt_ids=tuple(entry.group for entry in entries),
-        members=None if usual else tuple(entry.members for entry in entries),
-        continues=tuple(entry.continues for entry in entries) if any(entry.continues for entry in entries) else None,
-        settings={**plan.settings, **request.settings},
-        on_samples=lambda samples: plan.emit_samples(bare(samples)),
-    )
+    sampling = _Sampling.of(request, entries, plan)
+    sampling_plan = replace(sampling.plan, on_samples=lambda samples: plan.emit_samples(bare(samples)))
     if reads:
         sampling_plan = replace(sampling_plan, stochastic=(), keep_latents=True, for_rescoring=True)
     with _weights(policy, request.weights):
-        rollout = policy.rollout(
-            [entry.prompt for entry in entries], group_size=max(sizes), seed=seed, plan=sampling_plan
-        )
+        rollout = policy.rollout(sampling.prompts, group_size=sampling.group_size, seed=seed, plan=sampling_plan)
     rollout = replace(rollout, samples=bare(rollout.samples))
     if reads:
         rollout = _rescore(policy, rollout, replace(plan, settings=sampling_plan.settings, on_samples=None), seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -21,11 +21,11 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.forgetting import FORGETTING, Forgetting, forgetting_loss
 from mmgrpo.maths.strategies import Request, Round, Setting, Strategy
 from mmgrpo.maths.strategies.branch_points import Places, Row, height
-from mmgrpo.policy import Policy, SupportsNamedWeights, SupportsTextOffsets
+from mmgrpo.policy import Policy, SupportsEngine, SupportsNamedWeights, SupportsTextOffsets
 from mmgrpo.scoring import PendingScores, Scorer
 from mmgrpo.training.concat_rollouts import concat_rollouts, sampling_rows
 from mmgrpo.training.pending_rewards import PendingRewards, PendingSamples, pending_rewards
-from mmgrpo.training.request_sampling import PromptOf, RoundRollouts, sample_requests
+from mmgrpo.training.request_sampling import PromptOf, RoundRollouts, request_ahead, sample_requests
 from mmgrpo.training.streaming import cells, evaluations
 from mmgrpo.types import Plan, Rollout, Sample, Scores
 from mmgrpo.values import ENTROPY
@@ -147,8 +147,7 @@ def collect_rollouts(
     values = plan.values if strategy.places is None else tuple(dict.fromkeys((*plan.values, *strategy.places.values)))
     while requests := tuple(strategy.ask(rounds, setting)):
         _require_declared(requests, strategy)
-        owners.assign(requests)
-        local_requests = [n for n, request in enumerate(requests) if owners.process_of[request.prompt] == job.rank]
+        local_requests = owners.local_requests(requests, job)
         if strategy.forgetting and round_rollouts:
             earlier = [rollout for each in round_rollouts for rollout in each.rollouts]
             num_extra_forwards += keep_forgetting(policy, earlier, strategy.forgetting, job)
@@ -198,6 +197,42 @@ def collect_rollouts(
     )
 
 
+def request_rollouts_ahead(
+    policy: SupportsEngine,
+    strategy: Strategy,
+    prompt_of: PromptOf,
+    *,
+    setting: Setting,
+    plan: Plan,
+    job: Job,
+    prompt_templates: Mapping[str, PromptTemplate],
+) -> list[Callable[[], Mapping[str, Any]]]:
+    """Sends the requests of ``collect_rollouts`` of the same arguments to the policy's engine.
+
+    Args:
+        policy: the policy, whose engine samples with the current weights.
+        strategy: requests the samples, in one round.
+        prompt_of: a prompt of the step by its identity.
+        setting: the data of the step for the strategy.
+        plan: how decisions are sampled.
+        job: the processes.
+        prompt_templates: transforms of the prompt of a member, by name.
+
+    Returns:
+        Functions that wait for the completions of this process (``SupportsEngine.sample_ahead``).
+    """
+    requests = tuple(strategy.ask([], setting))
+    return request_ahead(
+        policy,
+        requests,
+        _GroupOwners.of(job, None).local_requests(requests, job),
+        prompt_of=prompt_of,
+        prompt_templates=prompt_templates,
+        plan=plan,
+        seed=setting.seed,
+    )
+
+
 def _require_declared(requests: Sequence[Request], strategy: Strategy) -> None:
     names = {request.weights for request in requests} - {None, *strategy.weights}
     if undeclared := names - ({FORGETTING} if strategy.forgetting else set()):
@@ -232,6 +267,11 @@ class _GroupOwners:
         """Before the first round."""
         process_of, root_of = (dict(upstream.owner), dict(upstream.root_of)) if upstream else ({}, {})
         return cls(process_of, root_of, [0] * job.size)
+
+    def local_requests(self, requests: Sequence[Request], job: Job) -> list[int]:
+        """Assigns the groups of a round; returns the numbers of the requests of this process."""
+        self.assign(requests)
+        return [n for n, request in enumerate(requests) if self.process_of[request.prompt] == job.rank]
 
     def assign(self, requests: Sequence[Request]) -> None:
         """Gives each new group of a round to a process.

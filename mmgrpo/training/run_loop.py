@@ -101,9 +101,15 @@ class Task(Protocol):
         """Waits for the rewards and computes the advantages, with those of the tasks after it."""
         ...
 
+    def sample_ahead(self) -> None:
+        """Requests the samples of the next step, where an engine generates them during the updates of this one."""
+
     def update(self, rollouts: Rollouts, scored: Scored) -> StepUpdates:
         """Begins the updates of the step."""
         ...
+
+    def collect_ahead(self) -> None:
+        """Waits for the samples that were requested ahead."""
 
     def evaluate(self) -> None:
         """Evaluates the weights on held-out prompts, where an evaluation is due."""
@@ -251,11 +257,16 @@ class RunLoop:
             for name, task in reversed(tasks.items()):
                 scored[name] = task.score(rollouts[name], scored)
         self._offload_rewards()
+        with naming_phase("the rollout", self.step + 2):
+            for task in tasks.values():
+                task.sample_ahead()
         with naming_phase("the update", self.step + 1):
             for owner, task in tasks.items():
                 if not _role(task).policy_of:
                     self._update([name for name in self._training(owner) if name in tasks], rollouts, scored)
         self.step += 1
+        for task in tasks.values():
+            task.collect_ahead()
         every = self._config.checkpoint.every
         if (every and self.step % every == 0) or self.step == self._config.steps:
             self._save()

@@ -60,6 +60,7 @@ def step_metrics(
     """
     return {
         **_rollout_metrics(rollouts, rewards, advantages, algorithm.config.advantage, job),
+        **({"rollout/staleness": _staleness(advantages.rollout, job)} if algorithm.steps_ahead else {}),
         **algorithm.step_config.metrics,
         **reward_changes(rewards, advantages, algorithm.advantages, reward_functions=reward_functions, job=job),
         **source_metrics(rewards.scores, rewards.root_N, prompt_of),
@@ -111,6 +112,13 @@ def _sampler_metrics(rollout: Rollout, job: Job) -> dict[str, float]:
     parts = job.gather((float(gap_M.sum()), len(gap_M), float(gap_M.max()) if len(gap_M) else 0.0))
     total, num, largest = sum(part[0] for part in parts), sum(part[1] for part in parts), max(part[2] for part in parts)
     return {"rollout/engine_mismatch": total / num, "rollout/engine_mismatch_max": largest} if num else {}
+
+
+def _staleness(rollout: Rollout, job: Job) -> float:
+    """Mean number of steps between the weights that sampled a row and the current ones. A collective."""
+    age_B = torch.zeros(len(rollout.samples)) if rollout.age_B is None else rollout.age_B
+    sums = job.gather((float(age_B.sum()), len(age_B)))
+    return sum(total for total, _ in sums) / sum(num for _, num in sums)
 
 
 def update_metrics(update: UpdateMetrics, job: Job) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from mmgrpo.runs.prompt_samples import with_preview
 from mmgrpo.runs.resuming import plan_resumption, resolve_config
 from mmgrpo.runs.sample_files import identity
 from mmgrpo.runs.sample_logging import MAX_LOGGED_SAMPLES
+from mmgrpo.training.ahead import Completions, require_ahead, sample_ahead
 from mmgrpo.training.arguments import (
     RewardArgument,
     ToolFactory,
@@ -112,6 +114,7 @@ class Trainer:
         require_single(self.config, mixed=before is not None)
         self.algorithm = Algorithm.of(self.config)  # a wrong function or number is an error before any model is loaded
         self.algorithm.at(0, Memory())  # and a wrong value of a schedule
+        require_ahead(self.algorithm, is_task=before is not None)
         run_rewards = rewards_of_run(rewards_of(rewards, environment_factory), self.config, loaded_prompts)
         self.rewards = run_rewards.named
         if before is None:
@@ -144,6 +147,8 @@ class Trainer:
         subject = watchdog_inputs(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         self.status = "running"
+        self._ahead: Callable[[], Completions] | None = None
+        self._waited_s = 0.0  # for samples of the step, after the updates of the step before
         self._explanation = explanation(run_rewards.explained(self.config))
         set_seed(self.config.seed)
         self.session = CheckpointedRun(components, self.config, resumption)
@@ -204,7 +209,8 @@ class Trainer:
         size = rollout.prompts_per_step // self.job.size * rollout.group_size
         give_up = self._context.stopping.raise_if_terminated_alone
         rollouts = self._step.rollout(self._context.progress.track("rollout", size, give_up), upstream=upstream)
-        self._rollout_s = time.perf_counter() - clock
+        self._rollout_s = self._waited_s + time.perf_counter() - clock
+        self._waited_s = 0.0
         return rollouts
 
     def score(self, rollouts: Rollouts, after: Mapping[str, Scored]) -> Scored:
@@ -218,6 +224,20 @@ class Trainer:
         self._step.metrics |= {"time/rollout_s": self._rollout_s, "time/reward_s": time.perf_counter() - clock}
         self._context.stopping.raise_if_terminated()
         return rewards, advantages
+
+    def sample_ahead(self) -> None:
+        """Requests the samples of the next step, if there is one and an engine samples ahead."""
+        if self.algorithm.steps_ahead and self.step + 1 < self.config.steps:
+            self._ahead = sample_ahead(self.components, self.step + 1, self.session.memory)
+
+    def collect_ahead(self) -> None:
+        """Waits for these samples; the memory has them, and so the checkpoint of the step."""
+        collect, self._ahead = self._ahead, None
+        if collect is not None:
+            clock = time.perf_counter()
+            self._context.progress.track("rollout")
+            self.session.memory = replace(self.session.memory, ahead=collect())
+            self._waited_s = time.perf_counter() - clock
 
     def update(self, rollouts: Rollouts, scored: Scored) -> StepUpdates:
         """Begins the updates of the step."""
@@ -244,7 +264,7 @@ class Trainer:
             self._context.progress.print_line(note)
         self._raise_alerts(self.watchdog.after_step(log.summary) if self.watchdog else [])
         self._step.move_reference()
-        self.session.memory = self._step.updated_memory(rollouts, *scored)
+        self.session.memory = replace(self._step.updated_memory(rollouts, *scored), ahead={})
         self.session.finished_step = self.step
 
     def _begin_update(self) -> None:

@@ -123,7 +123,19 @@ class EngineCompletion:
     finished: bool
 
 
-class Engine(ABC):
+class CompletionSource(ABC):
+    """Answers requests with completions."""
+
+    @abstractmethod
+    def submit(self, request: EngineRequest) -> Future[Sequence[EngineCompletion]]:
+        """Begins to generate completions; the future raises EngineError if the server fails."""
+
+    @abstractmethod
+    def require_alive(self) -> None:
+        """Raises EngineError if the server does not answer, which it does within seconds also while it generates."""
+
+
+class Engine(CompletionSource):
     """An inference server with a copy of the trained model."""
 
     @property
@@ -136,6 +148,11 @@ class Engine(ABC):
     def max_mismatch(self) -> float | None:
         """Maximum mean difference between log-probabilities of the engine and of the trainer, in nats; None: the
         policy's default."""
+
+    @property
+    @abstractmethod
+    def steps_ahead(self) -> int:
+        """Steps by which samples are generated before the step that trains on them: 0, or 1."""
 
     @abstractmethod
     def serving(self, model: EngineModel, context: EngineContext) -> AbstractContextManager[None]:
@@ -151,10 +168,6 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def require_alive(self) -> None:
-        """Raises EngineError if the server does not answer, which it does within seconds also while it generates."""
-
-    @abstractmethod
     def load_weights(self, versions: WeightVersions, *, sends: bool) -> None:
         """Replaces the server's weights by those of the model, if it has other ones; cached states are dropped.
 
@@ -165,7 +178,3 @@ class Engine(ABC):
         Raises:
             EngineError: the server cannot load them, or does not have them in time.
         """
-
-    @abstractmethod
-    def submit(self, request: EngineRequest) -> Future[Sequence[EngineCompletion]]:
-        """Begins to generate completions; the future raises EngineError if the server fails."""

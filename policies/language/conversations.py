@@ -377,7 +377,7 @@ def _with_reply(
     take.
     """
     prompt, completion = row.prompt, row.completion
-    if params.engine is not None:
+    if params.source is not None:
         require_engine_media(reply)
     encoded = encoder.encode_reply(reply, prompt=prompt.prompt, end_ids=params.end_ids.tolist())
     if len(completion.token_T) + len(encoded.token_T) >= params.length:

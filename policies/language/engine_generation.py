@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import final
+from typing import Any, final
 
 import torch
 from PIL.Image import Image
@@ -18,7 +18,8 @@ from mmgrpo.types import Prompt
 from mmgrpo.values import ENTROPY
 
 from ..completion import Completion
-from ..engines.engine import Engine, EngineCompletion, EngineRequest, EngineSampling
+from ..engines.ahead import plain_completions, request_key
+from ..engines.engine import CompletionSource, EngineCompletion, EngineRequest, EngineSampling
 from .row_generation import GenerationParams, RowGenerator, RowRequest, shared_starts
 
 ALIVE_EVERY_S = 30.0
@@ -52,19 +53,85 @@ def engine_sampling(params: GenerationParams) -> EngineSampling:
     )
 
 
+def require_untruncated(params: GenerationParams) -> None:
+    """Raises ConfigError for a distribution without the tokens that other weights may sample."""
+    if params.sampling.truncates:
+        raise ConfigError(
+            "rollout.engine.steps_ahead samples with other weights than the current ones, which exclude other tokens "
+            "under top_k, top_p or min_p, so that no importance weight corrects for them: remove these, or steps_ahead"
+        )
+
+
+CompletionFuture = Future[Sequence[EngineCompletion]]
+
+
+def engine_requests(
+    requests: Sequence[RowRequest], params: GenerationParams
+) -> list[tuple[EngineRequest, list[RowRequest]]]:
+    """A request for all rows with the same beginning, and these rows.
+
+    The random numbers of the rows depend on the seed of the first of them.
+    """
+    starts, owners = shared_starts(requests)
+    sampling, parts = engine_sampling(params), []
+    for number, start in enumerate(starts):
+        rows = [request for request, owner in zip(requests, owners, strict=True) if owner == number]
+        initial = [] if start.initial is None else start.initial.token_T.tolist()
+        request = EngineRequest(
+            token_ids=(*start.prompt.ids_P.tolist(), *initial),
+            num=len(rows),
+            seed=derive_seed(rows[0].seed, len(initial)) // 2,  # the server adds the number of the completion
+            max_tokens=rows[0].limit(params),
+            sampling=sampling,
+            images=_images(start.prompt.prompt),
+            image_tokens=frozenset(params.media_ids),
+        )
+        parts.append((request, rows))
+    return parts
+
+
+def completed(source: CompletionSource, pending: Collection[CompletionFuture]) -> set[CompletionFuture]:
+    """Waits until some completions are there; if none comes for a while, asks whether the engine is alive."""
+    done = wait(pending, timeout=ALIVE_EVERY_S, return_when=FIRST_COMPLETED).done
+    if not done:
+        source.require_alive()
+    return done
+
+
+def send_ahead(
+    source: CompletionSource, requests: Sequence[RowRequest], params: GenerationParams
+) -> Callable[[], dict[str, Any]]:
+    """Sends the requests of rows; returns a function that waits for their completions, for a ``RolloutSource``."""
+    require_untruncated(params)
+    futures = {request_key(request): source.submit(request) for request, _ in engine_requests(requests, params)}
+
+    def collect() -> dict[str, Any]:
+        pending = set(futures.values())
+        try:
+            while pending:
+                pending -= completed(source, pending)
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            raise
+        return {key: plain_completions(future.result()) for key, future in futures.items()}
+
+    return collect
+
+
 @final
 class EngineGenerator(RowGenerator):
     """Rows that an engine generates: one request for all rows with the same beginning."""
 
-    def __init__(self, engine: Engine, params: GenerationParams) -> None:
+    def __init__(self, source: CompletionSource, params: GenerationParams) -> None:
         """Begins without rows.
 
         Args:
-            engine: the engine, with the current weights.
+            source: the engine, or what has completions of it.
             params: sampling parameters.
         """
-        self._engine, self._params, self._sampling = engine, params, engine_sampling(params)
-        self._pending: dict[Future[Sequence[EngineCompletion]], list[RowRequest]] = {}
+        self._source, self._params = source, params
+        self._pending: dict[CompletionFuture, list[RowRequest]] = {}
 
     @property
     def is_pending(self) -> bool:
@@ -72,31 +139,16 @@ class EngineGenerator(RowGenerator):
         return bool(self._pending)
 
     def submit(self, requests: Sequence[RowRequest]) -> list[list[int]]:
-        """Sends the rows; their random numbers depend on the seed of the first row with the same beginning."""
-        starts, owners = shared_starts(requests)
-        for number, start in enumerate(starts):
-            rows = [request for request, owner in zip(requests, owners, strict=True) if owner == number]
-            initial = [] if start.initial is None else start.initial.token_T.tolist()
-            request = EngineRequest(
-                token_ids=(*start.prompt.ids_P.tolist(), *initial),
-                num=len(rows),
-                seed=derive_seed(rows[0].seed, len(initial)) // 2,  # the server adds the number of the completion
-                max_tokens=rows[0].limit(self._params),
-                sampling=self._sampling,
-                images=_images(start.prompt.prompt),
-                image_tokens=frozenset(self._params.media_ids),
-            )
-            self._pending[self._engine.submit(request)] = rows
+        """Sends the rows."""
+        for request, rows in engine_requests(requests, self._params):
+            self._pending[self._source.submit(request)] = rows
         return [[request.row] for request in requests]
 
     def advance(self) -> dict[int, Completion]:
-        """Waits for completions; if none comes for a while, asks whether the engine is alive."""
+        """Waits for completions."""
         try:
-            done = wait(self._pending, timeout=ALIVE_EVERY_S, return_when=FIRST_COMPLETED).done
-            if not done:
-                self._engine.require_alive()
             finished: dict[int, Completion] = {}
-            for future in done:
+            for future in completed(self._source, self._pending):
                 for request, completion in zip(self._pending.pop(future), future.result(), strict=True):
                     finished[request.row] = request.start.followed_by(self._completion(completion))
             return finished

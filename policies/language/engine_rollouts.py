@@ -18,10 +18,11 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, EngineError
 from mmgrpo.policy import EngineContext, Policy
-from mmgrpo.types import Rollout
+from mmgrpo.types import Plan, Rollout
 from mmgrpo.values import SAMPLER_LOGPROB
 
 from ..distribution import LOGIT_VALUES
+from ..engines.ahead import RolloutSource
 from ..engines.engine import Engine, EngineAdapters, EngineModel
 from ..engines.synced_weights import SyncedWeights
 from ..merging import base_state, merged_state, save_with_state
@@ -49,13 +50,22 @@ class EngineRollouts:
     weights: SyncedWeights
     max_mismatch: float
 
-    def scored(self, policy: Policy, rollout: Rollout) -> Rollout:
+    def source(self, plan: Plan) -> RolloutSource:
+        """The completions of a rollout. Without any that were sampled ahead, the engine has the current weights."""
+        if not plan.ahead:
+            self.weights.sync()
+            return RolloutSource(self.engine, {}, sync=lambda: None)
+        return RolloutSource(self.engine, plan.ahead, sync=self.weights.sync)
+
+    def scored(self, policy: Policy, rollout: Rollout, *, is_ahead: bool) -> Rollout:
         """A rollout of the engine with the log-probabilities of the policy; the value ``SAMPLER_LOGPROB`` has the
         engine's.
 
         Args:
-            policy: the policy, with the weights that sampled.
+            policy: the policy, with the current weights.
             rollout: the rows as the engine sampled them.
+            is_ahead: whether they were sampled one step ahead, by the weights before the last update: these had agreed
+                when the engine got them.
 
         Returns:
             The rollout; entropies that the plan requests are the policy's too.
@@ -65,7 +75,10 @@ class EngineRollouts:
         """
         sampler_BT = rollout.old_logprob_BT
         scored = rescore(policy, rollout, values=tuple(value for value in rollout.values if value.name in LOGIT_VALUES))
-        self._require_agreement(sampler_BT, scored.old_logprob_BT, rollout.mask_BT)
+        if is_ahead:
+            scored = replace(scored.aged(), recomputed_B=torch.ones(len(rollout.samples), dtype=torch.bool))
+        else:
+            self._require_agreement(sampler_BT, scored.old_logprob_BT, rollout.mask_BT)
         old_BT, trace = scored.old_logprob_BT, scored.trace
         completions = [
             replace(completion, logprob_T=old_BT[row, : len(completion.token_T)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ from ..sampling import SamplingDistribution
 from ..text_models import checkpointing, enable_checkpointing
 from ..weights import Weights
 from .encoding import EncodedPrompt, PromptEncoder, position_switch
-from .engine_generation import engine_sampling
+from .engine_generation import engine_sampling, require_untruncated
 from .engine_rollouts import EngineRollouts, engine_rollouts
 from .forward_paths import CachedPath, ForwardPath
 from .group_divergence import group_divergence
@@ -60,6 +60,9 @@ from .text_rollouts import TextRollouts
 from .text_trace import TextTrace
 from .token_scoring import score_rows, with_supports
 from .token_values import STATE_VALUES, TOKEN_VALUES
+
+CHECKED_PROMPTS, CHECKED_TOKENS = 4, 16
+"""Prompts, and tokens of each completion, that are scored before an engine samples ahead."""
 
 UNTRUNCATED = SamplingDistribution(
     temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long)
@@ -180,7 +183,10 @@ class LanguagePolicy(
         require_no_offloading([self.model], "rollout.engine")
         if self.settings.compile:
             raise ConfigError("policy.compile speeds up sampling by the trainer: remove it, or rollout.engine")
-        engine_sampling(self._rollouts.params(Plan(), engine))
+        params = self._rollouts.params(Plan(), engine)
+        engine_sampling(params)
+        if engine.steps_ahead:
+            require_untruncated(params)
         with engine_rollouts(engine, self.weights, self.processor, context) as self._engine:
             try:
                 yield
@@ -248,16 +254,32 @@ class LanguagePolicy(
     def _engine_rollout(
         self, link: EngineRollouts, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan
     ) -> Rollout:
-        """A rollout by an engine with the current weights, scored by an update's forward."""
-        link.weights.sync()
-        rollout = self._rollouts.generate(prompts, group_size=group_size, seed=seed, plan=plan, engine=link.engine)
+        """A rollout by an engine, scored by an update's forward."""
+        source = link.source(plan)
+        rollout = self._rollouts.generate(prompts, group_size=group_size, seed=seed, plan=plan, source=source)
         if plan.deterministic:
             return rollout
         path = self._path_for(rollout.trace.prompts)
         trace = with_supports(path, rollout.trace, head_bytes=self.settings.head_bytes)
-        rollout = link.scored(self, replace(rollout, trace=trace))
+        rollout = link.scored(self, replace(rollout, trace=trace), is_ahead=source.is_ahead)
         self._verify(rollout)
         return rollout
+
+    def sample_ahead(
+        self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan
+    ) -> Callable[[], Mapping[str, Any]]:
+        """Sends the requests of a later rollout to the engine, once the beginnings of some completions agree."""
+        link = self._engine
+        assert link is not None, "the policy samples ahead within use_engine"
+        arguments: dict[str, Any] = {"group_size": group_size, "seed": seed}
+        self._engine_rollout(link, prompts[:CHECKED_PROMPTS], plan=self._check_plan(prompts, plan), **arguments)
+        return self._rollouts.send_ahead(prompts, plan=plan, engine=link.engine, **arguments)
+
+    def _check_plan(self, prompts: Sequence[Prompt], plan: Plan) -> Plan:
+        """The plan of completions that are compared with the policy's log-probabilities, of ``CHECKED_TOKENS``."""
+        num_prefix = max(len(self._encoder.encode_text(prompt.prefix or "")) for prompt in prompts[:CHECKED_PROMPTS])
+        length = min(self._rollouts.params(plan).length, num_prefix + CHECKED_TOKENS)
+        return Plan(settings={**plan.settings, "max_new_tokens": length})
 
     def read(self, samples: Sequence[OffPolicySample], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Rows of off-policy answers: their tokens, or else the tokens of their text and, if it is finished, the end

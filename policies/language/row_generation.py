@@ -12,7 +12,7 @@ from torch import Tensor
 from mmgrpo.errors import DataError
 
 from ..completion import Completion
-from ..engines.engine import Engine
+from ..engines.engine import CompletionSource
 from ..sampling import SamplingDistribution
 from ..token_buffer import TokenBuffer
 from .encoding import EncodedPrompt
@@ -56,7 +56,7 @@ class GenerationParams:
         batch_size: rows that are decoded at a time.
         end_ids: tokens that end an answer.
         embedding_VD: the model's token embeddings, if a statistic needs them.
-        engine: generates the rows; None: the model does.
+        source: has the completions of the rows; None: the model generates them.
         media_ids: placeholder tokens of images, videos and audio.
     """
 
@@ -67,7 +67,7 @@ class GenerationParams:
     batch_size: int
     end_ids: Tensor
     embedding_VD: Tensor | None = None
-    engine: Engine | None = None
+    source: CompletionSource | None = None
     media_ids: tuple[int, ...] = ()
 
     def buffer(self, limit_N: Tensor) -> TokenBuffer:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from re import Pattern
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
 
 from ..completion import Completion, CompletionTurn, recorded_samplings
-from ..engines.engine import Engine
+from ..engines.engine import CompletionSource, Engine
 from ..sampling import SamplingDistribution
 from ..token_buffer import TOKEN_STATISTICS
 from .conversations import (
@@ -29,6 +30,7 @@ from .conversations import (
     with_turns,
 )
 from .encoding import EncodedPrompt, PromptEncoder
+from .engine_generation import send_ahead
 from .environment_pool import EnvironmentPool
 from .forward_paths import ForwardPath
 from .guarded_environment import GuardedEnvironment
@@ -92,7 +94,13 @@ class TextRollouts:
     vectors: Callable[[], Tensor]
 
     def generate(
-        self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan, engine: Engine | None = None
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        seed: int,
+        plan: Plan,
+        source: CompletionSource | None = None,
     ) -> Rollout:
         """Rows that the policy generates now; a greedy plan has one row per prompt, copied to all members.
 
@@ -101,21 +109,18 @@ class TextRollouts:
             group_size: members per prompt.
             seed: of the random numbers.
             plan: how to sample.
-            engine: generates the tokens; None: the model does.
+            source: has the completions; None: the model generates them.
 
         Returns:
             The rollout, with the log-probabilities of the program that sampled.
         """
-        ids = plan.prompt_ids or tuple(range(len(prompts)))
-        rows = [(p, m) for p, numbers in enumerate(plan.members_of(len(prompts), group_size)) for m in numbers]
+        all_rows = self._rows(prompts, group_size=group_size, seed=seed, plan=plan, source=source)
+        ids, rows = all_rows.ids, all_rows.members
         carriers_of = [[row] for row in range(len(rows))]  # the rows that hold the prefix that is written once
         if plan.deterministic:
             carriers_of = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
         first_rows = [rows[carriers[0]] for carriers in carriers_of]
-        params = self.params(plan, engine)
-        batches = self._batches(
-            _Rows(prompts=prompts, ids=ids, members=first_rows, seed=seed, plan=plan, params=params)
-        )
+        batches = self._batches(replace(all_rows, members=first_rows))
         generated: dict[int, ConversationRow] = {}
         samples: dict[int, Sample] = {}
         with closing(batches):  # an error closes the environments at once
@@ -127,18 +132,39 @@ class TextRollouts:
                     sample = Sample(prompts[p], group=ids[p], member=member)
                     samples[row] = with_completion(sample, written.completion, self.encoder.text, plan.sample_values)
                 plan.emit_samples([samples[row] for row in new])
-        all_rows = range(len(rows))
+        numbers = range(len(rows))
         return build_rollout(
             TextTrace.of(
-                [generated[row].prompt for row in all_rows],
+                [generated[row].prompt for row in numbers],
                 [ids[p] for p, _ in rows],
-                [generated[row].completion for row in all_rows],
+                [generated[row].completion for row in numbers],
             ),
-            [samples[row] for row in all_rows],
+            [samples[row] for row in numbers],
             self.encoder.tokenizer,
             segment_end=self.segment_end,
             trained=not plan.deterministic,
             stored_values=() if plan.deterministic else [value for value in plan.values if value in STORED_VALUES],
+        )
+
+    def send_ahead(
+        self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan, engine: Engine
+    ) -> Callable[[], dict[str, Any]]:
+        """Sends the requests of ``generate`` to an engine; returns a function that waits for their completions."""
+        rows = self._rows(prompts, group_size=group_size, seed=seed, plan=plan, source=engine)
+        _, requests = self._starts(rows, rows.row_prompts)
+        return send_ahead(engine, requests, rows.params)
+
+    def _rows(
+        self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan, source: CompletionSource | None
+    ) -> _Rows:
+        members_of = plan.members_of(len(prompts), group_size)
+        return _Rows(
+            prompts=prompts,
+            ids=plan.prompt_ids or tuple(range(len(prompts))),
+            members=[(p, member) for p, members in enumerate(members_of) for member in members],
+            seed=seed,
+            plan=plan,
+            params=self.params(plan, source),
         )
 
     def _batches(self, rows: _Rows) -> Generator[dict[int, ConversationRow]]:
@@ -370,7 +396,7 @@ class TextRollouts:
                 "policy.suppress, or from the answer"
             )
 
-    def params(self, plan: Plan, engine: Engine | None = None) -> GenerationParams:
+    def params(self, plan: Plan, source: CompletionSource | None = None) -> GenerationParams:
         """The sampling parameters of a plan. Raises PolicyError or ConfigError for a plan that has no tokens."""
         if plan.stochastic or plan.same_initial_noise or plan.splits or any(value.view == OLD for value in plan.values):
             raise PolicyError(
@@ -391,7 +417,7 @@ class TextRollouts:
             batch_size=settings.rollout_batch,
             end_ids=self.end_ids,
             embedding_VD=self.vectors() if SEMANTIC_ENTROPY.name in statistics else None,
-            engine=engine,
+            source=source,
             media_ids=self.encoder.media_ids,
         )
 

@@ -89,8 +89,8 @@ def row_generator(
     Returns:
         That of the engine, if there is one; slots, if the model decodes in slots; else batch after batch.
     """
-    if params.engine is not None:
-        return EngineGenerator(params.engine, params)
+    if params.source is not None:
+        return EngineGenerator(params.source, params)
     if isinstance(path, CachedPath) and path.slots:
         return SlotGenerator(path, params, num_rows=num_rows, continues=continues)
     return BatchGenerator(path, params)

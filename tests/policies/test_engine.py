@@ -103,7 +103,7 @@ def test_adapters_are_loaded_by_name(server: TokenServer) -> None:
     server.adapters.clear()
     with pytest.raises(EngineError, match=rf"HTTP 404: .*`{names[-1]}` does not exist"):
         policy._engine and policy._rollouts.generate(
-            prompts_of("llama"), group_size=1, seed=SEED, plan=Plan(), engine=policy._engine.engine
+            prompts_of("llama"), group_size=1, seed=SEED, plan=Plan(), source=policy._engine.engine
         )
     with pytest.raises(ConfigError, match=r"load_adapters needs policy\.lora"):
         served(server, engine={"load_adapters": True})

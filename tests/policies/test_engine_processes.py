@@ -32,10 +32,11 @@ def evaluated() -> list[Prompt]:
 
 def outcome(folder: Path, names: Sequence[str]) -> tuple[torch.Tensor, list[dict[str, Any]], list[str]]:
     """The trained weights, the lines of metrics, and the texts of the first step; ``names`` has the engine."""
-    key, value = names
+    key, value, steps_ahead = names
     source = {"source": "python:tests.policies.test_engine_processes:evaluated"}
     average = {"optimizer": {"lr": 1e-2}, "ema": {"decay": 0.5}}
-    trainer = trainer_of({key: value}, folder, evaluation={"prompts": source, "every": 1}, update=average)
+    engine = {key: value, "steps_ahead": int(steps_ahead)}
+    trainer = trainer_of(engine, folder, evaluation={"prompts": source, "every": 1}, update=average)
     trainer.train()
     trainer.job.barrier()
     texts = [path.read_text() for path in sorted(trainer.folder.path.glob("samples/*/samples.jsonl"))]
@@ -43,8 +44,11 @@ def outcome(folder: Path, names: Sequence[str]) -> tuple[torch.Tensor, list[dict
 
 
 @pytest.mark.nightly
-def test_processes_share_a_server_that_one_of_them_starts(server: TokenServer, tmp_path: Path) -> None:
-    expected_weights, expected_lines, expected_texts = outcome(tmp_path / "alone", ["url", server.url])
+@pytest.mark.parametrize("steps_ahead", ["0", "1"])
+def test_processes_share_a_server_that_one_of_them_starts(
+    server: TokenServer, tmp_path: Path, steps_ahead: str
+) -> None:
+    expected_weights, expected_lines, expected_texts = outcome(tmp_path / "alone", ["url", server.url, steps_ahead])
     alone = list(server.requests)
     server.requests.clear()
     server.version = "default"
@@ -53,10 +57,14 @@ def test_processes_share_a_server_that_one_of_them_starts(server: TokenServer, t
         f'echo start >> {tmp_path}/starts; exec {sys.executable} -S {relay.__file__} {server.server_port} "$@"',
     )
     trained, lines, texts = on_processes(
-        tmp_path, ["python", python], module="tests.policies.test_engine_processes", function="outcome"
+        tmp_path, ["python", python, steps_ahead], module="tests.policies.test_engine_processes", function="outcome"
     )
     assert (tmp_path / "starts").read_text() == "start\n"
-    assert len(server.bodies("/collective_rpc")) == sum(path == "/collective_rpc" for path, _ in alone) == 6
+    assert (
+        len(server.bodies("/collective_rpc"))
+        == sum(path == "/collective_rpc" for path, _ in alone)
+        == 6 - int(steps_ahead)
+    )
     for text, expected in zip(texts, expected_texts, strict=True):
         assert expected.startswith(text)  # groups of the other process are not saved
     assert float((trained - expected_weights).norm() / expected_weights.norm()) < 1e-6
