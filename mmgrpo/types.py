@@ -202,8 +202,8 @@ class Rollout:
         noise: step sizes, for policies whose decisions are Gaussian.
         values: values of the decisions under the behavior policy, (B, T) each, by name.
         source_B: source of each row, a number of ``Source``; None: all were sampled at this step.
-        age_B: number of weight updates since each row was sampled or read, of which all those of the step before count as
-            one; None: none.
+        age_B: number of weight updates since each row was sampled or read, where those of the step before count as one;
+            None: none.
         sampled_by_BT: the row that sampled each decision, where rows continue others; None: each row its own decisions.
         recomputed_B: bool, rows whose ``old_logprob_BT`` is of the current weights, which are not those that sampled
             them: off-policy rows without log-probabilities, and rows sampled one step ahead; None: none.

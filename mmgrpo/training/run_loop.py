@@ -63,11 +63,13 @@ class StepUpdates:
         plan: the updates.
         on_update: called after every update.
         on_finish: called after the last update.
+        on_step: called once the run counts the step as taken, before its checkpoint.
     """
 
     plan: UpdatePlan
     on_update: Callable[[UpdateMetrics], None]
     on_finish: Callable[[], None]
+    on_step: Callable[[], None]
 
 
 class Task(Protocol):
@@ -101,15 +103,9 @@ class Task(Protocol):
         """Waits for the rewards and computes the advantages, with those of the tasks after it."""
         ...
 
-    def sample_ahead(self) -> None:
-        """Requests the samples of the next step, where an engine generates them during the updates of this one."""
-
     def update(self, rollouts: Rollouts, scored: Scored) -> StepUpdates:
         """Begins the updates of the step."""
         ...
-
-    def collect_ahead(self) -> None:
-        """Waits for the samples that were requested ahead."""
 
     def evaluate(self) -> None:
         """Evaluates the weights on held-out prompts, where an evaluation is due."""
@@ -257,16 +253,15 @@ class RunLoop:
             for name, task in reversed(tasks.items()):
                 scored[name] = task.score(rollouts[name], scored)
         self._offload_rewards()
-        with naming_phase("the rollout", self.step + 2):
-            for task in tasks.values():
-                task.sample_ahead()
+        step_updates: list[StepUpdates] = []
         with naming_phase("the update", self.step + 1):
             for owner, task in tasks.items():
                 if not _role(task).policy_of:
-                    self._update([name for name in self._training(owner) if name in tasks], rollouts, scored)
+                    names = [name for name in self._training(owner) if name in tasks]
+                    step_updates += self._update(names, rollouts, scored)
         self.step += 1
-        for task in tasks.values():
-            task.collect_ahead()
+        for updates in step_updates:
+            updates.on_step()
         every = self._config.checkpoint.every
         if (every and self.step % every == 0) or self.step == self._config.steps:
             self._save()
@@ -278,8 +273,10 @@ class RunLoop:
         if self._config.runtime.offload_rewards:
             offload_models()
 
-    def _update(self, names: Sequence[str], rollouts: Mapping[str, Rollouts], scored: Mapping[str, Scored]) -> None:
-        """The updates of the tasks that train one policy, its owner first."""
+    def _update(
+        self, names: Sequence[str], rollouts: Mapping[str, Rollouts], scored: Mapping[str, Scored]
+    ) -> Sequence[StepUpdates]:
+        """Takes the updates of the tasks that train one policy, its owner first; returns them."""
         owner = self._tasks[names[0]]
         step_updates = [self._tasks[name].update(rollouts[name], scored[name]) for name in names]
         plans = [updates.plan for updates in step_updates]
@@ -288,6 +285,7 @@ class RunLoop:
                 updates.on_update(metrics)
         for updates in step_updates:
             updates.on_finish()
+        return step_updates
 
     def _training(self, owner: str) -> list[str]:
         """The tasks that train a task's policy: itself, and those that have theirs of it."""

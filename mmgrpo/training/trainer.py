@@ -147,8 +147,7 @@ class Trainer:
         subject = watchdog_inputs(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         self.status = "running"
-        self._ahead: Callable[[], Completions] | None = None
-        self._waited_s = 0.0  # for samples of the step, after the updates of the step before
+        self._ahead_s = 0.0  # seconds that the rollout of the step took in the step before, besides its updates
         self._explanation = explanation(run_rewards.explained(self.config))
         set_seed(self.config.seed)
         self.session = CheckpointedRun(components, self.config, resumption)
@@ -209,8 +208,8 @@ class Trainer:
         size = rollout.prompts_per_step // self.job.size * rollout.group_size
         give_up = self._context.stopping.raise_if_terminated_alone
         rollouts = self._step.rollout(self._context.progress.track("rollout", size, give_up), upstream=upstream)
-        self._rollout_s = self._waited_s + time.perf_counter() - clock
-        self._waited_s = 0.0
+        self._rollout_s = self._ahead_s + time.perf_counter() - clock
+        self._ahead_s = 0.0
         return rollouts
 
     def score(self, rollouts: Rollouts, after: Mapping[str, Scored]) -> Scored:
@@ -225,28 +224,22 @@ class Trainer:
         self._context.stopping.raise_if_terminated()
         return rewards, advantages
 
-    def sample_ahead(self) -> None:
-        """Requests the samples of the next step, if there is one and an engine samples ahead."""
-        if self.algorithm.steps_ahead and self.step + 1 < self.config.steps:
-            self._ahead = sample_ahead(self.components, self.step + 1, self.session.memory)
-
-    def collect_ahead(self) -> None:
-        """Waits for these samples; the memory has them, and so the checkpoint of the step."""
-        collect, self._ahead = self._ahead, None
-        if collect is not None:
-            clock = time.perf_counter()
-            self._context.progress.track("rollout")
-            self.session.memory = replace(self.session.memory, ahead=collect())
-            self._waited_s = time.perf_counter() - clock
-
     def update(self, rollouts: Rollouts, scored: Scored) -> StepUpdates:
         """Begins the updates of the step."""
         rewards, advantages = scored
         self.step += 1
         self._save_samples(advantages, rewards.scores)
+        clock, collect = time.perf_counter(), None
+        if self.algorithm.steps_ahead and self.step < self.config.steps:
+            collect = sample_ahead(self.components, self.step, self.session.memory)
+            self._ahead_s = time.perf_counter() - clock
         self._context.progress.track(f"update 1 of {self.config.update.num_updates}")
-        plan = self._step.plan_update(advantages, self._begin_update)
-        return StepUpdates(plan, partial(self._log_update, scored), partial(self._finish_step, rollouts, scored))
+        return StepUpdates(
+            self._step.plan_update(advantages, self._begin_update),
+            on_update=partial(self._log_update, scored),
+            on_finish=partial(self._finish_step, rollouts, scored),
+            on_step=partial(self._collect_ahead, collect),
+        )
 
     def _log_update(self, scored: Scored, update: UpdateMetrics) -> None:
         if update.applied.skipped:
@@ -266,6 +259,14 @@ class Trainer:
         self._step.move_reference()
         self.session.memory = replace(self._step.updated_memory(rollouts, *scored), ahead={})
         self.session.finished_step = self.step
+
+    def _collect_ahead(self, collect: Callable[[], Completions] | None) -> None:
+        """Waits for the samples of the next step; the memory has them, and so the checkpoint of this step."""
+        if collect is not None:
+            clock = time.perf_counter()
+            self._context.progress.track("rollout")
+            self.session.memory = replace(self.session.memory, ahead=collect())
+            self._ahead_s += time.perf_counter() - clock
 
     def _begin_update(self) -> None:
         self.session.finished_step = None

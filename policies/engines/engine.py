@@ -135,7 +135,7 @@ class CompletionSource(ABC):
         """Raises EngineError if the server does not answer, which it does within seconds also while it generates."""
 
 
-class Engine(CompletionSource):
+class Engine(CompletionSource, ABC):
     """An inference server with a copy of the trained model."""
 
     @property

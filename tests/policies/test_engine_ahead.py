@@ -107,7 +107,7 @@ def test_requests_are_sent_before_update_with_weights_of_step(server: TokenServe
 
 
 def test_run_resumes_to_the_same_weights(server: TokenServer, tmp_path: Path) -> None:
-    """A run that is killed has the samples of its next step in the checkpoint: the weights behind them are gone."""
+    """The samples of the next step are in the checkpoint, since the weights that sampled them are not."""
     complete = run_ahead(server, tmp_path / "complete", checkpoint={"every": 1, "keep": 9})
     complete_steps = observe(complete)
     complete.train()
