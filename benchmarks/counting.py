@@ -13,7 +13,7 @@ from mmgrpo.rewards.images.pixels import Brightness
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import find_config, merge, read_layers, validated
+from mmgrpo.config.loading import find_config, merge, read_layers, shipped, validated
 from mmgrpo.explain.forward_counts import SampleForwards, forwards_per_sample
 from mmgrpo.maths.aggregates import count
 from mmgrpo.scoring import NamedReward, score
@@ -59,6 +59,12 @@ class Spending:
     def cost(self, weight: int) -> float:
         """In F, where a forward with its backward costs ``weight``."""
         return self.sample + weight * self.trained + self.reference
+
+
+def denoising_methods() -> list[str]:
+    """Names of the shipped methods of denoising policies alone."""
+    layers = {include.removeprefix("methods/"): read_layers(find_config(include)) for include in shipped("methods")}
+    return [name for name, values in layers.items() if values["about"]["method"]["applies_to"] == "denoising"]
 
 
 def method_config(include: str, changes: Mapping[str, Any]) -> RunConfig:

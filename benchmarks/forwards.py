@@ -1,4 +1,4 @@
-"""Forwards per sample under every published method, compared with its published run.
+"""Forwards per sample under the methods of denoising policies, compared with their published runs.
 
 python -m benchmarks.forwards [--method flow-grpo ...] [--group N] [--window START SIZE]
 """
@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
-from benchmarks.counting import Spending, method_config, predicted, spend_step, tiny_policy
+from benchmarks.counting import Spending, denoising_methods, method_config, predicted, spend_step, tiny_policy
 from benchmarks.peers import PEERS, Peer
-from mmgrpo.config.loading import shipped
+from mmgrpo.errors import ConfigError
 
 HEADER = (
     f"{'method':16} {'noise':12} {'guided':6} {'G':>3} {'N':>3} {'w':>2}  {'sample':>6} {'train':>6} {'ref':>6} "
@@ -67,7 +65,7 @@ def count_method(name: str, changes: Mapping[str, Any]) -> list[Row]:
         One row with independent noise, one with the noise of the group.
 
     Raises:
-        ValidationError: pydantic's, for a method of another kind of policy.
+        ConfigError: the method is of another kind of policy, or trains on other decisions than denoising steps.
     """
     include, peer = f"methods/{name}", PEERS.get(name)
     written = method_config(include, {})
@@ -102,12 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.window:
         changes["window"] = {"name": "fixed", "start": options.window[0], "size": options.window[1]}
     print(HEADER)
-    for name in options.method or [include.removeprefix("methods/") for include in shipped("methods")]:
+    for name in options.method or denoising_methods():
         try:
             for row in count_method(name, changes):
                 print(_table_row(row))
-        except ValidationError as error:
-            print(f"{name:16} not a method of denoising policies: {error.errors()[0]['loc']}")
+        except ConfigError as error:
+            print(f"{name:16} is not counted: {error}")
     print(LEGEND)
     print("peers: " + "; ".join(f"{name}: {peer.run}" for name, peer in PEERS.items()))
 
@@ -129,7 +127,9 @@ def _table_row(row: Row) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("benchmarks.forwards", description="Forwards a sample costs, method by method.")
-    parser.add_argument("--method", action="append", help="one of configs/methods; all if not given")
+    parser.add_argument(
+        "--method", action="append", help="one of configs/methods; those of denoising policies if not given"
+    )
     parser.add_argument("--group", type=int, help="group size instead of the methods'")
     parser.add_argument("--window", type=int, nargs=2, metavar=("START", "SIZE"), help="window instead of theirs")
     return parser

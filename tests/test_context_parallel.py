@@ -100,7 +100,7 @@ def _same(name: str, result: tuple[Tensor, list[dict[str, Any]], int], output: P
     weights, lines = outcome(trained(output, pipeline, lora=trains != "all"))
     assert float((result[0] - weights).norm() / weights.norm()) < RELATIVE, name
     assert result[2] == sum(num_scored), name  # no reward was asked twice
-    assert len(lines) == len(result[1]) == 4
+    assert len(lines) == len(result[1]) == 6  # two updates of each of two steps, and two evaluations
     for line, other in zip(lines, result[1], strict=True):
         numbers = {key: value for key, value in untimed(line).items() if isinstance(value, float)}
         assert {key: other[key] for key in numbers} == pytest.approx(numbers, rel=1e-3, abs=ROUNDED), name

@@ -173,7 +173,7 @@ def streamed(
     *,
     parts: Sequence[Sequence[int]] = (ALL,),
     advantage_B: Tensor = ADVANTAGE_B,
-) -> tuple[float, Tensor, int]:
+) -> tuple[float, Tensor, float]:
     """The update of as many processes as there are parts, each with its rows: loss, gradient, forwards."""
     totals, shared = count(rollout.mask_BT, group_B=rollout.prompt_index_B), []
 
@@ -181,7 +181,7 @@ def streamed(
         shared.append(values)
         return [values]
 
-    def update(rows: Sequence[int], gather) -> tuple[float, int]:
+    def update(rows: Sequence[int], gather) -> tuple[float, float]:
         measured = accumulate_gradient(
             policy, rollout, advantage_B[:, None].expand(rollout.shape), objective,
             rows=rows, totals=totals, gather=gather, reward_B=advantage_B,

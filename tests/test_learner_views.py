@@ -210,7 +210,7 @@ def test_a_view_that_does_not_move_is_known_once_and_one_that_does_is_looked_at_
     move(policy.trainable)
     total = count(rollout.mask_BT)
 
-    def forwards(view: str, rollout: Rollout) -> int:
+    def forwards(view: str, rollout: Rollout) -> float:
         arguments = {"rows": ALL, "totals": total, "views": views}
         advantage_BT = ADVANTAGE_B[:, None].expand(rollout.shape)
         objective = objective_of(divergence(form="k3", view=view))

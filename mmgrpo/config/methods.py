@@ -25,13 +25,16 @@ MethodKind = Literal[
     "environments",
 ]
 
-Need = Literal["verifier", "judge", "step_rewards", "critic", "images", "videos", "turns", "environment_reward"]
+Need = Literal[
+    "verifier", "judge", "step_rewards", "critic", "images", "videos", "turns", "environment_reward", "engine"
+]
 """Kinds of needs.
 
 ``verifier``: a reward of the run that scores answers (see ``is_verifier``); ``judge``: a reward by a model that judges
 or was trained to score; ``step_rewards``: the reward that an estimator reads by its label; ``critic``: the section
 ``advantage.critic``; ``images`` and ``videos``: rows that have one; ``turns``: ``rollout.environment``;
-``environment_reward``: an environment that rewards its turns, or an estimator of turns that names a reward of the run.
+``environment_reward``: an environment that rewards its turns, or an estimator of turns that names a reward of the run;
+``engine``: ``rollout.engine``.
 """
 
 AppliesTo = Literal["tokens", "denoising", "masked", "both"]

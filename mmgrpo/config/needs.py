@@ -163,6 +163,12 @@ def _environment_reward(inputs: Inputs) -> str | None:
     )
 
 
+def _engine(inputs: Inputs) -> str | None:
+    if inputs.config.rollout.engine is not None:
+        return None
+    return "a server that samples, and the run has none: set rollout.engine"
+
+
 CHECKS: Mapping[Need, Callable[[Inputs], str | None]] = {
     "verifier": _verifier,
     "judge": _judge,
@@ -172,5 +178,6 @@ CHECKS: Mapping[Need, Callable[[Inputs], str | None]] = {
     "videos": _rows("videos"),
     "turns": _turns,
     "environment_reward": _environment_reward,
+    "engine": _engine,
 }
 """The check of each need: the lack with its fix, or None."""

@@ -259,7 +259,13 @@ INERT: dict[str, dict[str, str]] = {
 """Mechanisms without which the weights are the same, each with the reason."""
 
 
-NOT_RUN = {"promptecho": "its reward is computed by a vision-language model from the hub"}
+NOT_RUN = {
+    "promptecho": "its reward is computed by a vision-language model from the hub",
+    **dict.fromkeys(
+        ("icepop", "mis", "sequence-mis", "sequence-tis", "tis"),
+        "its weights compare with a server that samples; tests/configs/test_engine_methods.py has their numbers",
+    ),
+}
 """Methods without a tiny run, each with the reason."""
 
 

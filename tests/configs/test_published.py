@@ -215,8 +215,12 @@ def test_every_method_is_explained() -> None:
     data, environment = DataFiles(), "python:tests.training.test_credit_of_turns:Corridor"
     for name in data.names("methods"):
         needs = data.merged(name)["about"]["method"].get("needs", ())
-        needs_turns = "turns" in needs or "environment_reward" in needs
-        config = with_paper_hparams(data, name, **({"rollout": {"environment": environment}} if needs_turns else {}))
+        rollout: dict[str, Any] = {}
+        if "turns" in needs or "environment_reward" in needs:
+            rollout["environment"] = environment
+        if "engine" in needs:
+            rollout["engine"] = {"name": "vllm", "url": "http://127.0.0.1:8000"}
+        config = with_paper_hparams(data, name, **({"rollout": rollout} if rollout else {}))
         assert config.about.method is not None
         assert f" method {config.about.method.title} " in rows(config), name
 

@@ -50,7 +50,7 @@ def test_each_state_of_a_tree_is_computed_once(batch: int) -> None:
     # before a split cost nothing. The last step draws nothing, so 5 of them are scored.
     assert rollout.num_forwards == 2 * (1 + 2 + 2 + 4)
     assert int(torch.unique(rollout.state_BT).numel()) == 2 * 9
-    spent = dict.fromkeys(range(3), 0)
+    spent = dict.fromkeys(range(3), 0.0)
     for evaluation in policy.evaluate(rollout):
         spent[evaluation.columns[0]] += evaluation.num_forwards
     assert spent == {0: 2 * 1, 1: 2 * 2, 2: 2 * 2}

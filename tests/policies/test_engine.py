@@ -101,10 +101,10 @@ def test_adapters_are_loaded_by_name(server: TokenServer) -> None:
     assert len(set(names)) == 3  # before the first update, and after each
     assert list(server.adapters) == names[-1:]
     server.adapters.clear()
+    assert policy._engine is not None
+    engine = policy._engine.engine
     with pytest.raises(EngineError, match=rf"HTTP 404: .*`{names[-1]}` does not exist"):
-        policy._engine and policy._rollouts.generate(
-            prompts_of("llama"), group_size=1, seed=SEED, plan=Plan(), source=policy._engine.engine
-        )
+        policy._rollouts.generate(prompts_of("llama"), group_size=1, seed=SEED, plan=Plan(), source=engine)
     with pytest.raises(ConfigError, match=r"load_adapters needs policy\.lora"):
         served(server, engine={"load_adapters": True})
 

@@ -62,12 +62,14 @@ class Showing(Environment):
         if self.num_steps == self.turns:
             return Turn(done=True, reward=1.0)
         seeds = [sum(map(ord, text)) + n for n in range(self.num_steps)]
-        media = {kind: [MEDIA[kind](number, seed) for number, seed in enumerate(seeds)] for kind in self.kinds}
+        media: dict[str, Any] = {
+            kind: [MEDIA[kind](number, seed) for number, seed in enumerate(seeds)] for kind in self.kinds
+        }
         if self.videos:
             media["videos"] = list(self.videos[: len(seeds)])
         if not self.by_tools:
             return Turn(text="two red", **media)
-        counts = {f"num_{kind}": 1 for kind in self.kinds}
+        counts: dict[str, Any] = {f"num_{kind}": 1 for kind in self.kinds}
         results = [ToolResult(f"look{number}", "two red", **counts) for number in range(self.num_steps)]
         return Turn(role="tool", results=results, text="two red", **media)
 

@@ -81,6 +81,7 @@ def test_update_is_the_same_in_halved_slices(name: str, tmp_path: Path) -> None:
         halved.train()
     limit = slice_limit(halved.policy)
     assert limit in (1, 2, 3, 4)
+    assert limited.limit is not None
     assert limited.peak > limited.limit  # it ran out
     moved = float((weights(complete) - before).abs().max())
     assert float((weights(halved) - weights(complete)).abs().max()) < 1e-4 * moved + 1e-6
