@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.system.folders import TOP
+from mmgrpo.system.import_notices import hide_import_notices
 from mmgrpo.system.lazy import exports
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 if str(TOP) not in __path__:  # a checkout
     __path__.append(str(TOP))
+
+hide_import_notices()
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -46,3 +47,18 @@ def test_rows_of_a_file_are_limited_without_importing_datasets(monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "datasets", raising=False)
     require_limit("rows.jsonl", None)
     assert "datasets" not in sys.modules
+
+
+def test_notices_of_imported_libraries_are_hidden_and_other_messages_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    pytree, bitsandbytes = (
+        logging.getLogger(name) for name in ("torch.utils._pytree", "bitsandbytes.backends.cpu.ops")
+    )
+    pytree.warning("%s is an Enum subclass and is now natively supported by torch.compile as an opaque value", "A")
+    bitsandbytes.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "no module")
+    assert caplog.text == ""
+    pytree.warning("%s cannot be registered", "A")
+    bitsandbytes.warning("gemm_4bit_forward failed: %s", "no memory")
+    assert [record.getMessage() for record in caplog.records] == [
+        "A cannot be registered",
+        "gemm_4bit_forward failed: no memory",
+    ]

@@ -14,6 +14,7 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
+    BitsAndBytesConfig,
     HfArgumentParser,
     LlamaConfig,
     LlamaForSequenceClassification,
@@ -22,6 +23,7 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from mmgrpo.config.loading import validated
 from mmgrpo.config.validating import set_value
 from mmgrpo.errors import ConfigError
 from mmgrpo.trl import GRPOConfig, GRPOTrainer
@@ -138,8 +140,41 @@ def test_values_of_trl_are_those_of_the_run() -> None:
 
 
 @pytest.mark.parametrize(
+    ("optim", "settings"),
+    [
+        ("adamw_torch", {"betas": [0.8, 0.999], "eps": 1e-6}),
+        ("adamw_bnb_8bit", {"name": "adamw_8bit", "betas": [0.8, 0.999], "eps": 1e-6}),
+        ("paged_adamw_8bit", {"name": "adamw_8bit", "paged": True, "betas": [0.8, 0.999], "eps": 1e-6}),
+        ("adafactor", {"name": "adafactor"}),
+    ],
+)
+def test_optimizers_of_trl_are_those_of_the_run(optim: str, settings: dict[str, Any]) -> None:
+    numbers = {} if optim == "adafactor" else {"adam_beta1": 0.8, "adam_epsilon": 1e-6}
+    values = values_of(optim=optim, learning_rate=1e-5, weight_decay=0.1, max_steps=2, **numbers)["update"]["optimizer"]
+    shared = {"lr": 1e-5, "weight_decay": 0.1, "max_grad_norm": 1.0}
+    assert values == {**settings, **shared, "schedule": {"name": "linear", "warmup_steps": 0}}
+    assert validated({"update": {"optimizer": values}}).update.optimizer.name == settings.get("name", "adamw")
+
+
+def test_dtypes_and_quantization_of_trl_are_those_of_the_policy() -> None:
+    assert values_of(max_steps=2)["policy"]["dtype"] == "bfloat16"
+    assert values_of(max_steps=2, fp16=True)["policy"]["dtype"] == "float16"
+    quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    expected = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
+    for quantization in (quantized, expected):
+        loading = {"dtype": torch.float16, "quantization_config": quantization}
+        policy = values_of(max_steps=2, fp16=True, model_init_kwargs=loading)["policy"]
+        assert (policy["dtype"], policy["quantization_config"]) == ("float16", expected)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"optim": "lion_8bit"}, "optim='lion_8bit' is not supported; use adamw_torch_fused, .*, adafactor, or the"),
+        ({"optim": "adafactor", "adam_beta1": 0.8}, "adam_beta1=0.8 has no effect with optim='adafactor', only with"),
+        ({"fp16": True, "bf16": True}, "fp16 and bf16 exclude each other"),
+        ({"model_init_kwargs": {"dtype": "float16"}}, "dtype float16 needs fp16=True"),
+        ({"model_init_kwargs": {"quantization_config": 4}}, "a BitsAndBytesConfig or a mapping of arguments, got int"),
         ({"loss_type": "cispo"}, "takes epsilon_high as the largest ratio"),
         ({"loss_type": "ppo"}, r"must be grpo, .*sapo or vespo"),
         (
@@ -160,7 +195,7 @@ def test_values_of_trl_are_those_of_the_run() -> None:
         ({"lr_scheduler_type": "polynomial"}, "is not supported; use constant"),
         ({"max_completion_length": None}, "max_completion_length must be set"),
         ({"sync_ref_model": True}, "needs beta above 0"),
-        ({"model_init_kwargs": {"dtype": "float16"}}, "use float32 or bfloat16"),
+        ({"model_init_kwargs": {"dtype": "float64"}}, "use float32, bfloat16, float16"),
         ({"scale_rewards": "std"}, "must be 'group', 'batch' or 'none'"),
         ({"report_to": "swanlab"}, "supported are tensorboard"),
         ({"generation_batch_size": 1024}, "the dataset has fewer rows than the 128 prompts"),
@@ -395,6 +430,29 @@ def test_adapters_are_those_of_peft(tmp_path: Path) -> None:
         GRPOTrainer(source, length, short(tmp_path / "out"), ROWS, peft_config=LoraConfig(lora_dropout=0.1))
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("quantization", [None, {"load_in_4bit": True}], ids=["full", "4 bit"])
+def test_fp16_and_8_bit_optimizers_train(quantization: dict[str, Any] | None, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    half = {"bf16": None, "fp16": True, "optim": "adamw_8bit", "learning_rate": 1e-2}
+    peft_config = LoraConfig(r=4, init_lora_weights="gaussian")
+    trainer = GRPOTrainer(
+        folder_of(tmp_path),
+        [length, parity],
+        short(tmp_path / "out", **half),
+        ROWS,
+        peft_config=peft_config,
+        quantization_config=quantization and BitsAndBytesConfig(**quantization),
+    )
+    before = [parameter.detach().clone() for parameter in trainer.trainer.parameters]
+    trainer.train()
+    assert type(trainer.trainer.optimizer.optimizer).__name__ == "AdamW8bit"
+    kinds = {type(parameter).__name__ for parameter in trainer.model.parameters()}
+    assert ("Params4bit" in kinds) == (quantization is not None)
+    moved = [not torch.equal(old, new) for old, new in zip(before, trainer.trainer.parameters, strict=True)]
+    assert any(moved)
+
+
 def test_a_run_resumes_as_if_never_stopped(tmp_path: Path) -> None:
     config = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3}
     source = folder_of(tmp_path)
@@ -414,7 +472,7 @@ def test_a_run_resumes_as_if_never_stopped(tmp_path: Path) -> None:
     [
         ({"callbacks": [object()]}, "callbacks is not supported; instead: leave it out"),
         ({"rollout_func": print}, "instead: an environment_factory"),
-        ({"optimizers": (object(), None)}, "the optimizer is AdamW"),
+        ({"optimizers": (object(), None)}, r"the optimizer is that of args\.optim"),
         ({"train_dataset": [{"prompt": "a"}]}, r"must be a datasets\.Dataset, got list"),
         ({"eval_dataset": {"easy": ROWS, "hard": ROWS}}, "eval_dataset must be one dataset, got easy, hard"),
         ({"train_dataset": ROWS.select([])}, "train_dataset has no rows"),
@@ -431,6 +489,16 @@ def test_a_run_resumes_as_if_never_stopped(tmp_path: Path) -> None:
             {"model": make("llama")[0], "args": {"model_init_kwargs": {"dtype": "bfloat16"}}},
             "has no effect on a loaded",
         ),
+        ({"model": make("llama")[0], "args": {"fp16": True}}, r"fp16=True has no effect on a loaded model of torch"),
+        (
+            {"model": make("llama")[0], "quantization_config": {"load_in_8bit": True}},
+            "quantization_config has no effect on a loaded model",
+        ),
+        (
+            {"quantization_config": {"a": 1}, "args": {"model_init_kwargs": {"quantization_config": {"a": 1}}}},
+            r"quantization_config is also in args\.model_init_kwargs",
+        ),
+        ({"quantization_config": {"load_in_8bit": True}}, "quantized weights cannot be trained in full"),
         ({"reward_funcs": [length, length], "args": {"reward_weights": [1.0]}}, "1 numbers for 2 reward functions"),
     ],
 )

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmgrpo.config import IN_ORDER, TOGETHER, RunConfig
 from mmgrpo.config.registry import suggestion
-from mmgrpo.config.renamed import REMOVED, renamed_key, renamed_value
+from mmgrpo.config.renamed import REMOVED, TRL_ARGUMENTS, renamed_key, renamed_value
 from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError, UnknownNameError
 
@@ -109,6 +109,8 @@ def _moved_apart(where: str, new: str | None, value: Any) -> list[tuple[str, str
 
 def _nearest_key(key: str, owner: type[BaseModel] | None) -> str:
     """The tail of an error message: the nearest keys of a section, or of a section within it."""
+    if key in TRL_ARGUMENTS:
+        return f"; TRL's {key} is {TRL_ARGUMENTS[key]}"
     fields = owner.model_fields if owner else {}
     sections = {name: _model_at(owner, (name,)) for name in fields} if owner else {}
     inner = {

@@ -35,6 +35,9 @@ ADAPTIVE = "a schedule of objective.entropy_bonus in overrides={'schedules': {..
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 """Losses with the clipped surrogate."""
 
+ADAMW = ("adamw_torch_fused", "adamw_torch", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
+"""Optimizers with moments and an epsilon of Adam."""
+
 JSON_ARGUMENTS = ("model_init_kwargs", "chat_template_kwargs", "lr_scheduler_kwargs")
 """Arguments that may also be JSON texts."""
 
@@ -202,9 +205,9 @@ class GRPOConfig:
 
     # Optimizer
     learning_rate: Annotated[float, Key("update.optimizer.lr", copied=True)] = 1e-6
-    adam_beta1: Annotated[float, Key("update.optimizer.betas")] = 0.9
-    adam_beta2: Annotated[float, Key("update.optimizer.betas")] = 0.999
-    adam_epsilon: Annotated[float, Key("update.optimizer.eps", copied=True)] = 1e-8
+    adam_beta1: Annotated[float, Key("update.optimizer.betas", needs=("optim", *ADAMW))] = 0.9
+    adam_beta2: Annotated[float, Key("update.optimizer.betas", needs=("optim", *ADAMW))] = 0.999
+    adam_epsilon: Annotated[float, Key("update.optimizer.eps", needs=("optim", *ADAMW))] = 1e-8
     weight_decay: Annotated[float, Key("update.optimizer.weight_decay", copied=True)] = 0.0
     max_grad_norm: Annotated[float | None, Key("update.optimizer.max_grad_norm")] = 1.0
     lr_scheduler_type: Annotated[str, Key("update.optimizer.schedule")] = "linear"
@@ -216,9 +219,7 @@ class GRPOConfig:
             needs=("lr_scheduler_type", "constant_with_warmup", "linear", "cosine", "cosine_with_min_lr"),
         ),
     ] = 0
-    optim: Annotated[
-        str, Fixed("overrides={'update.optimizer': {'name': 'adamw_8bit'}}, adafactor or muon", "adamw_torch")
-    ] = "adamw_torch_fused"
+    optim: Annotated[str, Key("update.optimizer.name")] = "adamw_torch_fused"
     optim_args: Annotated[
         str | None, Fixed("leave it out: adam_beta1, adam_beta2, adam_epsilon and weight_decay apply")
     ] = None
@@ -226,7 +227,9 @@ class GRPOConfig:
     neftune_noise_alpha: Annotated[float | None, Fixed("leave it out: rollout and update use the same policy")] = None
 
     # Model and memory
-    model_init_kwargs: Annotated[dict | str | None, Key("policy.revision, policy.dtype, policy.attention")] = None
+    model_init_kwargs: Annotated[
+        dict | str | None, Key("policy.revision, policy.dtype, policy.attention, policy.quantization_config")
+    ] = None
     trust_remote_code: Annotated[bool, Fixed(LOADING)] = False
     router_aux_loss_coef: Annotated[
         float | None, Fixed("router_aux_loss_coef=0.0: there is no load-balancing loss", 0.0)
@@ -234,7 +237,7 @@ class GRPOConfig:
     disable_dropout: Annotated[bool, Fixed("leave it out: dropout is always off", True)] = False
     cast_lm_head_to_fp32: Annotated[bool, Fixed(LOADING)] = False
     bf16: Annotated[bool | None, Key("policy.dtype")] = None
-    fp16: Annotated[bool, Fixed("overrides={'policy.dtype': 'float16'}")] = False
+    fp16: Annotated[bool, Key("policy.dtype")] = False
     bf16_full_eval: Annotated[bool, Fixed("leave it out: evaluations sample as training does")] = False
     fp16_full_eval: Annotated[bool, Fixed("leave it out: evaluations sample as training does")] = False
     tf32: Annotated[bool | None, Fixed("torch.backends.cuda.matmul.allow_tf32 = True")] = None

@@ -8,12 +8,22 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.trl.arguments import ARGUMENTS, CLIPPED, GRPOConfig, Key
+from mmgrpo.trl.arguments import ADAMW, ARGUMENTS, CLIPPED, GRPOConfig, Key
+from mmgrpo.trl.loaded_policy import quantization_settings
 
 TOKEN_MEANS = ("bnpo", "cispo", "dapo", "vespo")
 LR_SCHEDULERS = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
 TRACKERS = ("tensorboard", "wandb", "trackio")
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    "adamw_torch_fused": {},
+    "adamw_torch": {},
+    "adamw_8bit": {"name": "adamw_8bit"},
+    "adamw_bnb_8bit": {"name": "adamw_8bit"},
+    "paged_adamw_8bit": {"name": "adamw_8bit", "paged": True},
+    "adafactor": {"name": "adafactor"},
+}
+"""The settings of ``update.optimizer`` for values of ``optim``, without the numbers of Adam."""
 
 
 @final
@@ -210,7 +220,7 @@ def _sampling(args: GRPOConfig, data: TrainingData) -> dict[str, Any]:
         "policy.template": args.chat_template_kwargs or {},
         "policy.chat": None if data.is_conversational else False,
         "policy.rollout_batch": rows,
-        "policy.dtype": "float32" if args.bf16 is False else "bfloat16",
+        "policy.dtype": _dtype(args),
     }
     if args.max_tool_calling_iterations is not None and not data.has_tools:
         raise ConfigError("max_tool_calling_iterations needs tools or environment_factory: leave it out")
@@ -222,11 +232,20 @@ def _sampling(args: GRPOConfig, data: TrainingData) -> dict[str, Any]:
     return values | _loading(args)
 
 
+def _dtype(args: GRPOConfig) -> str:
+    if args.fp16 and args.bf16:
+        raise ConfigError("fp16 and bf16 exclude each other: leave one of them out")
+    return "float16" if args.fp16 else "float32" if args.bf16 is False else "bfloat16"
+
+
 def _loading(args: GRPOConfig) -> dict[str, Any]:
     loading = dict(args.model_init_kwargs) if isinstance(args.model_init_kwargs, Mapping) else {}
     dtype = str(loading.pop("dtype", "float32")).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise ConfigError(f"model_init_kwargs: dtype {dtype!r} is not supported; use float32 or bfloat16")
+        raise ConfigError(f"model_init_kwargs: dtype {dtype!r} is not supported; use {', '.join(DTYPES)}")
+    if dtype == "float16" and not args.fp16:
+        raise ConfigError("model_init_kwargs: dtype float16 needs fp16=True: its gradients are scaled")
+    quantization = loading.pop("quantization_config", None)
     keys = {"revision": "policy.revision", "attn_implementation": "policy.attention"}
     if loading.pop("device_map", None) not in (None, "auto"):
         raise ConfigError("model_init_kwargs: device_map must be 'auto' or None: accelerate places the model")
@@ -237,7 +256,8 @@ def _loading(args: GRPOConfig) -> dict[str, Any]:
     if loading.get("trust_remote_code"):
         raise ConfigError("model_init_kwargs: code of a checkpoint is not executed; load the model yourself")
     values = {key: loading[name] for name, key in keys.items() if name in loading}
-    return values | ({"policy.dtype": "bfloat16"} if dtype == "bfloat16" else {})
+    values |= {} if quantization is None else {"policy.quantization_config": quantization_settings(quantization)}
+    return values | ({} if dtype == "float32" else {"policy.dtype": dtype})
 
 
 def _advantage(args: GRPOConfig) -> dict[str, Any]:
@@ -353,8 +373,14 @@ def _optimizer(args: GRPOConfig, steps: _Steps) -> dict[str, Any]:
         )
     warmup = args.warmup_steps if args.warmup_steps >= 1 else args.warmup_steps * steps.total * steps.updates
     schedule = {"name": LR_SCHEDULERS[name], "warmup_steps": 0 if name == "constant" else math.ceil(warmup)}
-    return {
-        "update.optimizer.betas": [args.adam_beta1, args.adam_beta2],
+    if args.optim not in OPTIMIZERS:
+        raise ConfigError(
+            f"optim={args.optim!r} is not supported; use {', '.join(OPTIMIZERS)}, or the optimizers of mmgrpo by "
+            "overrides={'update.optimizer': {'name': NAME, 'lr': NUMBER}}"
+        )
+    numbers = {"betas": [args.adam_beta1, args.adam_beta2], "eps": args.adam_epsilon} if args.optim in ADAMW else {}
+    settings = {f"update.optimizer.{key}": value for key, value in (OPTIMIZERS[args.optim] | numbers).items()}
+    return settings | {
         "update.optimizer.max_grad_norm": args.max_grad_norm or None,
         "update.optimizer.schedule": {**schedule, "end": floor} if floor else schedule,
     }
@@ -391,6 +417,8 @@ def differences(args: GRPOConfig, data: TrainingData) -> list[str]:
         "full one": bool(args.top_p < 1 or args.top_k or args.min_p),
         "warmup_steps: the ramp of the learning rate begins at 1 / warmup_steps, TRL's at 0": args.warmup_steps > 0,
         "weight_decay: it applies to all weights, TRL's not to biases and norms": args.weight_decay > 0,
+        f"optim={args.optim!r}: moments of trained embeddings are in 8 bit too, TRL's in float32": "8bit" in args.optim,
+        "fp16: an update that overflows is accumulated again at half the scale, TRL skips it": args.fp16,
         "max_tool_calling_iterations: the calls of the last turn are executed too": (
             data.has_tools and args.max_tool_calling_iterations is not None
         ),

@@ -29,7 +29,7 @@ from mmgrpo.training.build import build_rewards, exchange_plan
 from mmgrpo.training.evaluation import EvaluationResult, HeldOut, evaluate
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.trl.arguments import GRPOConfig
-from mmgrpo.trl.loaded_policy import lora_settings, model_config, policy_of_model
+from mmgrpo.trl.loaded_policy import lora_settings, model_config, policy_of_model, quantization_settings
 from mmgrpo.trl.log_history import evaluation_means, log_history
 from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, log_interval, run_values
 
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 UNSUPPORTED = {
     "reward_processing_classes": "leave it out: a reward model is loaded with its own tokenizer",
     "callbacks": "leave it out: the run folder has all metrics, and report_to names trackers",
-    "quantization_config": "load the quantized model yourself, and pass it as model with peft_config",
     "rollout_func": "an environment_factory, or overrides={'rollout.strategy': NAME} (docs/how-to/extending.md)",
 }
 """Arguments of TRL's constructor that must be None, and their replacements."""
@@ -84,7 +83,7 @@ class GRPOTrainer:
             reward_processing_classes: not supported.
             callbacks: not supported.
             optimizers: not supported.
-            quantization_config: not supported.
+            quantization_config: quantizes a model that is loaded from its path, under ``peft_config``.
             peft_config: a ``LoraConfig``; None: all weights are trained.
             tools: functions that the policy may call.
             rollout_func: not supported.
@@ -97,7 +96,6 @@ class GRPOTrainer:
         refused = {
             "reward_processing_classes": reward_processing_classes,
             "callbacks": callbacks,
-            "quantization_config": quantization_config,
             "rollout_func": rollout_func,
         }
         _require_unset(refused, optimizers)
@@ -108,9 +106,9 @@ class GRPOTrainer:
             is_conversational=train_dataset is None or not isinstance(train_dataset[0].get("prompt"), str),
             has_tools=bool(tools) or environment_factory is not None,
         )
-        _require_loading_arguments(model, self.args)
+        _require_loading_arguments(model, self.args, quantization_config)
         _require_no_balancing_loss(model_config(model), self.args)
-        values = {**run_values(self.args, data), **_policy_values(model, peft_config)}
+        values = {**run_values(self.args, data), **_policy_values(model, peft_config, quantization_config)}
         self._config, self._settings = _config_of(values, model)
         self._data, self._log_interval = data, log_interval(self.args, data)
         self._evaluation = None if eval_dataset is None else self._evaluation_of(eval_dataset)
@@ -258,7 +256,7 @@ def _require_unset(arguments: Mapping[str, Any], optimizers: tuple[Any, Any]) ->
     if named := [name for name, value in arguments.items() if value]:
         raise ConfigError("; ".join(f"{name} is not supported; instead: {UNSUPPORTED[name]}" for name in named))
     if any(part is not None for part in optimizers):
-        raise ConfigError("optimizers are not supported; the optimizer is AdamW with the numbers of args")
+        raise ConfigError("optimizers are not supported; the optimizer is that of args.optim with the numbers of args")
 
 
 def _require_dataset(name: str, dataset: Any) -> None:
@@ -275,17 +273,21 @@ def _require_dataset(name: str, dataset: Any) -> None:
         raise ConfigError(f"{name} has no rows")
 
 
-def _require_loading_arguments(model: str | PreTrainedModel, args: GRPOConfig) -> None:
-    """Raises ConfigError if arguments that load a model have no effect on a loaded one."""
+def _require_loading_arguments(model: str | PreTrainedModel, args: GRPOConfig, quantization: Any) -> None:
+    """Raises ConfigError if arguments that load a model have no effect on a loaded one, or exclude each other."""
     if isinstance(model, str):
+        if quantization is not None and "quantization_config" in (args.model_init_kwargs or {}):
+            raise ConfigError("quantization_config is also in args.model_init_kwargs: leave one of them out")
         return
-    if args.model_init_kwargs:
-        raise ConfigError("model_init_kwargs has no effect on a loaded model: load it with them, or pass its path")
-    if args.bf16 and model.dtype != torch.bfloat16:
-        raise ConfigError(
-            f"bf16=True has no effect on a loaded model of {model.dtype}: pass its path, or load it with "
-            "dtype=torch.bfloat16"
-        )
+    for name, value in (("model_init_kwargs", args.model_init_kwargs), ("quantization_config", quantization)):
+        if value:
+            raise ConfigError(f"{name} has no effect on a loaded model: load it with {name}, or pass its path")
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if getattr(args, name) and model.dtype != dtype:
+            raise ConfigError(
+                f"{name}=True has no effect on a loaded model of {model.dtype}: pass its path, or load it with "
+                f"dtype={dtype}"
+            )
 
 
 def _require_no_balancing_loss(config: Any, args: GRPOConfig) -> None:
@@ -297,10 +299,12 @@ def _require_no_balancing_loss(config: Any, args: GRPOConfig) -> None:
         )
 
 
-def _policy_values(model: str | PreTrainedModel, peft_config: Any) -> dict[str, Any]:
+def _policy_values(model: str | PreTrainedModel, peft_config: Any, quantization: Any) -> dict[str, Any]:
     values: dict[str, Any] = {"policy.name": "language"}
     if isinstance(model, str):
         values["policy.model"] = model
+    if quantization is not None:
+        values["policy.quantization_config"] = quantization_settings(quantization)
     if hasattr(model, "peft_config"):
         raise ConfigError("model has adapters already: pass the base model, and peft_config for new adapters")
     if peft_config is not None:
