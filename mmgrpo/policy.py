@@ -179,11 +179,13 @@ class EngineContext:
         log: file for the output of a server that the run starts.
         is_main: whether this process starts the server and sends it weights.
         run_on_main: calls a function on the main process; returns its result on all.
+        num_processes: number of processes that request samples.
     """
 
     log: Path
     is_main: bool
     run_on_main: Callable[[Callable[[], Any]], Any]
+    num_processes: int = 1
 
 
 class SupportsEngine(ABC):

@@ -125,7 +125,7 @@ def engine_of_run(algorithm: Algorithm, policy: Policy, job: Job, log: Path) -> 
     if algorithm.engine is None:
         return nullcontext()
     assert isinstance(policy, SupportsEngine)
-    context = EngineContext(log=log, is_main=job.is_main, run_on_main=job.run_on_main)
+    context = EngineContext(log=log, is_main=job.is_main, run_on_main=job.run_on_main, num_processes=job.size)
     return policy.use_engine(algorithm.engine, context)
 
 

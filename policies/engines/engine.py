@@ -168,6 +168,10 @@ class Engine(CompletionSource, ABC):
         """
 
     @abstractmethod
+    def sleep(self) -> None:
+        """Frees memory of the device until ``load_weights``, if the engine is set to; no request is in progress."""
+
+    @abstractmethod
     def load_weights(self, versions: WeightVersions, *, sends: bool) -> None:
         """Replaces the server's weights by those of the model, if it has other ones; cached states are dropped.
 

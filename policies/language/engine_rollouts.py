@@ -73,6 +73,7 @@ class EngineRollouts:
         Raises:
             EngineError: the difference is larger than ``max_mismatch``.
         """
+        self.engine.sleep()
         sampler_BT = rollout.old_logprob_BT
         scored = rescore(policy, rollout, values=tuple(value for value in rollout.values if value.name in LOGIT_VALUES))
         if is_ahead:

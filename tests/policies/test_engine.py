@@ -109,6 +109,28 @@ def test_adapters_are_loaded_by_name(server: TokenServer) -> None:
         served(server, engine={"load_adapters": True})
 
 
+def test_server_sleeps_between_rollouts(server: TokenServer) -> None:
+    expected = rollout_of(served(server))
+    server.requests.clear()
+    server.is_asleep = True  # as a killed run leaves it
+    policy = served(server, engine={"sleep": True})
+    assert [sample.tokens for sample in rollout_of(policy).samples] == [sample.tokens for sample in expected.samples]
+    assert server.is_asleep
+    move(policy.trainable)
+    rollout_of(policy)
+    assert server.is_asleep
+    paths = [path for path, _ in server.requests if path in ("/sleep", "/wake_up", "/collective_rpc")]
+    assert paths == ["/wake_up", "/sleep", "/wake_up", "/collective_rpc", "/sleep"]
+
+
+def test_sleep_of_a_server_that_others_use_is_an_error(server: TokenServer) -> None:
+    context = EngineContext(log=Path("e.log"), is_main=True, run_on_main=lambda function: function(), num_processes=2)
+    with pytest.raises(ConfigError, match=r"sleep: the server has requests of 2 processes"):
+        server.contexts.enter_context(policy_of("llama").use_engine(VllmEngine(url=server.url, sleep=True), context))
+    with pytest.raises(ConfigError, match="steps_ahead samples: set one of them"):
+        VllmEngine(url=server.url, sleep=True, steps_ahead=1)
+
+
 def test_server_without_new_weights_raises_error(server: TokenServer) -> None:
     policy = served(server)
     move(policy.trainable)

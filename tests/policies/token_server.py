@@ -30,6 +30,7 @@ class TokenServer(ThreadingHTTPServer):
         status: of every answer; 200, or an error.
         scale_out: has the path for tokens.
         max_tokens: most tokens of a completion; None: as requested.
+        is_asleep: whether it generates nothing.
     """
 
     daemon_threads = True
@@ -45,6 +46,7 @@ class TokenServer(ThreadingHTTPServer):
         self.status = 200
         self.scale_out = True
         self.max_tokens: int | None = None
+        self.is_asleep = False
         self.lock = threading.Lock()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -68,6 +70,12 @@ class TokenServer(ThreadingHTTPServer):
             return 200, {"data": [{"id": name, "max_model_len": 64} for name in ("tiny", *self.adapters)]}
         if path == "/weight_info":
             return 200, {"weight_version": self.version}
+        if path == "/is_sleeping":
+            return 200, {"is_sleeping": self.is_asleep}
+        if path in ("/sleep", "/wake_up"):
+            self.is_asleep = path == "/sleep"
+        if path in ("/collective_rpc", "/inference/v1/generate") and self.is_asleep:
+            return 500, {"error": "asleep"}
         if path == "/collective_rpc":
             assert body["method"] == "reload_weights"
             if not self.ignores_weights:
