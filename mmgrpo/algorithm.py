@@ -319,7 +319,15 @@ class Algorithm:
 
         Returns:
             The setting.
+
+        Raises:
+            ConfigError: rows of earlier steps are unfinished, and the strategy does not continue them.
         """
+        if memory.partial and memory.partial.rows and self.strategy.window is None:
+            raise ConfigError(
+                f"{len(memory.partial.rows)} rows of earlier steps are unfinished, and rollout.strategy "
+                f"{self.config.rollout.strategy.name} does not continue them: keep partial_rollouts"
+            )
         return Setting(
             step=step,
             num_prompts=self.config.rollout.prompts_per_step,

@@ -16,7 +16,12 @@ from mmgrpo.training.build import plan_at
 from mmgrpo.training.components import Components
 from mmgrpo.training.compute_advantages import Advantages, combine_rewards, compute_advantages
 from mmgrpo.training.optimizer import move_reference
-from mmgrpo.training.prompt_stats import read_prompt_stats, step_prompt_stats, update_prompt_stats
+from mmgrpo.training.prompt_stats import (
+    read_prompt_stats,
+    step_prompt_stats,
+    update_partial_rollouts,
+    update_prompt_stats,
+)
 from mmgrpo.training.rollout_rounds import OnSamples, Rollouts, UpstreamRollouts, collect_rollouts
 from mmgrpo.training.score_rollouts import Rewards, score_rollouts
 from mmgrpo.training.step_metrics import UNBATCHED_ROWS, StepLog, step_metrics
@@ -146,4 +151,7 @@ class Step:
             rewards, advantages, key, step=self.number, replay=replay, job=job, requests=rollouts.requests
         )
         memory = update_prompt_stats(self.memory, stats, self.components.stream.learners, replay=replay)
+        if self.algorithm.strategy.window is not None:
+            requests, seed = rollouts.requests, rollouts.seed
+            memory = update_partial_rollouts(memory, rollouts.samples, key, requests=requests, seed=seed, job=job)
         return self.algorithm.schedules.updated(memory, self.log.last)

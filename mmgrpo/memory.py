@@ -111,6 +111,48 @@ class ReplayRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartialRow:
+    """An unfinished row of a partial rollout, which continues at the next step.
+
+    Attributes:
+        key: of its prompt.
+        group: its group at the step that wrote it; rows of one group stay one group.
+        member: its number within the group.
+        tokens: (T,) int64, its tokens so far.
+        num_forced: number of leading tokens that were forced, not sampled.
+        seed: seed of its random numbers.
+    """
+
+    key: str
+    group: int
+    member: int
+    tokens: Tensor
+    num_forced: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialRollouts:
+    """The state of partial rollouts after a step.
+
+    Attributes:
+        rows: the unfinished rows, in order of group and member.
+        num_prompts: number of prompts that the steps so far began.
+    """
+
+    rows: tuple[PartialRow, ...]
+    num_prompts: int
+
+    @property
+    def groups(self) -> list[tuple[PartialRow, ...]]:
+        """The rows of each group; their order numbers the groups of the next step."""
+        rows_of: dict[int, tuple[PartialRow, ...]] = {}
+        for row in self.rows:
+            rows_of[row.group] = (*rows_of.get(row.group, ()), row)
+        return list(rows_of.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """All that is remembered. The empty one remembers nothing and changes nothing.
 
@@ -121,6 +163,7 @@ class Memory:
         replay: rows that may be read again, oldest first, by key.
         states: of schedules and samplers, each a few scalars by name.
         ahead: completions of the next step that an engine sampled during this one, by request (``Plan.ahead``).
+        partial: of partial rollouts; None: no step with them so far.
     """
 
     columns: Mapping[str, Column] = field(default_factory=dict)
@@ -129,6 +172,7 @@ class Memory:
     replay: Mapping[str, tuple[ReplayRow, ...]] = field(default_factory=dict)
     states: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     ahead: Mapping[str, Any] = field(default_factory=dict)
+    partial: PartialRollouts | None = None
 
     def declared(self, columns: Iterable[Column]) -> Memory:
         """The same memory with further columns.
@@ -215,6 +259,9 @@ class Memory:
             "replay": [_as_plain(row) for rows in self.replay.values() for row in rows],
             "states": {name: dict(state) for name, state in self.states.items()},
             **({"ahead": dict(self.ahead)} if self.ahead else {}),
+            "partial": None
+            if self.partial is None
+            else {"rows": [_as_plain(row) for row in self.partial.rows], "num_prompts": self.partial.num_prompts},
         }
 
     def restored(self, state: Mapping[str, Any] | None) -> Memory:
@@ -246,7 +293,13 @@ class Memory:
         index_of = {key: index for index, key in enumerate(state["keys"])}
         ahead = {request: _on_cpu(completions) for request, completions in state.get("ahead", {}).items()}
         return replace(
-            self, index_of=index_of, numbers=numbers, replay=replay, states=dict(state["states"]), ahead=ahead
+            self,
+            index_of=index_of,
+            numbers=numbers,
+            replay=replay,
+            states=dict(state["states"]),
+            ahead=ahead,
+            partial=_partial_rollouts(state.get("partial")),
         )
 
     def _column(self, name: str) -> Column:
@@ -276,8 +329,15 @@ def _defaults(column: Column, size: int) -> Tensor:
     return torch.full((size,), column.default, dtype=_dtype(column))
 
 
-def _as_plain(row: ReplayRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in ReplayRow.__slots__}
+def _as_plain(row: ReplayRow | PartialRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in type(row).__slots__}
+
+
+def _partial_rollouts(state: Mapping[str, Any] | None) -> PartialRollouts | None:
+    if state is None:
+        return None
+    rows = tuple(PartialRow(**{name: _on_cpu(value) for name, value in plain.items()}) for plain in state["rows"])
+    return PartialRollouts(rows=rows, num_prompts=state["num_prompts"])
 
 
 def _on_cpu(value: Any) -> Any:

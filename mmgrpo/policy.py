@@ -366,6 +366,22 @@ class SupportsTextOffsets(ABC):
         """
 
 
+class SupportsPartialRollouts(ABC):
+    """A policy of texts that samples some tokens of a row and continues it at a later step: ``Plan.token_window``."""
+
+    @abstractmethod
+    def check_window(self, window: int, settings: Mapping[str, Any]) -> None:
+        """Checks a window before rows are sampled in it.
+
+        Args:
+            window: the maximum number of tokens that a row gets in a rollout.
+            settings: sampling settings of the plan.
+
+        Raises:
+            ConfigError: no row would continue, or a row cannot continue under these settings.
+        """
+
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
 

@@ -266,7 +266,8 @@ class Sample:
         latent: the final latent of a denoiser that the sample is decoded from, (1, ...) on the CPU, if the plan
             keeps it.
         tokens: generated token ids, if the decisions are tokens.
-        finished: False if the generation was cut off by its length limit.
+        finished: False if the generation was cut off by its length limit, or is partial.
+        is_partial: whether it is unfinished at this step and continues at the next one: no reward is called with it.
         logprob: mean log-probability of its decisions under the behavior policy, in nats; None if unknown.
         values: requested means over its decisions, by name (``Plan.sample_values``): ``certainty``, KL(uniform ||
             policy), and ``entropy``, both in nats.
@@ -314,11 +315,17 @@ class Sample:
     environment: EnvironmentHandle | None = field(default=None, compare=False, repr=False)
     audio: Audio | None = None
     failure: str | None = None
+    is_partial: bool = False
 
     @property
     def is_scored(self) -> bool:
-        """Whether rewards are called with it: it has neither a failure nor an environment error."""
-        return self.failure is None and self.environment_error is None
+        """Whether rewards are called with it: it is complete, and has neither a failure nor an environment error."""
+        return self.failure is None and self.environment_error is None and not self.is_partial
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether it was cut off by its length limit."""
+        return not self.finished and not self.is_partial
 
     @property
     def num_tokens(self) -> int:

@@ -27,6 +27,7 @@ class Continuation:
         trace: the trace of the rollout of this policy that sampled them, with further data; None: no such rollout.
         row: their row in that rollout.
         then: a text to append to them, forced and never trained.
+        seed: seed of the random numbers of the row; None: by its group and member.
     """
 
     token_ids: Sequence[int]
@@ -35,6 +36,7 @@ class Continuation:
     trace: Any = None
     row: int = 0
     then: str = ""
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.old_logprob_T is not None and self.old_logprob_T.shape != (len(self.token_ids),):

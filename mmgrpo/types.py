@@ -63,6 +63,8 @@ class Plan:
             group_size - 1 for each prompt.
         continues: the continuation that each prompt's rows start from, for policies that write text; None, for all or
             for one prompt: an empty answer.
+        token_window: the maximum number of tokens that a row gets in this rollout, after its continuation; a row that
+            reaches it before its end and its length limit is a partial sample. None: up to the length limit.
         settings: sampling settings of the policy for this rollout only; its rows are scored under them.
         environment: makes the ``Environment`` of each sample's conversation; None: single-turn answers.
         max_turns: the maximum number of turns that the policy writes in a conversation.
@@ -85,6 +87,7 @@ class Plan:
     prompt_ids: tuple[int, ...] | None = None
     members: tuple[tuple[int, ...], ...] | None = None
     continues: tuple[Continuation | None, ...] | None = None
+    token_window: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
     max_turns: int = 8
@@ -99,6 +102,8 @@ class Plan:
         chosen = self.stochastic
         if self.max_turns < 1:
             raise DataError(f"Plan.max_turns must be 1 or more, got {self.max_turns}")
+        if self.token_window is not None and self.token_window < 1:
+            raise DataError(f"Plan.token_window must be 1 or more, or None, got {self.token_window}")
         if self.environment_workers < 1:
             raise DataError(f"Plan.environment_workers must be 1 or more, got {self.environment_workers}")
         if self.environment_timeout_s is not None and not self.environment_timeout_s > 0:
@@ -132,6 +137,11 @@ class Plan:
     def deterministic(self) -> bool:
         """Whether no decision is sampled at random."""
         return self.stochastic == ()
+
+    @property
+    def continues_texts(self) -> bool:
+        """Whether texts continue others, or stop at a window."""
+        return self.token_window is not None or any(continuation is not None for continuation in self.continues or ())
 
     def spread(self, decision: int) -> float:
         """For policies: the factor on the noise of a decision."""
@@ -205,6 +215,8 @@ class Rollout:
         age_B: number of weight updates since each row was sampled or read, where those of the step before count as one;
             None: none.
         sampled_by_BT: the row that sampled each decision, where rows continue others; None: each row its own decisions.
+        earlier_BT: bool, decisions that were sampled at earlier steps, of rows that continue; they are not trained on,
+            and a critic values them. None: none.
         recomputed_B: bool, rows whose ``old_logprob_BT`` is of the current weights, which are not those that sampled
             them: off-policy rows without log-probabilities, and rows sampled one step ahead; None: none.
         token_BT: integer, the token that each decision sampled, -1 where there is no decision; None where a decision is
@@ -230,6 +242,7 @@ class Rollout:
     source_B: Tensor | None = None
     age_B: Tensor | None = None
     sampled_by_BT: Tensor | None = None
+    earlier_BT: Tensor | None = None
     recomputed_B: Tensor | None = None
     token_BT: Tensor | None = None
     is_prefix: bool = False
@@ -247,7 +260,7 @@ class Rollout:
         shape = self.old_logprob_BT.shape
         if len(shape) != 2 or shape[0] != B:
             raise ShapeError(f"old_logprob_BT must be ({B}, T), got {_describe(self.old_logprob_BT)}")
-        for name in ("mask_BT", "state_BT", "segment_BT", "sampled_by_BT", "token_BT"):
+        for name in ("mask_BT", "state_BT", "segment_BT", "sampled_by_BT", "earlier_BT", "token_BT"):
             tensor = getattr(self, name)
             if tensor is not None and (tensor.shape != shape or tensor.is_floating_point()):
                 raise ShapeError(f"{name} must be {tuple(shape)} bool or integer, got {_describe(tensor)}")

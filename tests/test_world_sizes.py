@@ -327,6 +327,16 @@ def with_a_critic(output: Path) -> Trainer:
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
 
 
+def over_several_steps(output: Path) -> Trainer:
+    """Rows of three windows, and a critic that waits for their ends."""
+    body = {"name": "language", "model": "python:tests.training.test_critic:writer", **FLOAT32}
+    advantage = {"scale": "raw", "estimators": ["extended_gae"], "critic": {"policy": body, "optimizer": {"lr": 1e-3}}}
+    strategy = {"name": "partial_rollouts", "window": 3}
+    values = base(output, rollout={"prompts_per_step": 2, "group_size": 3, "strategy": strategy}, advantage=advantage)
+    values["steps"] = 4
+    return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
+
+
 FLOAT32 = {"dtype": "float32", "rollout_batch": 1, "update_tokens": 1, "temperature": 4.0}
 """A teacher of one row at a time."""
 
@@ -348,6 +358,7 @@ SCENARIOS: dict[str, Callable[[Path], Trainer]] = {
     "taking turns": taking_turns,
     "seen otherwise": with_views,
     "with a critic": with_a_critic,
+    "over several steps": over_several_steps,
     "warm-up on texts": warmed_on_texts,
     "warm-up on images": warmed_on_images,
 }

@@ -13,7 +13,7 @@ from mmgrpo.data.samplers import Pool, PromptSampler, permutation, shuffled
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import apportioned
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.memory import Column, Memory, Outcomes
+from mmgrpo.memory import Column, Memory, Outcomes, PartialRollouts
 from mmgrpo.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -198,9 +198,24 @@ class PromptStream:
         return [(index, self._prompts[index]) for index in self._sampled_indices(step, memory or self.memory)]
 
     def at_step(self, step: int, memory: Memory | None = None) -> StepPrompts:
-        """Returns the prompts of a step by number: ``num_per_step`` sampled ones, then extra ones."""
+        """Returns the prompts of a step by number: of unfinished rows, ``num_per_step`` sampled ones, then extra ones.
+
+        With partial rollouts the sampled prompts are the next ones of the order that no earlier step has begun.
+
+        Args:
+            step: the step.
+            memory: prompt statistics and partial rollouts; None: the initial ones.
+
+        Returns:
+            The prompts.
+
+        Raises:
+            DataError: the prompt of an unfinished row is missing.
+        """
         memory = memory or self.memory
         sampled = self._sampled_indices(step, memory)
+        if memory.partial is not None:
+            sampled = [*self._continued_indices(memory.partial), *self._next_indices(step, memory, memory.partial)]
         return StepPrompts(
             self._prompts, self.keys, sampled, lambda: self._extra_indices(step, memory, sampled), self._is_readable
         )
@@ -228,6 +243,25 @@ class PromptStream:
             indices = self._sample(source, step, memory, num, start) if num else []
             sampled += [source.indices[index] for index in indices]
         return sampled
+
+    def _continued_indices(self, partial: PartialRollouts) -> list[int]:
+        """Returns the indices of the prompts of unfinished rows."""
+        index_of = {key: index for index, key in enumerate(self.keys)}
+        keys = [rows[0].key for rows in partial.groups]
+        if missing := [key for key in keys if key not in index_of]:
+            raise DataError(
+                f"rows of earlier steps are unfinished, and the prompts no longer have theirs ({', '.join(missing)}): "
+                "resume with the prompts of the run"
+            )
+        return [index_of[key] for key in keys]
+
+    def _next_indices(self, step: int, memory: Memory, partial: PartialRollouts) -> list[int]:
+        """Returns the next ``num_per_step`` indices after those that earlier steps began."""
+        if self._sampler.columns:
+            return self._sampled_indices(step, memory)
+        full_steps, start = divmod(partial.num_prompts, self._num_per_step)
+        sampled = self._sampled_indices(full_steps, memory) + self._sampled_indices(full_steps + 1, memory)
+        return sampled[start : start + self._num_per_step]
 
     def _extra_indices(self, step: int, memory: Memory, sampled: Sequence[int]) -> list[int]:
         """Returns the indices of all other prompts in the sampler's order, the sources interleaved by weight."""

@@ -18,12 +18,18 @@ def require_advantages(algorithm: Algorithm) -> None:
         algorithm: the composed algorithm, with its configuration.
 
     Raises:
-        ConfigError: an estimator reads tokens, turns, rewards of turns or an engine that the run lacks, or a filter
-            keeps all members of a group at every step.
+        ConfigError: an estimator reads tokens, turns, rewards of turns or an engine that the run lacks, a filter keeps
+            all members of a group at every step, or unfinished rows have no advantage.
     """
     config = algorithm.config
     size = config.rollout.group_size if config.rollout.strategy.name in OF_GROUP_SIZE else None
     environment = config.rollout.environment
+    if algorithm.strategy.window is not None and not any(part.partial for part in algorithm.advantages.estimators):
+        raise ConfigError(
+            f"rollout.strategy {config.rollout.strategy.name} trains on rows that have no reward yet, and no estimator "
+            "gives them an advantage: set advantage.estimators: [{name: extended_gae}] with advantage.critic, or "
+            "another strategy"
+        )
     for name, part in algorithm.advantages.named():
         if isinstance(part, Estimator) and part.tokens and not _samples_tokens(config):
             raise ConfigError(

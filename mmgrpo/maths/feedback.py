@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Entry = TypeVar("Entry")
 
-VECTORS = ("reward_B", "valid_B", "group_B", "finished_B", "source_B", "after_B")
+VECTORS = ("reward_B", "valid_B", "group_B", "finished_B", "partial_B", "source_B", "after_B")
 """Fields of ``Feedback`` that have a number for each row."""
 
 
@@ -143,6 +143,7 @@ class Feedback:
         old_logprob_BT: log-probability under the behavior policy.
         finished_B: bool, False if the sample was cut off by its length limit.
         job: the samples of all processes.
+        partial_B: bool, whether the sample continues at the next step and has no reward yet; None: no sample does.
         std_BT: noise of each denoising step; None where decisions are no Gaussian steps.
         token_BT: int64 token that each decision sampled, -1 where there is no decision; None where a decision is not
             one token.
@@ -168,6 +169,7 @@ class Feedback:
     old_logprob_BT: Tensor
     finished_B: Tensor
     job: JobFeedback
+    partial_B: Tensor | None = None
     std_BT: Tensor | None = None
     token_BT: Tensor | None = None
     values: Mapping[Value, Tensor] = field(default_factory=dict)
@@ -288,6 +290,7 @@ class Estimator:
         parts: rewards with scores of parts that the feedback must have.
         memory: columns of the memory that the feedback must have.
         unscored: whether it gives an advantage to samples without a reward, which then train.
+        partial: likewise, to samples that continue at the next step.
         turns: whether the feedback must have the turns of conversations.
         columns: columns of the data rows that it reads, of numbers.
         keeps: members of a group that it gives an advantage at most; None: as many as there are.
@@ -301,6 +304,7 @@ class Estimator:
     parts: tuple[str, ...] = ()
     memory: tuple[MemoryColumn, ...] = ()
     unscored: bool = False
+    partial: bool = False
     turns: bool = False
     columns: tuple[str, ...] = ()
     keeps: int | None = None

@@ -6,6 +6,14 @@ import hashlib
 import struct
 
 
+def row_seed(seed: int, group: int, member: int) -> int:
+    """The seed of the random numbers of a row of tokens, from that of its rollout.
+
+    Units: integers -> integer in [0, 2**63).
+    """
+    return derive_seed(seed, group, member)
+
+
 def derive_seed(*keys: int) -> int:
     """A 63-bit seed that is a fixed function of the integer keys, for example (seed, step, prompt, member, decision).
 

@@ -86,6 +86,7 @@ def write_samples(
                 line |= prompt_fields[id(sample.prompt)]
             if sample.text is not None:
                 line["finished"] = sample.finished
+                line |= {"partial": True} if sample.is_partial else {}
                 line |= {} if sample.tokens is None else {"num_tokens": sample.num_tokens}
                 line |= {"turns": _turns(sample, folder, media_folder)} if sample.turn_texts else {}
                 line |= {"environment_error": sample.environment_error} if sample.environment_error else {}
@@ -155,7 +156,7 @@ class SampleStats:
     """Statistics of the samples of one process.
 
     Attributes:
-        completions: number of tokens of each sample, and whether it is finished.
+        completions: number of tokens of each sample, and False if its length limit cut it off.
         diversity: ``diversity_metrics``.
         num_episodes: number of samples with turns in an environment.
         num_failed_episodes: number of them whose environment failed.
@@ -171,7 +172,7 @@ class SampleStats:
 
 def sample_stats(samples: Sequence[Sample]) -> SampleStats:
     """Returns the statistics of one process's samples."""
-    completions = [(sample.num_tokens, sample.finished) for sample in samples if sample.tokens is not None]
+    completions = [(sample.num_tokens, not sample.is_truncated) for sample in samples if sample.tokens is not None]
     episodes = [sample for sample in samples if sample.turn_texts]
     num_failed = sum(sample.environment_error is not None for sample in episodes)
     results = [result for sample in samples for result in sample.tool_results]

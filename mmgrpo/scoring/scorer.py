@@ -200,7 +200,7 @@ class PendingScores:
         keys = [next(late_keys) if entry is None else entry.key for entry in early]
         result_keys_R: dict[int, Sequence[SampleKey]] = {}
         for index, r in enumerate(self._threaded):
-            new = iter(self._submit_rows(r, samples, keys, late) if late or not samples else ())
+            new = iter(self._submit_rows(r, samples, keys, late) if late else ())
             result_keys_R[r] = [next(new) if entry is None else entry.result_keys[index] for entry in early]
         for r in self._others:
             result_keys_R[r] = self._submit_rows(r, samples, keys, range(len(samples)))

@@ -141,7 +141,7 @@ class PendingResults:
                 new[result_key] = sample
             else:
                 self._results[result_key] = result
-        if new or not samples:
+        if new:
             self._submitted |= new.keys()
             self._calls.append((list(new), self._worker.caller.start(list(new.values()))))
         return result_keys

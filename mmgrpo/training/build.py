@@ -29,7 +29,15 @@ from mmgrpo.distributed.parameter_shards import ParameterShard, local_shards
 from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
-from mmgrpo.policy import Critic, EngineContext, Policy, SupportsCritic, SupportsEngine, SupportsNamedWeights
+from mmgrpo.policy import (
+    Critic,
+    EngineContext,
+    Policy,
+    SupportsCritic,
+    SupportsEngine,
+    SupportsNamedWeights,
+    SupportsPartialRollouts,
+)
 from mmgrpo.runs.checkpoint import FOLDER, is_checkpoint
 from mmgrpo.runs.resuming import policy_weights_folder
 from mmgrpo.scoring import Gate, NamedReward, as_reward
@@ -180,8 +188,9 @@ def plan_at(algorithm: Algorithm, policy: Policy, step: int, memory: Memory | No
 
     Raises:
         ConfigError: the window or the tree is outside the schedule, the tree is of another size than the group, or
-            the policy has no fixed number of decisions.
+            the policy has no fixed number of decisions; or rollouts are partial, and the policy does not support them.
     """
+    _require_partial_rollouts(algorithm, policy)
     return replace(
         exchange_plan(algorithm.config),
         stochastic=algorithm.window_at(policy, step),
@@ -191,6 +200,24 @@ def plan_at(algorithm: Algorithm, policy: Policy, step: int, memory: Memory | No
         settings=algorithm.step_config.sampling_settings,
         ahead=memory.ahead if memory else {},
     )
+
+
+def _require_partial_rollouts(algorithm: Algorithm, policy: Policy) -> None:
+    """Raises ConfigError for a strategy with partial rollouts where rows cannot continue at a later step."""
+    window, rollout = algorithm.strategy.window, algorithm.config.rollout
+    if window is None:
+        return
+    where = f"rollout.strategy: {rollout.strategy.name}"
+    if not isinstance(policy, SupportsPartialRollouts):
+        raise ConfigError(
+            f"{where} continues texts at later steps, which {type(policy).__name__} does not support "
+            "(mmgrpo.policy.SupportsPartialRollouts): use another strategy"
+        )
+    if rollout.environment is not None:
+        raise ConfigError(f"{where} continues texts of one turn: remove rollout.environment, or use another strategy")
+    if rollout.task is not None and rollout.task.after is not None:
+        raise ConfigError(f"{where} continues rows of the task's prompts: a task with after has none, use fixed there")
+    policy.check_window(window, algorithm.step_config.sampling_settings)
 
 
 def optimizer_of(

@@ -143,7 +143,7 @@ def without_truncated(rollout: Rollout, truncated: str) -> tuple[Rollout, Tensor
         The rollout without them, and bool (B,): the samples that count as zeros in means over samples although none of
         their decisions is trained on.
     """
-    truncated_B = torch.tensor([not sample.finished for sample in rollout.samples])
+    truncated_B = torch.tensor([sample.is_truncated for sample in rollout.samples])
     if truncated == "keep":
         return rollout, torch.zeros_like(truncated_B)
     zero_B = truncated_B & rollout.mask_BT.any(1) if truncated == "zero" else torch.zeros_like(truncated_B)
@@ -228,6 +228,8 @@ def compute_advantages(
     span_scored_N = has_span_scores(rewards.counting, chain.span_rewards)
     if any(estimator.unscored for estimator in chain.estimators):
         span_scored_N = torch.ones_like(span_scored_N)
+    if any(estimator.partial for estimator in chain.estimators):
+        span_scored_N = span_scored_N | rewards.partial_N
     keep_N, local_rows = samples.keep_B | (span_scored_N & rewards.keep_N), rewards.local_rows
     reward_B, scored_B = samples.total_B[local_rows], samples.scored_B[local_rows]
     advantages = Advantages(

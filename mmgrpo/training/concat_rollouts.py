@@ -61,6 +61,7 @@ def concat_rollouts(
         noise=_joined_noise(noises, T) if len(noises) == len(rollouts) else None,
         values={value: _padded([part.values[value] for part in rollouts], T) for value in common_values},
         source_B=_cat_or_none([part.source_B for part in rollouts], [len(part.samples) for part in rollouts]),
+        earlier_BT=_earlier(rollouts, T),
         recomputed_B=_recomputed(rollouts),
         age_B=_cat_or_none([part.age_B for part in rollouts], [len(part.samples) for part in rollouts]),
         token_BT=_padded(tokens, T, value=-1) if len(tokens) == len(rollouts) else None,
@@ -128,6 +129,13 @@ def _joined_noise(parts: Sequence[Noise], num_decisions: int) -> Noise:
 def _padded(parts: Sequence[Tensor], num_columns: int, *, value: int = 0) -> Tensor:
     """Matrices below each other, a value after the columns that they have."""
     return torch.cat([torch.nn.functional.pad(part, (0, num_columns - part.shape[1]), value=value) for part in parts])
+
+
+def _earlier(rollouts: Sequence[Rollout], num_columns: int) -> Tensor | None:
+    if all(part.earlier_BT is None for part in rollouts):
+        return None
+    parts = [torch.zeros_like(part.mask_BT) if part.earlier_BT is None else part.earlier_BT for part in rollouts]
+    return _padded(parts, num_columns)
 
 
 def _recomputed(rollouts: Sequence[Rollout]) -> Tensor | None:

@@ -34,12 +34,14 @@ from mmgrpo.values import VALUE
 
 @torch.no_grad()
 def with_critic_values(critic: Critic, rollout: Rollout) -> Rollout:
-    """The rows as a critic finds them, with the value of every state that a decision was taken in."""
+    """The rows as a critic finds them, with the value of every state that a decision was taken in, at any step."""
     rows = override_prompts(critic, rollout, [sample.prompt for sample in rollout.samples])
+    if rows.earlier_BT is not None:
+        rows = replace(rows, mask_BT=rows.mask_BT | rows.earlier_BT)
     value_BT, num_forwards = torch.zeros(rollout.shape), 0
     for part in evaluations(critic, rows, (VALUE,)):
         part_value_BT = part.values[VALUE].float().cpu()
-        value_BT[index_of(part)] = part_value_BT.where(cells(rollout.mask_BT, part), 0.0)
+        value_BT[index_of(part)] = part_value_BT.where(cells(rows.mask_BT, part), 0.0)
         num_forwards += part.num_forwards
     return replace(rows, values={VALUE: value_BT}, num_forwards=num_forwards)
 
@@ -82,7 +84,7 @@ class CriticTrainer:
         )
         self.metrics: Mapping[str, float] = {}
         self._rows: Rollout | None = None
-        self._learns = True
+        self._learns, self._num_terms = True, 0
 
     def is_warming_up(self, step: int) -> bool:
         """Whether the policy is frozen at a step, counted from 0."""
@@ -119,12 +121,15 @@ class CriticTrainer:
             mask_BT=self._rows.mask_BT,
             segment_BT=self._rows.segment_BT,
         )
-        trained = self._rows.keep(advantages.rollout.mask_BT & scored_B[:, None])
+        trained_BT = advantages.rollout.mask_BT & scored_B[:, None]
+        if self._rows.earlier_BT is not None:
+            trained_BT = trained_BT | (self._rows.earlier_BT & trained_BT.any(1, keepdim=True))
+        trained = self._rows.keep(trained_BT)
         return partial(self._accumulate, trained, rows, policy)
 
     def apply(self) -> None:
-        """One update of the weights, if they train."""
-        if not self._learns:
+        """One update of the weights, if they train, and the update has a row with a reward."""
+        if not self._learns or not self._num_terms:
             return
         applied = self.optimizer.apply()
         metrics = {"grad_norm": applied.grad_norm, "lr": applied.lr, "skipped": float(applied.skipped)}
@@ -154,7 +159,10 @@ class CriticTrainer:
         in_update_B[list(rows)] = True
         term_BT = self._loss.terms(all_rows)
         rollout = rollout.keep(in_update_B[:, None] & term_BT)
-        num = max(sum(self._job.gather(int(rollout.mask_BT.sum()))), 1)
+        self._num_terms = sum(self._job.gather(int(rollout.mask_BT.sum())))
+        if not self._num_terms:
+            self.metrics = {}
+            return Gradient(Diagnostics(), None, 0) if policy is None else policy(number, rows)
         self.optimizer.clear()
         num_forwards, sums = 0, torch.zeros(2, dtype=torch.float64)
         with closing(evaluations(self._critic, rollout, (VALUE,))) as parts:
@@ -163,11 +171,11 @@ class CriticTrainer:
                 keep_BT = cells(rollout.mask_BT, part).to(value_BT.device)
                 loss_BT = self._loss.of(value_BT, _rows_of(all_rows, part)).where(keep_BT, 0.0)
                 with self.optimizer.accumulating():
-                    backward(loss_BT.sum() / num)
+                    backward(loss_BT.sum() / self._num_terms)
                 masked_values = (loss_BT.detach(), value_BT.detach().where(keep_BT, 0.0))
                 sums += torch.stack([matrix_BT.double().sum().cpu() for matrix_BT in masked_values])
                 num_forwards += part.num_forwards
-        loss, mean = (torch.stack(self._job.gather(sums)).sum(0) / num).tolist()
+        loss, mean = (torch.stack(self._job.gather(sums)).sum(0) / self._num_terms).tolist()
         self.metrics = {"critic/loss": loss, "critic/value_mean": mean}
         gradient = Gradient(Diagnostics(), None, num_forwards)
         return gradient if policy is None else gradient.merge(policy(number, rows))

@@ -67,6 +67,7 @@ def feedback_of(
         state_BT=rollout.state_BT,
         old_logprob_BT=rollout.old_logprob_BT,
         finished_B=torch.tensor([sample.finished for sample in rollout.samples]),
+        partial_B=torch.tensor([sample.is_partial for sample in rollout.samples]),
         job=joined_feedback(job.gather(local_feedback), job.rank),
         std_BT=None if rollout.noise is None else rollout.noise.std_BT,
         token_BT=rollout.token_BT,

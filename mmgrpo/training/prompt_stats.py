@@ -11,11 +11,12 @@ from torch import Tensor
 from mmgrpo.data.replies import plain_reply
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ShapeError
+from mmgrpo.maths.seeds import row_seed
 from mmgrpo.maths.strategies import Replay, Request
-from mmgrpo.memory import Memory, Outcomes, ReplayRow
+from mmgrpo.memory import Memory, Outcomes, PartialRollouts, PartialRow, ReplayRow
 from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.score_rollouts import Rewards
-from mmgrpo.types import Source
+from mmgrpo.types import Sample, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +153,53 @@ def replay_rows(advantages: Advantages, key_of: Callable[[int], str], *, step: i
         )
         entries.append((sample.group, sample.member, replay_row))
     return entries
+
+
+def update_partial_rollouts(
+    memory: Memory,
+    samples: Sequence[Sample],
+    key_of: Callable[[int], str],
+    *,
+    requests: Sequence[Request],
+    seed: int,
+    job: Job,
+) -> Memory:
+    """The memory after a step of partial rollouts: its unfinished rows in place of those before. A collective.
+
+    Args:
+        memory: before the step.
+        samples: of this process.
+        key_of: the key of a prompt by its number in the step.
+        requests: the requests of all processes.
+        seed: of the step.
+        job: the processes.
+
+    Returns:
+        The memory, the same on all processes.
+    """
+    earlier = {
+        (request.prompt, member): row
+        for request in requests
+        for member, row in zip(request.members, request.partial_rows, strict=False)
+    }
+    local_rows = [
+        PartialRow(
+            key=key_of(sample.group),
+            group=sample.group,
+            member=sample.member,
+            tokens=torch.tensor(list(sample.tokens or ()), dtype=torch.long),
+            num_forced=sample.num_forced,
+            seed=earlier[sample.identity].seed
+            if sample.identity in earlier
+            else row_seed(seed, sample.group, sample.member),
+        )
+        for sample in samples
+        if sample.is_partial
+    ]
+    rows = sorted((row for part in job.gather(local_rows) for row in part), key=lambda row: (row.group, row.member))
+    before = memory.partial or PartialRollouts(rows=(), num_prompts=0)
+    num_new = len({request.prompt for request in requests}) - len(before.groups)
+    return replace(memory, partial=PartialRollouts(rows=tuple(rows), num_prompts=before.num_prompts + num_new))
 
 
 def update_prompt_stats(

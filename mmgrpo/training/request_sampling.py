@@ -21,7 +21,7 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.strategies import Answer, Request
 from mmgrpo.maths.strategies.draft_prefix import accepted
-from mmgrpo.memory import ReplayRow
+from mmgrpo.memory import PartialRow, ReplayRow
 from mmgrpo.policy import (
     Policy,
     SupportsEngine,
@@ -175,6 +175,7 @@ def _alike(requests: Sequence[Request], local_requests: Sequence[int]) -> Collec
             request.weights,
             bool(request.off_policy_rows),
             request.lenience,
+            request.window,
         )
         key = *sampling_key, request.train_without_template, request.as_on_policy, request.trained
         numbers_by_key.setdefault(key, []).append(n)
@@ -185,7 +186,8 @@ def _alike(requests: Sequence[Request], local_requests: Sequence[int]) -> Collec
 class _Entry:
     """A prompt of some members of a group, and the branch that they continue.
 
-    ``of_other_weights``: whether other weights than the current ones sampled a part of that branch.
+    ``of_other_weights``: whether other weights than the current ones sampled a part of that branch. ``partial_row``:
+    the row of an earlier step that it continues.
     """
 
     request: int
@@ -196,6 +198,7 @@ class _Entry:
     prompt_template: str | None = None
     after: tuple[tuple[int, int], ...] = ()
     of_other_weights: bool = False
+    partial_row: PartialRow | None = None
 
 
 def rows_by_identity(rollouts: Sequence[Rollout]) -> dict[tuple[int, int], tuple[Rollout, int]]:
@@ -328,6 +331,11 @@ def _entries(
     history_of: Callable[[Request], History],
 ) -> list[_Entry]:
     prompt = prompt_of(request.prompt)
+    if request.partial_rows:
+        return [
+            _partial_entry(number, request.prompt, prompt, member, row)
+            for member, row in zip(request.members, request.partial_rows, strict=True)
+        ]
     if request.prompt_template is None:
         continuation, aged = _continued(request, row_of), _continues_aged(request, row_of)
         return [_Entry(number, request.prompt, prompt, request.members, continuation, of_other_weights=aged)]
@@ -360,9 +368,17 @@ def _entries(
     return entries
 
 
+def _partial_entry(number: int, group: int, prompt: Prompt, member: int, row: PartialRow) -> _Entry:
+    """A member that continues an unfinished row; the tokens so far are forced."""
+    continuation = Continuation(token_ids=row.tokens.tolist(), seed=row.seed)
+    return _Entry(number, group, prompt, (member,), continuation, partial_row=row)
+
+
 @dataclass(slots=True)
 class _PromptRestorer:
-    """Samples with the unchanged prompt and the name of their prompt template, each the same object on every access."""
+    """Samples with the unchanged prompt, the name of their prompt template and the number of tokens that no step
+    sampled, each the same object on every access.
+    """
 
     prompt_of: PromptOf
     entry_of: Mapping[tuple[int, int], _Entry]
@@ -373,6 +389,8 @@ class _PromptRestorer:
 
     def _bare(self, sample: Sample) -> Sample:
         prompt, entry = self.prompt_of(sample.group), self.entry_of[sample.group, sample.member]
+        if entry.partial_row is not None:
+            return replace(sample, num_forced=entry.partial_row.num_forced)
         if sample.prompt is prompt and entry.prompt_template is None:
             return sample
         return replace(sample, prompt=prompt, prompt_template=entry.prompt_template, after=entry.after)
@@ -432,6 +450,7 @@ class _Sampling:
             prompt_ids=tuple(entry.group for entry in entries),
             members=None if usual else tuple(entry.members for entry in entries),
             continues=continues if any(continues) else None,
+            token_window=request.window,
             settings={**plan.settings, **request.settings},
         )
         return cls(prompts=[entry.prompt for entry in entries], group_size=max(sizes), plan=sampling_plan)
@@ -457,7 +476,11 @@ def _sample_entries(
         sampling_plan = replace(sampling_plan, stochastic=(), keep_latents=True, for_rescoring=True)
     with _weights(policy, request.weights):
         rollout = policy.rollout(sampling.prompts, group_size=sampling.group_size, seed=seed, plan=sampling_plan)
-    rollout = replace(rollout, samples=bare(rollout.samples))
+    rollout = replace(
+        rollout,
+        samples=bare(rollout.samples),
+        earlier_BT=_earlier_decisions([entry.partial_row for entry in entries for _ in entry.members], rollout),
+    )
     if reads:
         rollout = _rescore(policy, rollout, replace(plan, settings=sampling_plan.settings, on_samples=None), seed)
     elif request.train_without_template:
@@ -469,6 +492,16 @@ def _sample_entries(
     elif any(entry.of_other_weights for entry in entries):
         rollout = rollout.aged(torch.tensor([entry.of_other_weights for entry in entries for _ in entry.members]))
     return [(rollout, [entry.request for entry in entries for _ in entry.members])]
+
+
+def _earlier_decisions(partial_row_B: Sequence[PartialRow | None], rollout: Rollout) -> Tensor | None:
+    """(B, T) bool, the decisions of continued rows that earlier steps sampled; None without such rows."""
+    if not any(partial_row_B):
+        return None
+    spans = [(row.num_forced, len(row.tokens)) if row else (0, 0) for row in partial_row_B]
+    start_B, end_B = torch.tensor(spans).T
+    position_T = torch.arange(rollout.shape[1])
+    return (position_T >= start_B[:, None]) & (position_T < end_B[:, None])
 
 
 def _rescore(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout:

@@ -31,6 +31,7 @@ class Rewards:
         group_N: group of each sample.
         root_N: the group with the data row of each: its own, except for samples after the rows of others.
         keep_N: bool, the samples that are trained on and that groups are compared by.
+        partial_N: bool, the samples that continue at the next step, which have no reward yet.
         local_rows: this process's rows.
         metrics: the changes of rewards from ``scores`` to ``counting``.
         after_N: in a task after another, the samples of that task that each row was sampled after.
@@ -41,6 +42,7 @@ class Rewards:
     group_N: Tensor
     root_N: Tensor
     keep_N: Tensor
+    partial_N: Tensor
     local_rows: slice
     metrics: Mapping[str, float]
     after_N: Sequence[Sequence[tuple[int, int]]] = ()
@@ -65,10 +67,11 @@ def score_rollouts(
         RewardError: a reward failed on too many samples of any process.
     """
     scores = Scores.concat(job.run_on_leaders(rollouts.scored.collected))
-    groups = job.gather(rollouts.rollout.prompt_index_B)
+    partial_B = torch.tensor([sample.is_partial for sample in rollouts.samples], dtype=torch.bool)
+    groups, keep, partial = zip(*job.gather((rollouts.rollout.prompt_index_B, rollouts.keep_B, partial_B)), strict=True)
     group_N = torch.cat(groups)
     start = sum(len(group_B) for group_B in groups[: job.rank])
-    if step == 0 and job.rank == 0:
+    if step == 0 and job.rank == 0 and not all(bool(partial_B.all()) for partial_B in partial):
         _tell_unapplied(scores)
     counting, metrics = shape_scores(scores, reward_functions, step)
     after_of_ranks = job.gather([sample.after for sample in rollouts.samples]) if is_downstream else []
@@ -77,7 +80,8 @@ def score_rollouts(
         counting=counting,
         group_N=group_N,
         root_N=torch.tensor([rollouts.root_of.get(group, group) for group in group_N.tolist()]),
-        keep_N=torch.cat(job.gather(rollouts.keep_B)),
+        keep_N=torch.cat(keep),
+        partial_N=torch.cat(partial),
         local_rows=slice(start, start + len(rollouts.keep_B)),
         metrics=metrics,
         after_N=[after for of_rank in after_of_ranks for after in of_rank],

@@ -99,6 +99,9 @@ def _rollout_metrics(
     num_unbatched, num_failed_of_rank = zip(*job.gather((rollouts.rollout.num_unbatched, num_failed)), strict=True)
     metrics |= {UNBATCHED_ROWS: sum(num_unbatched)} if any(num_unbatched) else {}
     metrics |= {"rollout/failed_samples": sum(num_failed_of_rank)} if any(num_failed_of_rank) else {}
+    if any(request.window is not None for request in rollouts.requests):
+        num_continued = sum(len(request.partial_rows) for request in rollouts.requests)
+        metrics |= {"rollout/partial_rows": int(rewards.partial_N.sum()), "rollout/continued_rows": num_continued}
     return metrics
 
 

@@ -100,6 +100,15 @@ class TaskLink:
         )
 
 
+def require_complete_rows(leader: Algorithm) -> None:
+    """Raises ConfigError for a task before another whose rows continue at later steps."""
+    if leader.strategy.window is not None:
+        raise ConfigError(
+            f"rollout.strategy: {leader.config.rollout.strategy.name} leaves rows unfinished at a step, and another "
+            "task samples after them: use another strategy"
+        )
+
+
 def held_out_sampler(algorithm: Algorithm, job: Job, link: TaskLink | None = None) -> HeldOutSampler:
     """How the held-out prompts of a run or a task are sampled.
 

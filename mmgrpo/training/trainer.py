@@ -54,6 +54,7 @@ from mmgrpo.training.task_chain import (
     TaskLink,
     cross_task_rewards,
     held_out_sampler,
+    require_complete_rows,
     require_cross_task_rewards,
 )
 from mmgrpo.training.update_policy import UpdateMetrics
@@ -129,6 +130,7 @@ class Trainer:
         leader = self._leader
         self.task_link = None
         if leader is not None:
+            require_complete_rows(leader.algorithm)
             self.task_link = TaskLink(
                 leader.policy,
                 self.algorithm,

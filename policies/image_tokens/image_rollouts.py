@@ -215,7 +215,7 @@ class ImageRollouts:
         """Raises an error for parts of a plan that image tokens do not support."""
         if plan.splits or any(value.view == OLD for value in plan.values):
             raise PolicyError("image tokens have no trees of noise and no means: leave out tree and normalize_ratio")
-        if plan.environment is not None or any(plan.continues or ()):
+        if plan.environment is not None or plan.continues_texts:
             raise PolicyError(
                 "image tokens support no environments and no continuations: leave out rollout.environment and "
                 "such strategies"

@@ -24,6 +24,7 @@ from mmgrpo.policy import (
     SupportsFloat16,
     SupportsNamedWeights,
     SupportsOffPolicyScoring,
+    SupportsPartialRollouts,
     SupportsPromptCheck,
     SupportsPromptOverride,
     SupportsSharding,
@@ -74,6 +75,7 @@ class LanguagePolicy(
     SupportsSupervisedLoss,
     SupportsOffPolicyScoring,
     SupportsTextOffsets,
+    SupportsPartialRollouts,
     SupportsTraceConcat,
     SupportsPromptOverride,
     SupportsCritic,
@@ -231,6 +233,10 @@ class LanguagePolicy(
         return token_text_offsets(
             self._tokenizer, list(sample.tokens or ()), sample.text or "", decode=self._encoder.text
         )
+
+    def check_window(self, window: int, settings: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a window that is not below ``max_new_tokens``, and for a ``temperature_schedule``."""
+        self._rollouts.params(Plan(token_window=window, settings=settings))
 
     def concat_traces(self, traces: Sequence[Any]) -> TextTrace:
         """Rows with one prompt share it, and rows that continue others share their common tokens."""

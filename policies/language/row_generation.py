@@ -51,6 +51,7 @@ class GenerationParams:
     Attributes:
         sampling: the sampling distribution.
         length: maximum number of tokens of an answer, including its beginning.
+        window: maximum number of tokens of an answer after its beginning; None: up to ``length``.
         greedy: whether to take the likeliest token.
         numbers: statistics to store per token besides its log-probability.
         batch_size: rows that are decoded at a time.
@@ -69,6 +70,11 @@ class GenerationParams:
     embedding_VD: Tensor | None = None
     source: CompletionSource | None = None
     media_ids: tuple[int, ...] = ()
+    window: int | None = None
+
+    def is_partial(self, completion: Completion) -> bool:
+        """Whether the window cut off an answer before its end and its length limit."""
+        return self.window is not None and not completion.finished and len(completion.token_T) < self.length
 
     def buffer(self, limit_N: Tensor) -> TokenBuffer:
         """An empty buffer for rows of at most so many tokens; their random numbers are zeros."""
@@ -106,7 +112,8 @@ class RowRequest:
                 f"the answer to {self.start.prompt.prompt.text!r:.60} begins with a prefix of {num_initial} "
                 f"tokens, which leaves none of max_new_tokens={params.length} to generate; raise max_new_tokens"
             )
-        return params.length - num_initial
+        remaining = params.length - num_initial
+        return remaining if params.window is None else min(remaining, params.window)
 
     def uniform(self, params: GenerationParams) -> Tensor | None:
         """The random numbers of its tokens after the beginning; None if the likeliest tokens are taken.
@@ -116,7 +123,7 @@ class RowRequest:
         if params.greedy:
             return None
         uniform_T = torch.rand(params.length, generator=torch.Generator().manual_seed(self.seed))
-        return uniform_T[self.start.num_initial :]
+        return uniform_T[self.start.num_initial :][: self.limit(params)]
 
 
 def shared_starts(requests: Sequence[RowRequest]) -> tuple[list[RowStart], list[int]]:

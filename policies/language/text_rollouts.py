@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.maths.seeds import row_seed
 from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
 
@@ -129,7 +129,9 @@ class TextRollouts:
                 generated |= new
                 for row, written in new.items():
                     p, member = rows[row]
-                    sample = Sample(prompts[p], group=ids[p], member=member)
+                    sample = Sample(
+                        prompts[p], group=ids[p], member=member, is_partial=params.is_partial(written.completion)
+                    )
                     samples[row] = with_completion(sample, written.completion, self.encoder.text, plan.sample_values)
                 plan.emit_samples([samples[row] for row in new])
         numbers = range(len(rows))
@@ -229,7 +231,10 @@ class TextRollouts:
         requests = []
         for row, (start, (p, member)) in enumerate(zip(starts, rows.members, strict=True)):
             key = (rows.ids[p], id(start.prompt), None if start.initial is None else p)
-            seed = derive_seed(rows.seed, rows.ids[p], member)
+            continuation = rows.plan.continues[p] if rows.plan.continues else None
+            seed = row_seed(rows.seed, rows.ids[p], member)
+            if continuation is not None and continuation.seed is not None:
+                seed = continuation.seed
             requests.append(RowRequest(row=row, start=first_of.setdefault(key, start), seed=seed))
         return starts, requests
 
@@ -408,6 +413,7 @@ class TextRollouts:
                 f"tokens have no sample value {', '.join(unknown)}: supported are {', '.join(TOKEN_STATISTICS)}"
             )
         settings = self.settings.overridden(plan.settings)
+        _require_window(plan, settings)
         statistics = {*plan.sample_values, *(value.name for value in plan.values if value in STORED_VALUES)}
         return GenerationParams(
             sampling=SamplingDistribution.of(settings, self.sampling.suppressed) if plan.settings else self.sampling,
@@ -419,6 +425,7 @@ class TextRollouts:
             embedding_VD=self.vectors() if SEMANTIC_ENTROPY.name in statistics else None,
             source=source,
             media_ids=self.encoder.media_ids,
+            window=plan.token_window,
         )
 
     def _initial(
@@ -443,3 +450,21 @@ class TextRollouts:
         supported_completions = with_supports(path, trace, head_bytes=self.settings.head_bytes).completions
         completion_of = dict(zip(started, supported_completions, strict=True))
         return [completion_of.get(p) for p in range(len(initial))]
+
+
+def _require_window(plan: Plan, settings: LanguageSettings) -> None:
+    """Raises ConfigError for a plan whose rows cannot continue after its window."""
+    if plan.token_window is None:
+        return
+    if plan.environment is not None:
+        raise ConfigError("a window of tokens divides answers of one turn: remove rollout.environment, or the window")
+    if settings.temperature_schedule is not None:
+        raise ConfigError(
+            "policy.temperature_schedule counts the tokens of a rollout, and a window of tokens divides rows into "
+            "several: remove one of the two"
+        )
+    if plan.token_window >= settings.max_new_tokens:
+        raise ConfigError(
+            f"a window of {plan.token_window} tokens is not below policy.max_new_tokens={settings.max_new_tokens}, so "
+            "that no row would continue: lower rollout.strategy.window"
+        )

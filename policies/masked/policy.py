@@ -372,9 +372,10 @@ class MaskedPolicy(
 
 def _require_supported(plan: Plan) -> None:
     """Raises PolicyError for plan features that masked policies do not support."""
-    if plan.environment is not None or plan.continues is not None:
+    if plan.environment is not None or plan.continues_texts:
         raise PolicyError(
-            "masked policies support neither multi-turn rollouts nor branches: remove rollout.environment and branches"
+            "masked policies support neither multi-turn rollouts nor branches and windows of texts: remove "
+            "rollout.environment and such strategies"
         )
     if plan.splits or plan.same_initial_noise:
         raise PolicyError(

@@ -161,6 +161,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "clip-cov": {"objective.modulations": [{"name": "clip_covariance", "share": 0.1, "at_least": 0.0}]},
     "ppo": {"advantage.critic.policy": CRITIC},
+    "t-ppo": {
+        "advantage.critic.policy": CRITIC,
+        "advantage.critic.optimizer.lr": 1e-2,
+        "rollout.strategy.window": 5,
+        "steps": 3,
+    },
     "dvpo": {
         "advantage.critic.policy": CRITIC,
         "advantage.critic.warmup_steps": 1,

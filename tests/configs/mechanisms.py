@@ -89,8 +89,8 @@ TURNS = sorted(path.stem for path in CONFIGS.glob("methods/environments/*.yaml")
 IMITATION = ["expo", "mel", "oorl", "depo", "meml-grpo"]
 """Trained on a language policy, in ``tests/configs/test_imitation.py``."""
 
-CRITICS = ["ppo", "dvpo", "direct-advantage-policy-optimization"]
-"""Trained with a critic, in ``tests/training/test_critic.py``."""
+CRITICS = ["ppo", "dvpo", "direct-advantage-policy-optimization", "t-ppo"]
+"""Trained with a critic, in ``tests/training/test_critic.py`` and ``tests/training/test_partial_rollouts.py``."""
 
 INTERNALS = ["verl", "capo", "preplan-and-anchor-credit"]
 """Trained with what the network says inside, in ``tests/training/test_internal_runs.py``."""

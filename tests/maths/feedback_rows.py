@@ -23,6 +23,7 @@ def feedback_of(
     valid: Sequence[bool] | None = None,
     scoped: Mapping[str, Scoped] | None = None,
     sampled_by: Sequence[Sequence[int]] | None = None,
+    partial: Sequence[bool] | None = None,
     named_rewards: Mapping[str, Sequence[float]] | None = None,
     step: int = 0,
 ) -> Feedback:
@@ -47,6 +48,7 @@ def feedback_of(
         state_BT=torch.arange(mask_BT.numel()).reshape(shape) if states is None else torch.tensor(states),
         old_logprob_BT=old_logprob_BT,
         finished_B=torch.ones(B, dtype=torch.bool),
+        partial_B=None if partial is None else torch.tensor(partial),
         job=job_feedback(reward_B, valid_B, group_B, mask_BT, old_logprob_BT, values),
         token_BT=None if tokens is None else torch.tensor(tokens),
         values=values or {},

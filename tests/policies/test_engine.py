@@ -17,7 +17,7 @@ from mmgrpo.data.image_loading import load_image
 from mmgrpo.errors import ConfigError, DataError, EngineError, PolicyError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import EngineContext
-from mmgrpo.types import Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Continuation, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, SAMPLER_LOGPROB
 from tests.policies.contract import largest_difference, move, values
 from tests.policies.test_language_exchanges import Asking, terse
@@ -198,6 +198,28 @@ def test_conversation_sends_each_turn(server: TokenServer) -> None:
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
     seeds = [request["sampling_params"]["seed"] for request in server.bodies("/inference/v1/generate")[2:]]
     assert len(set(seeds)) == len(seeds)
+
+
+def test_unfinished_rows_continue_with_later_weights(server: TokenServer) -> None:
+    policy = served(server)
+    first = rollout_of(policy, Plan(token_window=3))
+    rows = [sample for sample in first.samples if sample.is_partial]
+    assert len(rows) > 3
+    move(policy.trainable)
+    plan = Plan(
+        token_window=3,
+        prompt_ids=tuple(sample.group for sample in rows),
+        members=tuple((sample.member,) for sample in rows),
+        continues=tuple(Continuation(token_ids=list(sample.tokens or ()), seed=9) for sample in rows),
+    )
+    rollout = policy.rollout([sample.prompt for sample in rows], group_size=1, seed=SEED, plan=plan)
+    assert [list(sample.tokens or ())[:3] for sample in rollout.samples] == [sample.tokens for sample in rows]
+    assert [row[:4] for row in rollout.mask_BT.tolist()] == [[False, False, False, True]] * len(rows)
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
+    gap_BT = (rollout.values[SAMPLER_LOGPROB] - rollout.old_logprob_BT)[rollout.mask_BT]
+    assert float(gap_BT.abs().max()) < 1e-4
+    requests = server.bodies("/inference/v1/generate")[2:]
+    assert [request["sampling_params"]["max_tokens"] for request in requests] == [3] * (2 + len(rows))
 
 
 def test_turns_with_other_media_than_images_are_an_error() -> None:

@@ -62,6 +62,7 @@ def credit(
         group_N=rollout.prompt_index_B,
         root_N=rollout.prompt_index_B,
         keep_N=keep_B,
+        partial_N=torch.zeros_like(keep_B),
         local_rows=slice(0, len(keep_B)),
         metrics={},
     )

@@ -26,6 +26,7 @@ def estimator(
     parts: Callable[..., tuple[str, ...]] | tuple[str, ...] = (),
     memory: Callable[..., tuple[Column, ...]] | tuple[Column, ...] = (),
     unscored: bool = False,
+    partial: bool = False,
     turns: bool = False,
     columns: Callable[..., tuple[str, ...]] | tuple[str, ...] = (),
     keeps: Callable[..., int | None] | int | None = None,
@@ -41,6 +42,7 @@ def estimator(
         parts: likewise.
         memory: likewise.
         unscored: likewise.
+        partial: likewise.
         turns: likewise.
         columns: likewise.
         keeps: likewise.
@@ -60,6 +62,7 @@ def estimator(
         parts=parts,
         memory=memory,
         unscored=unscored,
+        partial=partial,
         turns=turns,
         columns=columns,
         keeps=keeps,

@@ -51,7 +51,8 @@ def gae_BT(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: flo
 @ESTIMATORS.register
 @estimator()
 def whitened(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """Advantages standardized over all decisions of the job's on-policy samples that a reward applied to.
+    """Advantages standardized over all decisions of the job's on-policy samples that a reward applied to, or that
+    continue at the next step.
 
     A <- (A - mean_N A) / sqrt(var_N A + eps), sample variance, over their kept decisions of the step; of fewer than two
     the advantage is 0, and so it is of off-policy samples.
@@ -59,7 +60,9 @@ def whitened(feedback: Feedback, advantage_BT: Tensor, *, eps: float = 1e-8) -> 
     Units: any -> standard deviations; eps in the square of the advantage's units.
     Source: verl, torch_functional.py, ``masked_whiten``, in which fewer than two decisions are an error.
     """
-    return standardize(feedback, advantage_BT, feedback.mask_BT & is_sampled_B(feedback)[:, None], eps)
+    counts_B = is_sampled_B(feedback)
+    counts_B = counts_B if feedback.partial_B is None else counts_B | feedback.partial_B
+    return standardize(feedback, advantage_BT, feedback.mask_BT & counts_B[:, None], eps)
 
 
 def standardize(feedback: Feedback, advantage_BT: Tensor, keep_BT: Tensor, eps: float) -> Tensor:

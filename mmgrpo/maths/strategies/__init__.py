@@ -20,7 +20,7 @@ from mmgrpo.maths.factories import Numbers, factory
 from mmgrpo.maths.forgetting import Forgetting
 from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.strategies.branch_points import Places
-from mmgrpo.memory import Column, Memory, ReplayRow
+from mmgrpo.memory import Column, Memory, PartialRow, ReplayRow
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ class Request:
             row.
         lenience: with rows of the memory, they are drafts: the first decisions of each that ``accepted`` keeps count as
             sampled now, and the row continues from there.
+        window: the maximum number of tokens that each member gets at this step, of texts; one that is unfinished then,
+            within its length limit, is stored in the memory and is not scored. None: no maximum.
+        partial_rows: with a window, the unfinished row of an earlier step that each member continues.
         continues: the position in another row of the group from which they continue; None: the prompt.
         after: group and member of rows of earlier rounds; the prompt template inserts their texts for all members. A
             prompt that no earlier round requested has the data row of the first of these.
@@ -69,6 +72,8 @@ class Request:
     as_on_policy: bool = False
     off_policy_rows: Sequence[ReplayRow | Answer] = ()
     lenience: float | None = None
+    window: int | None = None
+    partial_rows: Sequence[PartialRow] = ()
     continues: Branch | None = None
     after: tuple[tuple[int, int], ...] = ()
 
@@ -81,6 +86,16 @@ class Request:
             raise ConfigError(
                 f"off_policy_rows must have a sample for each of {len(self.members)} members, got "
                 f"{len(self.off_policy_rows)}"
+            )
+        if self.partial_rows and (self.window is None or len(self.partial_rows) != len(self.members)):
+            raise ConfigError(
+                f"partial_rows needs a window and a row for each of {len(self.members)} members, got window="
+                f"{self.window} and {len(self.partial_rows)} rows"
+            )
+        if self.window is not None and (self.off_policy_rows or self.continues or self.prompt_template is not None):
+            raise ConfigError(
+                "a request with a window samples from the unchanged prompt: leave out off_policy_rows, continues and "
+                "prompt_template"
             )
         if self.continues is not None and (self.off_policy_rows or self.prompt_template is not None):
             raise ConfigError(
@@ -246,6 +261,8 @@ class Strategy:
         start: step of its first further round or row, counted from 0.
         off_policy: whether its rows may be of replay, of the data, or trained with another prompt than they were
             sampled from.
+        window: the maximum number of tokens of a row at a step; unfinished rows continue at the next step. None: rows
+            are complete within their step.
         evaluation: the rounds of an evaluation, whose setting has the held-out prompts and the samples of each; no
             reward applied to the rows of its rounds, and none of them is random.
     """
@@ -260,6 +277,7 @@ class Strategy:
     forgetting: Forgetting | None = None
     start: int = 0
     off_policy: bool = False
+    window: int | None = None
     evaluation: Ask = unchanged_prompts
 
 
@@ -273,6 +291,7 @@ def strategy(
     weights: Callable[..., tuple[str, ...]] | tuple[str, ...] = (),
     start: Callable[..., int] | int = 0,
     off_policy: Callable[..., bool] | bool = False,
+    window: Callable[..., int | None] | int | None = None,
     evaluation: Callable[..., Ask] = lambda: unchanged_prompts,
     check: Callable[..., Any] | None = None,
 ) -> Callable[
@@ -289,6 +308,7 @@ def strategy(
         weights: as ``looks_back``.
         start: as ``looks_back``.
         off_policy: as ``looks_back``.
+        window: as ``looks_back``.
         evaluation: a function of the settings that it names, which returns the attribute.
         check: raises ConfigError for settings that do not go together; called with those that it names.
 
@@ -307,6 +327,7 @@ def strategy(
         weights=weights,
         start=start,
         off_policy=off_policy,
+        window=window,
         evaluation=evaluation,
     )
 
