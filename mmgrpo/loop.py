@@ -16,12 +16,7 @@ from mmgrpo.training.build import plan_at
 from mmgrpo.training.components import Components
 from mmgrpo.training.compute_advantages import Advantages, combine_rewards, compute_advantages
 from mmgrpo.training.optimizer import move_reference
-from mmgrpo.training.prompt_stats import (
-    read_prompt_stats,
-    step_prompt_stats,
-    update_partial_rollouts,
-    update_prompt_stats,
-)
+from mmgrpo.training.prompt_stats import read_prompt_stats, step_prompt_stats, update_prompt_stats
 from mmgrpo.training.rollout_rounds import OnSamples, Rollouts, UpstreamRollouts, collect_rollouts
 from mmgrpo.training.score_rollouts import Rewards, score_rollouts
 from mmgrpo.training.step_metrics import UNBATCHED_ROWS, StepLog, step_metrics
@@ -147,11 +142,9 @@ class Step:
         if self.log is None or not self.is_updated:
             raise StepError("the updates of the step are not complete: iterate over step.update(advantages) to its end")
         replay, key, job = self.algorithm.strategy.replay, self.prompts.key, self.components.job
+        requests, seed = rollouts.requests, rollouts.seed
         stats = step_prompt_stats(
-            rewards, advantages, key, step=self.number, replay=replay, job=job, requests=rollouts.requests
+            rewards, advantages, key, step=self.number, replay=replay, job=job, requests=requests, seed=seed
         )
         memory = update_prompt_stats(self.memory, stats, self.components.stream.learners, replay=replay)
-        if self.algorithm.strategy.window is not None:
-            requests, seed = rollouts.requests, rollouts.seed
-            memory = update_partial_rollouts(memory, rollouts.samples, key, requests=requests, seed=seed, job=job)
         return self.algorithm.schedules.updated(memory, self.log.last)

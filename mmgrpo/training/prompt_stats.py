@@ -31,6 +31,7 @@ class PromptStats:
         rows: those that may be read again, in a fixed order.
         shares: the last requested share of an answer in a prompt, by key.
         rewards: float64 (B,), each single reward of each row, by name; 0 where it does not apply.
+        partial: the unfinished rows, and the number of prompts that the step began; None: rollouts are complete.
     """
 
     keys: Sequence[str]
@@ -40,6 +41,7 @@ class PromptStats:
     rows: Sequence[ReplayRow] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
     rewards: Mapping[str, Tensor] = field(default_factory=dict)
+    partial: PartialRollouts | None = None
 
     def __post_init__(self) -> None:
         if not len(self.keys) == len(self.reward_B) == len(self.valid_B):
@@ -90,8 +92,9 @@ def step_prompt_stats(
     replay: Replay | None,
     job: Job,
     requests: Sequence[Request] = (),
+    seed: int = 0,
 ) -> PromptStats:
-    """The outcomes of a step, with the rows to remember. A collective, if there are any.
+    """The outcomes of a step, with the rows to remember and to continue. A collective, if there are any.
 
     Groups that were sampled after the rows of others, with the data row of these, are no visit to it: their rewards are
     left out.
@@ -104,6 +107,7 @@ def step_prompt_stats(
         replay: whether rows are remembered.
         job: the processes.
         requests: the requests of all processes.
+        seed: of the step.
 
     Returns:
         The prompt_stats, the same on all processes.
@@ -116,7 +120,8 @@ def step_prompt_stats(
         rewards.root_N, advantages.reward_N, scored_N, key_of, step=step, rewards=singly
     )
     shares = {key_of(request.prompt): request.share for request in requests if request.share is not None}
-    prompt_stats = replace(prompt_stats, shares=shares)
+    partial = step_partial_rollouts(advantages.rollout.samples, key_of, requests=requests, seed=seed, job=job)
+    prompt_stats = replace(prompt_stats, shares=shares, partial=partial)
     if replay is None:
         return prompt_stats
     parts = job.gather(replay_rows(advantages, key_of, step=step))
@@ -155,19 +160,12 @@ def replay_rows(advantages: Advantages, key_of: Callable[[int], str], *, step: i
     return entries
 
 
-def update_partial_rollouts(
-    memory: Memory,
-    samples: Sequence[Sample],
-    key_of: Callable[[int], str],
-    *,
-    requests: Sequence[Request],
-    seed: int,
-    job: Job,
-) -> Memory:
-    """The memory after a step of partial rollouts: its unfinished rows in place of those before. A collective.
+def step_partial_rollouts(
+    samples: Sequence[Sample], key_of: Callable[[int], str], *, requests: Sequence[Request], seed: int, job: Job
+) -> PartialRollouts | None:
+    """The unfinished rows of a step, and the number of prompts that it began. A collective, if rollouts are partial.
 
     Args:
-        memory: before the step.
         samples: of this process.
         key_of: the key of a prompt by its number in the step.
         requests: the requests of all processes.
@@ -175,10 +173,12 @@ def update_partial_rollouts(
         job: the processes.
 
     Returns:
-        The memory, the same on all processes.
+        The same on all processes; None: rollouts are complete within their step.
     """
-    earlier = {
-        (request.prompt, member): row
+    if all(request.window is None for request in requests):
+        return None
+    seed_of = {
+        (request.prompt, member): row.seed
         for request in requests
         for member, row in zip(request.members, request.partial_rows, strict=False)
     }
@@ -189,23 +189,20 @@ def update_partial_rollouts(
             member=sample.member,
             tokens=torch.tensor(list(sample.tokens or ()), dtype=torch.long),
             num_forced=sample.num_forced,
-            seed=earlier[sample.identity].seed
-            if sample.identity in earlier
-            else row_seed(seed, sample.group, sample.member),
+            seed=seed_of.get(sample.identity, row_seed(seed, sample.group, sample.member)),
         )
         for sample in samples
         if sample.is_partial
     ]
     rows = sorted((row for part in job.gather(local_rows) for row in part), key=lambda row: (row.group, row.member))
-    before = memory.partial or PartialRollouts(rows=(), num_prompts=0)
-    num_new = len({request.prompt for request in requests}) - len(before.groups)
-    return replace(memory, partial=PartialRollouts(rows=tuple(rows), num_prompts=before.num_prompts + num_new))
+    num_prompts = len({request.prompt for request in requests if not request.partial_rows})
+    return PartialRollouts(rows=tuple(rows), num_prompts=num_prompts)
 
 
 def update_prompt_stats(
     memory: Memory, prompt_stats: PromptStats, learners: Sequence[StateUpdate] = (), *, replay: Replay | None = None
 ) -> Memory:
-    """The memory after a step: each column by its rule, then the states of samplers, then replay rows.
+    """The memory after a step: each column by its rule, the states of samplers, replay rows and unfinished rows.
 
     Args:
         memory: before the step.
@@ -218,6 +215,9 @@ def update_prompt_stats(
     """
     if replay is not None:
         memory = memory.with_replay(prompt_stats.rows, per_prompt=replay.per_prompt, total=replay.total)
+    if prompt_stats.partial is not None:
+        num_prompts = prompt_stats.partial.num_prompts + (memory.partial.num_prompts if memory.partial else 0)
+        memory = replace(memory, partial=replace(prompt_stats.partial, num_prompts=num_prompts))
     if "share" in memory.columns and prompt_stats.shares:
         share_K = torch.tensor(list(prompt_stats.shares.values()), dtype=torch.float64)
         memory = memory.write("share", list(prompt_stats.shares), share_K)

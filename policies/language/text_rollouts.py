@@ -115,7 +115,7 @@ class TextRollouts:
             The rollout, with the log-probabilities of the program that sampled.
         """
         all_rows = self._rows(prompts, group_size=group_size, seed=seed, plan=plan, source=source)
-        ids, rows = all_rows.ids, all_rows.members
+        ids, rows, params = all_rows.ids, all_rows.members, all_rows.params
         carriers_of = [[row] for row in range(len(rows))]  # the rows that hold the prefix that is written once
         if plan.deterministic:
             carriers_of = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
@@ -130,7 +130,10 @@ class TextRollouts:
                 for row, written in new.items():
                     p, member = rows[row]
                     sample = Sample(
-                        prompts[p], group=ids[p], member=member, is_partial=params.is_partial(written.completion)
+                        prompts[p],
+                        group=ids[p],
+                        member=member,
+                        is_partial=params.is_partial(written.completion),
                     )
                     samples[row] = with_completion(sample, written.completion, self.encoder.text, plan.sample_values)
                 plan.emit_samples([samples[row] for row in new])

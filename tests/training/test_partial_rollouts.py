@@ -22,7 +22,7 @@ from mmgrpo.maths.strategies import Setting, fixed
 from mmgrpo.maths.strategies.partial_rollouts import partial_rollouts
 from mmgrpo.memory import Memory, PartialRollouts, PartialRow
 from mmgrpo.training.compute_advantages import Advantages
-from mmgrpo.training.prompt_stats import update_partial_rollouts
+from mmgrpo.training.prompt_stats import PromptStats, step_partial_rollouts, update_prompt_stats
 from mmgrpo.training.rollout_rounds import Rollouts
 from mmgrpo.types import Sample
 from mmgrpo.values import VALUE
@@ -118,7 +118,10 @@ def test_rows_of_three_windows_are_those_of_one(settings: dict[str, Any]) -> Non
         rollouts.scored.collected()
         assert len(scored) == (4 if is_last else 0)
         arguments: dict[str, Any] = {"requests": rollouts.requests, "seed": rollouts.seed, "job": job}
-        memory = update_partial_rollouts(memory, rollouts.samples, str, **arguments)
+        partial = step_partial_rollouts(rollouts.samples, str, **arguments)
+        nothing_B = torch.zeros(0)
+        stats = PromptStats(keys=[], reward_B=nothing_B, valid_B=nothing_B.bool(), step=0, partial=partial)
+        memory = update_prompt_stats(memory, stats)
         restored = Memory().restored(memory.state_dict()).partial
         assert restored is not None
         assert [row.tokens.tolist() for row in restored.rows] == (
