@@ -19,8 +19,8 @@ from mmgrpo import Job, Prompt, Step, Trainer
 from mmgrpo.data.stream import PromptStream
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.strategies import Setting, fixed
-from mmgrpo.maths.strategies.partial_rollouts import partial_rollouts
 from mmgrpo.memory import Memory, PartialRollouts, PartialRow
+from mmgrpo.methods.strategies.t_ppo import partial_rollouts
 from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.prompt_stats import PromptStats, step_partial_rollouts, update_prompt_stats
 from mmgrpo.training.rollout_rounds import Rollouts
