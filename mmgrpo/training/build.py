@@ -198,7 +198,7 @@ def plan_at(algorithm: Algorithm, policy: Policy, step: int, memory: Memory | No
         splits=algorithm.splits(policy),
         values=algorithm.values,
         settings=algorithm.step_config.sampling_settings,
-        ahead=memory.ahead if memory else {},
+        ahead=memory.ahead if memory and algorithm.steps_ahead else {},
     )
 
 

@@ -21,9 +21,10 @@ from mmgrpo.policies.engines.vllm_server import ServerCommand, VllmServer
 from mmgrpo.policies.language import LanguagePolicy
 from transformers import PreTrainedModel
 
+from mmgrpo import Trainer
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import EngineContext
-from mmgrpo.types import Plan, Prompt, Rollout
+from mmgrpo.types import Plan, Prompt, Rollout, Sample
 from mmgrpo.values import SAMPLER_LOGPROB
 from tests.policies.contract import largest_difference, move, values
 
@@ -127,6 +128,37 @@ def test_greedy_samples_and_seeds(url: str) -> None:
     assert torch.equal(first.token_BT, again.token_BT)  # pyright: ignore[reportArgumentType]
     assert [sample.text for sample in first.samples] != [sample.text for sample in other.samples]
     assert len({sample.text for sample in first.samples[:8]}) > 4
+
+
+def odd_digits(samples: list[Sample]) -> list[float]:
+    return [sum(letter in "13579" for letter in sample.text or "") / 4 for sample in samples]
+
+
+def train_ahead(url: str, output: Path, *, resume: Path | None = None) -> Trainer:
+    """A run of three steps whose samples the server generates one step ahead."""
+    config = {
+        "output": str(output),
+        "steps": 3,
+        "rollout": {"prompts_per_step": 3, "group_size": 8, "engine": {"name": "vllm", "url": url, "steps_ahead": 1}},
+        "advantage": {"estimators": [{"name": "sampler_weight_truncated"}]},
+        "update": {"optimizer": {"lr": 1e-3}},
+        "checkpoint": {"every": 1},
+        "runtime": {"device": "cpu"},
+    }
+    trainer = Trainer(policy_of(), {"odd_digits": odd_digits}, PROMPTS, config, resume=resume)
+    trainer.train()
+    return trainer
+
+
+def test_run_one_step_ahead_resumes_to_the_same_weights(url: str, tmp_path: Path) -> None:
+    complete = train_ahead(url, tmp_path)
+    lines = list(complete.folder.lines("metrics.jsonl"))
+    assert [line["rollout/staleness"] for line in lines] == [0, 1, 1]
+    mismatches = [line["rollout/engine_mismatch"] for line in lines]
+    assert mismatches[0] < 1e-5 < 1e-4 < min(mismatches[1:])  # an update of the weights is in the others
+    resumed = train_ahead(url, tmp_path, resume=complete.folder.path / "checkpoints" / "step-000001")
+    for parameter, expected in zip(resumed.parameters, complete.parameters, strict=True):
+        assert torch.equal(parameter, expected)
 
 
 def test_images_are_read_as_by_trainer(tmp_path: Path) -> None:
