@@ -117,7 +117,7 @@ def path_candidates(model: PreTrainedModel, settings: LanguageSettings, autocast
     against: list[str] = []
     transformer = None
     try:
-        transformer = Transformer(model, autocast=autocast)
+        transformer = Transformer(model, autocast=autocast, feature_bytes=settings.memo_bytes)
         vocabulary = transformer.vocabulary
     except Exception as error:
         against = [f"cached: {error_summary(error)}"]

@@ -138,7 +138,10 @@ class LanguageSettings(BaseModel):
         description="maximum size of float32 logits in memory; longer batches are processed in chunks",
     )
     memo_bytes: int = Field(
-        default=1024**3, ge=0, description="memory of the cache of processed prompts; the oldest are dropped first"
+        default=1024**3,
+        ge=0,
+        description="memory of the cache of processed prompts, on the host, and as much for "
+        "the features of media from encoders that are not trained, on the device; the oldest are dropped first",
     )
 
     @model_validator(mode="after")

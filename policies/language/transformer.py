@@ -21,6 +21,7 @@ from mmgrpo.system.out_of_memory import is_out_of_memory
 from ..prefix import Prefix, cache_argument, concat_prefixes, extend_prefix, is_mergeable
 from .encoding import MASK, EncodedPrompt, prompt_batches
 from .heads import LogitsHead
+from .media_features import MediaFeatures
 
 PROBE_TOKENS = 3
 SLOT_ATTENTION = ("sdpa", "eager")
@@ -41,12 +42,13 @@ class Transformer:
         takes_slots: whether its cache and its attention allow rows that begin at index 0 and end anywhere.
     """
 
-    def __init__(self, model: PreTrainedModel, *, autocast: torch.dtype | None) -> None:
+    def __init__(self, model: PreTrainedModel, *, autocast: torch.dtype | None, feature_bytes: int = 0) -> None:
         """Inspects the model by running it on a few tokens.
 
         Args:
             model: a causal language model, or an image-text-to-text model.
             autocast: dtype of the arithmetic, if it differs from that of the weights.
+            feature_bytes: memory of cached features of media, of encoders that are not trained; 0 keeps none.
 
         Raises:
             PolicyError: its logits are not a known function of its last hidden states.
@@ -56,6 +58,7 @@ class Transformer:
         self.model = model
         self.autocast = autocast
         self._base: Any = _base_of(model)
+        self._features = MediaFeatures(model, feature_bytes)
         self._cache_argument = cache_argument(self._base)
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
         cache, self._head = self._probed()
@@ -216,7 +219,8 @@ class Transformer:
             inputs[name] = torch.cat(parts).to(self.device)
         if prompts[0].media or not bool(mask_NL.all()):
             inputs[MASK] = mask_NL.to(self.device)
-        hidden_NLD = self._run(inputs).last_hidden_state
+        with self._features.of(prompts):
+            hidden_NLD = self._run(inputs).last_hidden_state
         longest = max(len(row) for row in tokens)
         index_NR = (lengths[:, None] - 1 + torch.arange(longest)).clamp(max=ids_NL.shape[1] - 1).to(self.device)
         return hidden_NLD.gather(1, index_NR[..., None].expand(-1, -1, hidden_NLD.shape[-1]))
@@ -237,7 +241,7 @@ class Transformer:
             inputs["position_ids"] = (mask_PL.cumsum(1) - 1).clamp(min=0)
         cache = DynamicCache(config=self.model.config)
         try:
-            with self._decoder_positions() as positions:
+            with self._decoder_positions() as positions, self._features.of(prompts):
                 output = self._run(inputs, cache)
         except (ValueError, RuntimeError) as error:
             if is_out_of_memory(error):
