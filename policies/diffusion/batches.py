@@ -18,11 +18,13 @@ class Batches:
     Attributes:
         rollout: rows per run in rollouts.
         update: states per run in updates.
+        join_steps: whether steps of the same rows share a run in updates.
         alone: whether rows depend on their batch, so that each runs alone.
     """
 
     rollout: int
     update: int
+    join_steps: bool = False
     alone: bool = False
 
     def run_alone(self, reason: str) -> None:

@@ -125,6 +125,50 @@ def state_batches(
         yield [row for state_rows in batch for row in state_rows]
 
 
+def step_batches(
+    rollout: Rollout,
+    rows: Sequence[int],
+    size: int,
+    can_share_run: Callable[[DenoisingRow, DenoisingRow], bool],
+    *,
+    joins: bool,
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Rows and decisions in batches of at most ``size`` distinct states.
+
+    Args:
+        rollout: the rollout.
+        rows: some of its rows.
+        size: distinct states, counted over all decisions of a batch.
+        can_share_run: whether two rows may share a run.
+        joins: whether consecutive decisions of the same rows share a batch, if these share their states alike.
+
+    Yields:
+        tuple[list[int], list[int]]: rows, and decisions that are unmasked in all of them.
+    """
+    masked_of = {
+        column: [row for row in rows if bool(rollout.mask_BT[row, column])] for column in range(rollout.shape[1])
+    }
+    columns = [column for column, masked in masked_of.items() if masked]
+    while columns:
+        column = columns[0]
+        batches = list(state_batches(rollout, masked_of[column], column, size, can_share_run))
+        sharing = _sharing(rollout, masked_of[column], column)
+        most = size // len(set(sharing)) if joins and len(batches) == 1 else 1
+        together = [column]
+        for following in columns[1:most]:
+            if masked_of[following] != masked_of[column] or _sharing(rollout, masked_of[column], following) != sharing:
+                break
+            together.append(following)
+        yield from ((batch, together) for batch in batches)
+        columns = columns[len(together) :]
+
+
+def _sharing(rollout: Rollout, rows: Sequence[int], column: int) -> list[int]:
+    """For each row, the first one with the same state at a decision."""
+    states = rollout.state_BT[list(rows), column].tolist()
+    return [states.index(state) for state in states]
+
+
 def assemble(chunks: Sequence[RecordedChunk], plan: Plan, segments: Sequence[int] | None) -> Rollout:
     """The rollout of all chunks.
 

@@ -69,6 +69,7 @@ def outline_of(
             return denoiser(**arguments, return_dict=False)[0]
 
     rollout_rows, update_rows = min(settings.rollout_batch, num_rows), min(settings.update_batch, num_rows)
+    joins = settings.join_steps and settings.update_batch >= 2 * num_rows  # steps of the same rows
     return Outline(
         modules=modules,
         trained=("transformer",),
@@ -80,6 +81,7 @@ def outline_of(
         assumed=(
             f"sizes of {origin}",
             "weights of text encoders and the autoencoder count, their forward passes do not",
+            *(["one step of the update at a time, of which update_batch may hold several"] if joins else []),
         ),
         stored_bytes=stored,
         offloaded=[modules[name] for name in settings.offload if name in modules],

@@ -23,15 +23,17 @@ def require_denoising_values(values: Collection[Value], views: Collection[str]) 
             raise ConfigError(f"denoising steps have no value {value}; supported are {supported}")
 
 
-def value_N(value: Value, current: Replayer, other: Replayer | None, logprob_N: Tensor) -> Tensor:
-    """A value of N rows at the replayed decision."""
+def value_N(value: Value, current: Replayer, other: Replayer | None, iteration: int) -> Tensor:
+    """A value of N rows at a replayed decision."""
     if value.view == OLD:
-        stored = current.stored_moments()
+        stored = current.stored_moments(iteration)
         if stored is None:
             raise ConfigError(f"the rollout stored no means for {value}; add it to Plan.values before sampling")
-        return current.divergence_N(value.name, stored)
+        return current.divergence_N(value.name, stored, iteration)
     assert other is not None
     if value.name in GAUSSIAN_DIVERGENCES:
-        return current.divergence_N(value.name, other.moments)
-    other_N = other.logprob_N()
-    return other_N if value.name == "logprob" else LOGPROB_DIVERGENCES[value.name](logprob_N, other_N)
+        return current.divergence_N(value.name, other.moments(iteration), iteration)
+    other_N = other.logprob_N(iteration)
+    if value.name == "logprob":
+        return other_N
+    return LOGPROB_DIVERGENCES[value.name](current.logprob_N(iteration), other_N)

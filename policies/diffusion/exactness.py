@@ -118,7 +118,7 @@ class Exactness:
             if run_ghosts:
                 raise ReplayError(f"replaying {self.name} failed: {error}") from error
             return float("inf")
-        return _largest(replayed_N - rollout.old_logprob_BT[list(rows), column])
+        return largest_gap(replayed_N - rollout.old_logprob_BT[list(rows), column])
 
     @torch.no_grad()
     def _batch_gap(
@@ -133,11 +133,12 @@ class Exactness:
             if is_out_of_memory(error):
                 raise
             return float("inf")
-        sampled_gap = _largest(alone_N[: len(rollout_rows)] - rollout.old_logprob_BT[list(rollout_rows), column])
-        return max(sampled_gap, _largest(batched_N - alone_N))
+        sampled_gap = largest_gap(alone_N[: len(rollout_rows)] - rollout.old_logprob_BT[list(rollout_rows), column])
+        return max(sampled_gap, largest_gap(batched_N - alone_N))
 
 
-def _largest(gap_N: Tensor) -> float:
+def largest_gap(gap_N: Tensor) -> float:
+    """The largest magnitude of differences; infinity for one that is not a number."""
     return float(torch.nan_to_num(gap_N.abs().max(), nan=float("inf")))
 
 

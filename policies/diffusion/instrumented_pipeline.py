@@ -94,6 +94,11 @@ class InstrumentedPipeline:
         self._scheduler = self._recording(decisions)
         self._greedy_scheduler = self._scheduler if decisions is scheduler else self._recording(scheduler)
 
+    @property
+    def joins_iterations(self) -> bool:
+        """Whether a denoiser call depends on no other module of the loop, so that calls may be joined."""
+        return not (self._loop_components or self.calls_step_twice)
+
     def autocast(self, dtype: torch.dtype | None) -> None:
         """Sets the autocast dtype of the denoisers; None disables it."""
         self._autocast = dtype
@@ -207,7 +212,8 @@ class InstrumentedPipeline:
             run.num_forwards += leading_rows(args, kwargs) * (share[0] if share else 1)
             return output
 
-        return self._run_or_zeros(run.iteration, name, forward, args, kwargs)
+        output = None if run.intercept is None else run.intercept(run.iteration, name, forward, args, kwargs)
+        return self._run_or_zeros(run.iteration, name, forward, args, kwargs) if output is None else output
 
     def _cached(self, run: PipelineRun, module: Any) -> AbstractContextManager[list[float] | None]:
         """The context of a denoiser call; it yields where the share of the parameters that ran will be, if cached."""

@@ -83,6 +83,7 @@ class PipelineRun:
         run_ghosts: bool = False,
         rewrite: Callable[[int, Any, Any, Any], tuple[Any, Any]] | None = None,
         is_cached: Callable[[int], bool] | None = None,
+        intercept: Callable[[int, str, Callable[..., Any], Any, Any], Any | None] | None = None,
     ) -> None:
         """A run before its first iteration.
 
@@ -93,6 +94,8 @@ class PipelineRun:
             run_ghosts: run the denoiser in ghost iterations too, without grad ("full" replay).
             rewrite: may edit the arguments of every denoiser call, ghost or not: (iteration, module, args, kwargs).
             is_cached: whether an iteration's denoiser calls use ``policy.cache``; None: no iteration does.
+            intercept: returns the output of a denoiser call, None to make the call: (iteration, component, forward,
+                args, kwargs).
         """
         self.on_step = on_step
         self.ghost = ghost
@@ -100,6 +103,7 @@ class PipelineRun:
         self.run_ghosts = run_ghosts
         self.rewrite = rewrite
         self.is_cached = is_cached
+        self.intercept = intercept
         self.iteration = -1
         self.grad = False
         self.num_forwards: float = 0

@@ -164,15 +164,14 @@ class DenoisingPolicy(
             call=settings.call,
             buckets=self._buckets,
         )
-        self._scorer = DenoisingScorer(instrumented=self._instrumented, batches=self._batches, using=self.weights.using)
+        self._scorer = DenoisingScorer(
+            instrumented=self._instrumented, batches=self._batches, using=self.weights.using, tolerance=tolerance
+        )
         self._sampler_loop = SamplerLoop(
             instrumented=self._instrumented,
             batches=self._batches,
             exactness=Exactness(
-                name=type(pipeline).__name__,
-                replay=self._scorer.logprobs,
-                tolerance=tolerance,
-                unit=step_sampler.unit,
+                name=type(pipeline).__name__, replay=self._scorer.logprobs, tolerance=tolerance, unit=step_sampler.unit
             ),
             parity=self._parity,
             segments=settings.segments,
@@ -389,7 +388,7 @@ def _batches(settings: DenoisingSettings) -> Batches:
     """Rows per pipeline run; one if the call has media, which pipelines encode once per batch."""
     if call_has_media({**settings.call, **settings.evaluation_call}):
         return Batches(1, 1)
-    return Batches(settings.rollout_batch, settings.update_batch)
+    return Batches(settings.rollout_batch, settings.update_batch, join_steps=settings.join_steps)
 
 
 def _step_sampler(settings: DenoisingSettings, scheduler: Any) -> StepSampler:

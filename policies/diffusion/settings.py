@@ -165,7 +165,7 @@ class DenoisingSettings(BaseModel):
     is_scheduled: ClassVar[bool] = True  # all samples have the same number of decisions
     resumable: ClassVar[tuple[str, ...]] = (
         "sampler", "strength", "last_std", "density", "reduction", "call", "evaluation_call", "buckets", "decode",
-        "frame_rate", "reading", "rollout_batch", "update_batch", "fast_remainder", "segments",
+        "frame_rate", "reading", "rollout_batch", "update_batch", "join_steps", "fast_remainder", "segments",
         "gradient_checkpointing", "attention", "compile", "memo_bytes", "offload",
     )  # fmt: skip
     """Settings that may change when a run resumes."""
@@ -262,6 +262,11 @@ class DenoisingSettings(BaseModel):
     )
     rollout_batch: int = Field(default=8, ge=1, description="rows per pipeline run in rollouts")
     update_batch: int = Field(default=8, ge=1, description="states per pipeline run in updates")
+    join_steps: bool = Field(
+        default=False,
+        description="run trained steps of the same rows in one forward of an update, where their states fit in "
+        "update_batch; rounds as a batch of another size",
+    )
     fast_remainder: FastRemainder | None = Field(
         default=None,
         description="shortened schedule of a rollout after its last stochastic step; null: the complete schedule",
@@ -305,6 +310,8 @@ class DenoisingSettings(BaseModel):
     def _require_uncompiled(self) -> DenoisingSettings:
         if self.compile and self.cache is not None:
             raise ValueError("compile does not support cache, whose blocks decide at each call: remove one of them")
+        if self.compile and self.join_steps:
+            raise ValueError("compile does not support join_steps, which changes the batch size: remove one of them")
         return self
 
     @model_validator(mode="after")
