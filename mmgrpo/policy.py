@@ -461,11 +461,13 @@ class SupportsExport(ABC):
 
 
 class SupportsPreviews(ABC):
-    """A policy whose samples are neither texts nor images, and which renders images of them for people."""
+    """A policy whose samples may be neither texts nor images, and which renders images of them for people."""
 
     @abstractmethod
     def preview(self, sample: Sample) -> Sample:
-        """Adds a rendered image or video to a sample; called for samples that are saved, never before rewards.
+        """Adds a rendered image or video to a sample without one.
+
+        Called for samples that are saved, never before rewards.
 
         Args:
             sample: a sample of a rollout of this policy.

@@ -23,11 +23,12 @@ class Reward(Protocol):
     rewards, on some complete groups at a time. ``deterministic`` (bool): the score of a sample depends only on that
     sample (its prompt with its columns, and the generated output), not on its group, position or time, so results are
     cached. ``reads_environments`` (bool): it reads ``Sample.environment``, so that on several processes an evaluation,
-    too, calls it in each process with the samples of that process. ``needs_values``: names of ``Sample.values`` that
-    the policy must compute. ``needs_columns``: required data columns; a run without any row that has
-    them raises an error (for built-in rewards these are ``column``, ``text_column`` and the columns of wrapped
-    rewards). The method ``reference_error(value)`` returns why a value of
-    that column is not a valid reference, or None; a run without a readable reference raises an error.
+    too, calls it in each process with the samples of that process. ``reads_latents`` (bool): it reads
+    ``Sample.latent`` and no image, video or audio; if all rewards do, samples are not decoded. ``needs_values``:
+    names of ``Sample.values`` that the policy must compute. ``needs_columns``: required data columns; a run without
+    any row that has them raises an error (for built-in rewards these are ``column``, ``text_column`` and the
+    columns of wrapped rewards). The method ``reference_error(value)`` returns why a value of that column is not a
+    valid reference, or None; a run without a readable reference raises an error.
     """
 
     def __call__(self, samples: Sequence[Sample], /) -> Sequence[float | Score | None]: ...

@@ -264,7 +264,9 @@ class Sample:
         audio: generated audio; in addition to the video if a pipeline generates both.
         array: a generation in any other form: an embedding, actions of a robot, audio of unknown rate; float32, CPU.
         latent: the final latent of a denoiser that the sample is decoded from, (1, ...) on the CPU, if the plan
-            keeps it.
+            keeps it: the state after the last step, in the layout of the pipeline's scheduler (FLUX: packed tokens).
+        latent_size: the arguments of the pipeline's call that set the size it decodes to: ``width``, ``height``,
+            ``num_frames``, or the length of audio.
         tokens: generated token ids, if the decisions are tokens.
         finished: False if the generation was cut off by its length limit, or is partial.
         is_partial: whether it is unfinished at this step and continues at the next one: no reward is called with it.
@@ -316,6 +318,7 @@ class Sample:
     audio: Audio | None = None
     failure: str | None = None
     is_partial: bool = False
+    latent_size: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_scored(self) -> bool:

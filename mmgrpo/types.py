@@ -71,7 +71,8 @@ class Plan:
         environment_workers: the maximum number of environments that work at a time.
         environment_timeout_s: the maximum duration of a call of an environment, in seconds; None: unlimited.
         keep_latents: whether samples keep the latent that their image is decoded from, for scoring at other noise
-            levels.
+            levels and for rewards that read it.
+        decode: whether latents are decoded to images, videos or audio; False: samples have their latent alone.
         for_rescoring: whether the samples are scored again as off-policy samples and trained only on those decisions;
             a policy whose noise-free samples would all be equal then samples at random.
         ahead: completions that an engine sampled one step ahead, by request (``SupportsEngine.sample_ahead``).
@@ -94,12 +95,15 @@ class Plan:
     environment_workers: int = 32
     environment_timeout_s: float | None = 60.0
     keep_latents: bool = False
+    decode: bool = True
     for_rescoring: bool = False
     ahead: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     on_samples: Callable[[Sequence[Sample]], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         chosen = self.stochastic
+        if not (self.decode or self.keep_latents):
+            raise DataError("Plan.decode: false needs keep_latents: true, or samples would be empty")
         if self.max_turns < 1:
             raise DataError(f"Plan.max_turns must be 1 or more, got {self.max_turns}")
         if self.token_window is not None and self.token_window < 1:

@@ -343,7 +343,7 @@ def test_bases_are_found_where_they_are_defined() -> None:
         "SupportsPromptOverride",
         "SupportsSharding",
     )
-    contracts += ("SupportsContextParallel", "SupportsExport", "SupportsFloat16")
+    contracts += ("SupportsContextParallel", "SupportsExport", "SupportsFloat16", "SupportsPreviews")
     assert bases == [f"mmgrpo.policy.{contract}" for contract in contracts]
     assert defined_at("mmgrpo.policies.diffusion.DenoisingPolicy") == f"{name}.DenoisingPolicy"
 

@@ -32,7 +32,7 @@ from mmgrpo.maths.strategies import Request
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy, SupportsResolvedSettings
 from mmgrpo.reward import CrossTaskReward
-from mmgrpo.scoring import NamedReward, named_rewards, score
+from mmgrpo.scoring import NamedReward, named_rewards, score, with_reward_inputs
 from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import escape_controls
 from mmgrpo.training.build import build_critic, build_views, plan_at
@@ -138,8 +138,7 @@ def _draw_rollout(
 ) -> tuple[Rollout, float]:
     """A rollout of the run's first step for these rewards, and its duration in seconds."""
     clock = time.perf_counter()
-    value_names = tuple(sorted({name for reward in rewards for name in reward.needs_values or ()}))
-    plan = replace(plan_at(algorithm, policy, 0), sample_values=value_names)
+    plan = replace(with_reward_inputs(plan_at(algorithm, policy, 0), rewards), decode=True)  # checks compare pixels
     seed = algorithm.step_setting(0, Memory(), str).seed
     group_size = max(GROUP_SIZE, num_leaves(plan.splits))  # a tree is complete
     requests = [Request(prompt=prompt, members=tuple(range(group_size))) for prompt in range(len(prompts))]

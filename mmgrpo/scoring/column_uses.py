@@ -49,9 +49,34 @@ def column_uses(reward: Any) -> list[ColumnUse]:
     return list(dict.fromkeys(_uses(reward)))
 
 
-def _uses(reward: Any) -> Iterator[ColumnUse]:
+def wrapped_rewards(reward: Any) -> Iterator[Any]:
+    """The rewards within a built-in reward, those within them included.
+
+    Args:
+        reward: a reward, or a partial of one.
+
+    Yields:
+        Any: each wrapped reward.
+    """
+    for inner in _wrapped(_unbound(reward)):
+        yield inner
+        yield from wrapped_rewards(inner)
+
+
+def _wrapped(reward: Any) -> list[Any]:
+    if not type(reward).__module__.startswith(_SHIPPED):
+        return []
+    return [inner for name in _WRAPPED if (inner := getattr(reward, name, None)) is not None]
+
+
+def _unbound(reward: Any) -> Any:
     while isinstance(reward, partial):
         reward = reward.func
+    return reward
+
+
+def _uses(reward: Any) -> Iterator[ColumnUse]:
+    reward = _unbound(reward)
     check = getattr(reward, "reference_error", None)
     declared = getattr(reward, "needs_columns", None)
     if declared is not None:
@@ -60,8 +85,8 @@ def _uses(reward: Any) -> Iterator[ColumnUse]:
     if not type(reward).__module__.startswith(_SHIPPED):
         return
     yield from (ColumnUse(column=column, reference_error=check) for column in _declared_columns(reward))
-    for name in _WRAPPED:
-        yield from _uses(getattr(reward, name, None))
+    for inner in _wrapped(reward):
+        yield from _uses(inner)
 
 
 def _declared_columns(reward: Any) -> list[str]:

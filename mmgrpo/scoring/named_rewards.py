@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from mmgrpo.config.rewards import Otherwise, gate_order
 from mmgrpo.errors import ConfigError
-from mmgrpo.scoring.column_uses import column_uses
+from mmgrpo.scoring.column_uses import column_uses, wrapped_rewards
 from mmgrpo.scoring.trl_form import as_reward
-from mmgrpo.types import Score
+from mmgrpo.types import Plan, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class NamedReward:
         deterministic: whether results are cached; None: as the function declares. See ``Reward``.
         reads_environments: whether it is called where a sample's conversation took place; None: as the function
             declares. See ``Reward``.
+        reads_latents: whether it reads ``Sample.latent`` and no decoded output; None: as the function declares. See
+            ``Reward``.
         needs_values: names of ``Sample.values`` that it reads; None: as the function declares.
         needs_columns: data columns that it requires; None: those of ``column_uses``.
         verifier: whether rewards of methods may use it as the verifier; None: if its weight is above 0 and it is not a
@@ -65,6 +67,7 @@ class NamedReward:
     concurrent: bool | None = None
     deterministic: bool | None = None
     reads_environments: bool | None = None
+    reads_latents: bool | None = None
     needs_values: tuple[str, ...] | None = None
     needs_columns: tuple[str, ...] | None = None
     verifier: bool | None = None
@@ -79,7 +82,7 @@ class NamedReward:
             raise ConfigError(f"clip of reward '{self.name}' must be [low, high], low below high, got {self.clip}")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ConfigError(f"timeout_s of reward '{self.name}' must be above 0, got {self.timeout_s}")
-        for trait in ("concurrent", "deterministic"):
+        for trait in ("concurrent", "deterministic", "reads_latents"):
             if getattr(self, trait) is None:
                 object.__setattr__(self, trait, _declared(self.function, trait, default=False) is True)
         if self.needs_values is None:
@@ -91,6 +94,12 @@ class NamedReward:
         if self.needs_columns is None:
             columns = [use.column for use in column_uses(self.function)]
             object.__setattr__(self, "needs_columns", tuple(dict.fromkeys(columns)))
+
+    @property
+    def needs_latents(self) -> bool:
+        """Whether it, or a reward that it wraps, reads ``Sample.latent``."""
+        inner = wrapped_rewards(self.function)
+        return bool(self.reads_latents) or any(_declared(reward, "reads_latents", default=False) for reward in inner)
 
     def weight_at(self, step: int) -> float:
         """The weight at a step, counted from 0."""
@@ -118,6 +127,24 @@ def named_rewards(rewards: Any) -> list[NamedReward]:
         },
     )
     return named
+
+
+def with_reward_inputs(plan: Plan, rewards: Sequence[NamedReward]) -> Plan:
+    """The plan of a rollout whose samples have what the rewards read.
+
+    Args:
+        plan: the plan.
+        rewards: of its samples, or of some of them.
+
+    Returns:
+        The plan, with the values and latents that any reward needs; without decoding if all read latents alone.
+    """
+    return replace(
+        plan,
+        sample_values=tuple(sorted({name for reward in rewards for name in reward.needs_values or ()})),
+        keep_latents=plan.keep_latents or any(reward.needs_latents for reward in rewards),
+        decode=not rewards or not all(reward.reads_latents for reward in rewards),
+    )
 
 
 def _declared(function: Any, trait: str, *, default: Any) -> Any:

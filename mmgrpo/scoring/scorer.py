@@ -31,7 +31,7 @@ class Scorer:
 
     Attributes:
         names: names of the rewards, in order.
-        needs_values: names of ``Sample.values`` that they read, for ``Plan.sample_values``.
+        rewards: the rewards, for ``with_reward_inputs``.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Scorer:
         self.names = tuple(reward.name for reward in rewards)
         if not rewards or len(set(self.names)) != len(self.names):
             raise ConfigError(f"rewards must be one or more, each with its own name, got {list(self.names)}")
-        self.needs_values = tuple(sorted({name for reward in rewards for name in reward.needs_values or ()}))
-        self._rewards, self._max_failure_frac, self._cache_mb = list(rewards), max_failure_frac, cache_mb
+        self.rewards = tuple(rewards)
+        self._max_failure_frac, self._cache_mb = max_failure_frac, cache_mb
         self._weight_R = torch.tensor([reward.weight for reward in rewards], dtype=torch.float32)
         self._workers = [RewardWorker(reward, max_failure_frac, int(cache_mb * 2**20)) for reward in rewards]
 
@@ -80,7 +80,7 @@ class Scorer:
             The scorer.
         """
         renewed = Scorer(rewards, max_failure_frac=self._max_failure_frac, cache_mb=self._cache_mb)
-        pairs = zip(self._rewards, rewards, strict=True)
+        pairs = zip(self.rewards, rewards, strict=True)
         unchanged = [before.function is after.function for before, after in pairs]
         workers = zip(self._workers, renewed._workers, unchanged, strict=True)
         renewed._workers = [existing if is_unchanged else new for existing, new, is_unchanged in workers]
@@ -92,7 +92,7 @@ class Scorer:
         Returns:
             The scorer, which shares the call queues of this one; None if all rewards are deterministic.
         """
-        return self._part([r for r, reward in enumerate(self._rewards) if not reward.deterministic])
+        return self._part([r for r, reward in enumerate(self.rewards) if not reward.deterministic])
 
     def by_place(self) -> tuple[Scorer | None, Scorer | None]:
         """A scorer of the rewards that read environments, which score samples in the process that sampled them, and one
@@ -101,13 +101,13 @@ class Scorer:
         Returns:
             The scorers; None for one without rewards.
         """
-        local = [r for r, reward in enumerate(self._rewards) if reward.reads_environments]
-        return self._part(local), self._part([r for r in range(len(self._rewards)) if r not in local])
+        local = [r for r, reward in enumerate(self.rewards) if reward.reads_environments]
+        return self._part(local), self._part([r for r in range(len(self.rewards)) if r not in local])
 
     def _part(self, chosen: Sequence[int]) -> Scorer | None:
         if not chosen:
             return None
-        rewards = [self._rewards[r] for r in chosen]
+        rewards = [self.rewards[r] for r in chosen]
         part = Scorer(rewards, max_failure_frac=self._max_failure_frac, cache_mb=self._cache_mb)
         part._workers = [self._workers[r] for r in chosen]
         return part

@@ -47,6 +47,7 @@ class RewardWorker:
     Attributes:
         name: name of the reward.
         caller: calls it.
+        needs_latents: whether it, or a reward that it wraps, reads ``Sample.latent``.
         cache: cached results; None if results are not cached.
     """
 
@@ -62,6 +63,7 @@ class RewardWorker:
         function = Isolated(reward.name, reward.function)
         awaits = isinstance(reward.function, TrlReward) and reward.function.is_async
         self.caller = Caller(function, threaded=bool(reward.concurrent), awaits=awaits, timeout_s=reward.timeout_s)
+        self.needs_latents = reward.needs_latents
         self.cache = ResultCache(cache_bytes) if reward.deterministic and cache_bytes > 0 else None
         self._max_failure_frac = max_failure_frac
 
@@ -97,6 +99,14 @@ class RewardWorker:
                 "may fail."
             ) from error
 
+    def require_latents(self, samples: Sequence[Sample]) -> None:
+        """Raise RewardError for a sample without a latent, if the reward reads latents."""
+        if self.needs_latents and any(sample.latent is None for sample in samples):
+            raise RewardError(
+                f"reward '{self.name}' reads Sample.latent, which the samples of this policy do not have: use it with "
+                "a diffusers pipeline that steps one latent per sample, or remove the reward"
+            )
+
     def check(self, num_failed: int, B: int, error: BaseException | None) -> None:
         """Raise RewardError if too many samples failed."""
         if num_failed <= self._max_failure_frac * B:
@@ -129,7 +139,11 @@ class PendingResults:
 
         Returns:
             One key per sample, for ``collect``.
+
+        Raises:
+            RewardError: it reads latents, and a sample has none.
         """
+        self._worker.require_latents(samples)
         cache = self._worker.cache
         result_keys = [next(self._numbers) if cache is None or key is None else key for key in keys]
         new: dict[SampleKey, Any] = {}

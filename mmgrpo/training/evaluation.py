@@ -14,7 +14,7 @@ from mmgrpo.errors import MmgrpoError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
 from mmgrpo.runs.prompt_samples import PromptSamples, with_preview
-from mmgrpo.scoring import NamedReward, Scorer
+from mmgrpo.scoring import NamedReward, Scorer, with_reward_inputs
 from mmgrpo.scoring.required_columns import require_rows
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.held_out_sampling import HeldOutSampler, conversations
@@ -140,12 +140,8 @@ def evaluate(
         The evaluation, on the main process; None elsewhere.
     """
     job = sampler.job
-    plan = replace(
-        plan or Plan(),
-        stochastic=None if config.sampled else (),
-        sample_values=judges.needs_values,
-        on_samples=on_samples,
-    )
+    plan = replace(plan or Plan(), stochastic=None if config.sampled else (), on_samples=on_samples)
+    plan = with_reward_inputs(plan, judges.rewards)
     group_size, seed = config.samples_per_prompt, derive_seed(config.seed)
     rollouts = sampler(policy, prompts, group_size=group_size, seed=seed, plan=plan)
     samples = rollouts.samples
@@ -188,8 +184,7 @@ def sample_prompt(
     Returns:
         Samples and scores.
     """
-    needed = Scorer(rewards).needs_values if rewards else ()
-    plan = replace(plan or Plan(), stochastic=None if noise else (), sample_values=needed)
+    plan = with_reward_inputs(replace(plan or Plan(), stochastic=None if noise else ()), rewards)
     samples = sampler(policy, [prompt], group_size=count, seed=seed, plan=plan).samples
     scores_of_rewards: list[Scores] = []
     unscored: dict[str, str] = {}
@@ -232,8 +227,8 @@ def probe_rewards(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer]) -> 
     Raises:
         RewardError: a reward cannot answer.
     """
-    needed = tuple(sorted({name for scorer in scorers for name in scorer.needs_values}))
-    plan = Plan(stochastic=(), sample_values=needed, prompt_ids=(0,))
+    rewards = [reward for scorer in scorers for reward in scorer.rewards]
+    plan = with_reward_inputs(Plan(stochastic=(), prompt_ids=(0,)), rewards)
     samples = policy.rollout([prompt], group_size=2, seed=derive_seed(0), plan=plan).samples
     for scorer in scorers:
         scorer.try_out(samples)

@@ -22,7 +22,7 @@ from mmgrpo.maths.forgetting import FORGETTING, Forgetting, forgetting_loss
 from mmgrpo.maths.strategies import Request, Round, Setting, Strategy
 from mmgrpo.maths.strategies.branch_points import Places, Row, height
 from mmgrpo.policy import Policy, SupportsEngine, SupportsNamedWeights, SupportsTextOffsets
-from mmgrpo.scoring import PendingScores, Scorer
+from mmgrpo.scoring import PendingScores, Scorer, with_reward_inputs
 from mmgrpo.training.concat_rollouts import concat_rollouts, sampling_rows
 from mmgrpo.training.pending_rewards import PendingRewards, PendingSamples, pending_rewards
 from mmgrpo.training.request_sampling import PromptOf, RoundRollouts, request_ahead, sample_requests
@@ -164,7 +164,7 @@ def collect_rollouts(
             local_requests,
             prompt_of=lambda prompt: prompt_of(owners.root_of.get(prompt, prompt)),
             prompt_templates=prompt_templates or {},
-            plan=replace(plan, values=values, sample_values=scorer.needs_values, on_samples=submit),
+            plan=with_reward_inputs(replace(plan, values=values, on_samples=submit), scorer.rewards),
             seed=setting.seed,
             reads=renoise,
             before=round_rollouts,

@@ -358,7 +358,8 @@ class Trainer:
         if result is not None:
             line = {"step": self.step, **result.metrics(), "time/evaluation_s": time.perf_counter() - clock}
             self.folder.save_samples(self.step, *result.preview(config.saved_samples))
-            self._context.show(self.step, *result.preview(MAX_LOGGED_SAMPLES))
+            if self.job.trackers.is_active:
+                self._context.show(self.step, *result.preview(MAX_LOGGED_SAMPLES))
             self._log("evaluation.jsonl", line)
             progress.log_evaluation(line)
             self.session.report()

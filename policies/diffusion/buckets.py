@@ -13,11 +13,11 @@ from mmgrpo.types import Example
 
 from .call_form import CallForm
 from .denoising_rows import DenoisingRow
+from .outputs import SIZES
 from .sampling_params import SamplingParams
 from .settings import BucketSettings
 
 BUCKET_CHOICE = -3  # seed key of the bucket choice, distinct from decisions, the initial noise and renoising levels
-SIZES = ("width", "height", "num_frames")
 ASPECT_WEIGHT = 4.0  # weight of a change of aspect ratio, relative to one of area or length
 
 

@@ -17,6 +17,10 @@ from .call_form import RowsError
 from .denoising_rows import DenoisingRow
 from .failures import DECODED
 
+SIZES = ("width", "height", "num_frames")
+"""Call arguments for the size of images and videos."""
+LENGTHS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
+"""Call arguments for the length of audio."""
 MEDIA = ("images", "frames", "videos", "audios")  # fields read first, in this order
 AUDIO_FIELDS = ("audios", "audio", "sound")
 RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")  # keys of components' configurations
@@ -26,7 +30,6 @@ CHANNELS = (1, 3, 4)  # numbers of channels, last, of an array that is an image
 def samples_of(
     rows: Sequence[DenoisingRow],
     output: Any,
-    latents: Sequence[Tensor] | None = None,
     *,
     rate: int | None,
     frame_rate: float | None = None,
@@ -37,7 +40,6 @@ def samples_of(
     Args:
         rows: the rows of the call.
         output: the result of the call.
-        latents: final state per row, if kept.
         rate: sampling rate of its audio, in Hz; None if unknown: audio is an array then.
         frame_rate: of videos, in frames per second.
         failures: failure reason per row.
@@ -48,7 +50,7 @@ def samples_of(
     clips = audios_of(output, len(rows), rate)
     is_audio = clips is not None and set(_fields_by_name(output)) <= set(AUDIO_FIELDS)
     media = [None] * len(rows) if is_audio else media_of(output, len(rows))
-    states, audios = latents or [None] * len(rows), clips or [None] * len(rows)
+    audios = clips or [None] * len(rows)
     values_finite = zip(_finite_audios(output, len(rows)), map(_is_finite, media), strict=True)
     checked = [None if all(both_finite) else DECODED for both_finite in values_finite]
     reasons = [
@@ -64,11 +66,21 @@ def samples_of(
             frame_rate=frame_rate if isinstance(item, list) else None,
             audio=audio,
             array=item if isinstance(item, Tensor) else None,
-            latent=latent,
             failure=reason,
         )
-        for row, item, audio, latent, reason in zip(rows, media, audios, states, reasons, strict=True)
+        for row, item, audio, reason in zip(rows, media, audios, reasons, strict=True)
     ]
+
+
+def undecoded_samples(rows: Sequence[DenoisingRow], failures: Sequence[str | None]) -> list[Sample]:
+    """The samples of rows whose latents are not decoded, with the failure reason of each."""
+    pairs = zip(rows, failures, strict=True)
+    return [Sample(row.prompt, row.group, row.member, failure=failure) for row, failure in pairs]
+
+
+def latent_size(call: Mapping[str, Any]) -> dict[str, float]:
+    """``Sample.latent_size``: the arguments of a call that set the size of its image or video, or length of audio."""
+    return {name: call[name] for name in (*SIZES, *LENGTHS) if call.get(name) is not None}
 
 
 def audio_sampling_rate(pipeline: Any) -> int | None:

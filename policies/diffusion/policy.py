@@ -22,6 +22,7 @@ from mmgrpo.policy import (
     SupportsFloat16,
     SupportsNamedWeights,
     SupportsOffPolicyScoring,
+    SupportsPreviews,
     SupportsPromptOverride,
     SupportsResolvedSettings,
     SupportsSharding,
@@ -29,7 +30,7 @@ from mmgrpo.policy import (
     SupportsUnbatchedRows,
     SupportsWindows,
 )
-from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, SupervisedLoss
+from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import Value
 
 from ..adapter_formats import DiffusersFiles
@@ -89,6 +90,7 @@ class DenoisingPolicy(
     SupportsContextParallel,
     SupportsExport,
     SupportsFloat16,
+    SupportsPreviews,
 ):
     """A diffusers pipeline whose denoising steps are decisions.
 
@@ -320,6 +322,11 @@ class DenoisingPolicy(
         """
         self._sampler_loop.ensure_media_batching([source.sample.prompt for source in samples], self._params)
         return self._renoiser.read(samples, seed, plan or Plan())
+
+    def preview(self, sample: Sample) -> Sample:
+        """A sample that was left as its latent, decoded; others are unchanged."""
+        has_media = any(medium is not None for medium in (sample.image, sample.video, sample.audio, sample.array))
+        return sample if sample.latent is None or has_media else self._sampler_loop.decoded(sample, self.settings.call)
 
     def override_prompts(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same latents under other prompts, of this policy or of one whose pipeline has the same latents."""

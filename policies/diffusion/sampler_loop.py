@@ -25,7 +25,8 @@ from .denoising_trace import DenoisingTrace
 from .exactness import CALL_ERRORS, Exactness
 from .failures import FIXES, STATES, failures_of, finite_states, warn_of
 from .instrumented_pipeline import InstrumentedPipeline, require_denoisers
-from .outputs import samples_of
+from .latent_preview import with_decoded_latent
+from .outputs import latent_size, samples_of, undecoded_samples
 from .parity import BatchParity
 from .pipeline_run import PipelineRun, StepCall, Stop
 from .recorder import Recorder, owner_of, split_rows
@@ -35,6 +36,7 @@ from .state_sharing import Branch, Stem, branches
 logger = logging.getLogger(__name__)
 
 INITIAL = 1e-2  # tolerance of a state's elements: an image encoded in another batch rounds differently
+OUTPUT_TYPE = "output_type"
 FRAME_RATE_ARGUMENTS = ("frame_rate", "fps", "target_fps")
 
 
@@ -48,7 +50,7 @@ class SamplerLoop:
         exactness: replay measurements of the first rows of each kind.
         parity: compares rows alone with rows in a batch with longer prompts.
         segments: segment lengths of a rollout, in steps.
-        evaluation_call: overrides the call for deterministic samples that are not kept as latents.
+        evaluation_call: overrides the call for deterministic samples that are not renoised and trained on.
         frame_rate: frames per second of videos; None: from the call.
         sampling_rate: of the pipeline's audio, in Hz, if known.
         warned: reasons of failed samples that were logged.
@@ -82,7 +84,7 @@ class SamplerLoop:
         self._ensure_batch_sizes(row_sets[0])
         outputs: list[tuple[DenoisingRow, Sample, SamplingParams]] = []
         num_forwards, T = 0, 1
-        overrides = {} if plan.keep_latents else self.evaluation_call  # kept latents are renoised and trained on
+        overrides = {} if plan.for_rescoring else self.evaluation_call
         calls = [{**row_set.params.call, **overrides, **row_set.params.changed_call} for row_set in row_sets]
         for row_set, call in zip(row_sets, calls, strict=True):
             self.parity.ensure(row_set.rows, call)
@@ -90,10 +92,10 @@ class SamplerLoop:
             size = row_set.params.batch(self.batches.rollout)
             for chunk in chunked(row_set.rows, size, self.instrumented.form.can_share_run):
                 run = PipelineRun(on_step=None, is_cached=cached_iterations(plan))
-                output = self._run(run, chunk, call)
+                output = self._run(run, chunk, self._decoding(call, plan))
                 states = [] if run.last_state is None else [run.last_state]
                 latents = split_rows(states[0], len(chunk)) if plan.keep_latents and states else None
-                samples = self._samples(chunk, output, latents, call, run, states)
+                samples = self._samples(chunk, output, latents, call, run, states, plan)
                 plan.emit_samples(samples)
                 outputs += [(row, sample, row_set.params) for row, sample in zip(chunk, samples, strict=True)]
                 num_forwards, T = num_forwards + run.num_forwards, max(T, run.iteration + 1)
@@ -286,10 +288,10 @@ class SamplerLoop:
             ghost=lambda iteration: iteration <= stem.last_recorded,
             is_cached=cached_iterations(plan),
         )
-        output = self._run(run, stem.rows, params.call)
+        output = self._run(run, stem.rows, self._decoding(params.call, plan))
         require_denoisers(self.instrumented, run)
         latents = recorder.latents() if plan.keep_latents else None
-        samples = self._samples(stem.rows, output, latents, params.call, run, recorder.last_states)
+        samples = self._samples(stem.rows, output, latents, params.call, run, recorder.last_states, plan)
         input_kind = self.instrumented.form.input_kind(stem.rows[0])
         return RecordedChunk(stem.rows, params, recorder, samples, run.num_forwards + stem.num_forwards, input_kind)
 
@@ -300,6 +302,11 @@ class SamplerLoop:
         if media_rows and not self.instrumented.form.is_verified:
             self._probe(media_rows[:1], params)
 
+    def decoded(self, sample: Sample, call: Mapping[str, Any]) -> Sample:
+        """A sample with the image, video or audio of its latent."""
+        rate, frame_rate = self.sampling_rate, self._frame_rate(call)
+        return with_decoded_latent(sample, self.instrumented, call, rate=rate, frame_rate=frame_rate)
+
     def _samples(
         self,
         rows: Sequence[DenoisingRow],
@@ -308,14 +315,37 @@ class SamplerLoop:
         call: Mapping[str, Any],
         run: PipelineRun,
         states: Sequence[Tensor],
+        plan: Plan,
     ) -> list[Sample]:
         """The samples of a run's output, with the failures among them."""
         finite = finite_states(states, len(rows))
         failures = failures_of(output, len(rows), finite_states=finite, decoded=run.decoded)
-        frame_rate = self._frame_rate(call)
-        samples = samples_of(rows, output, latents, rate=self.sampling_rate, frame_rate=frame_rate, failures=failures)
+        if self._decodes(plan):
+            rate, frame_rate = self.sampling_rate, self._frame_rate(call)
+            samples = samples_of(rows, output, rate=rate, frame_rate=frame_rate, failures=failures)
+        else:
+            self._require_single_state(states)
+            samples = undecoded_samples(rows, failures)
+        if latents is not None:
+            size = latent_size(call)
+            pairs = zip(samples, latents, strict=True)
+            samples = [replace(sample, latent=latent, latent_size=size) for sample, latent in pairs]
         warn_of([sample.failure for sample in samples], type(self.instrumented.pipeline).__name__, self.warned)
         return samples
+
+    def _decodes(self, plan: Plan) -> bool:
+        return plan.decode or not self.instrumented.form.takes(OUTPUT_TYPE)
+
+    def _decoding(self, call: Mapping[str, Any], plan: Plan) -> Mapping[str, Any]:
+        """The arguments of a run, whose output is the final latent if the plan does not decode it."""
+        return call if self._decodes(plan) else {**call, OUTPUT_TYPE: "latent"}
+
+    def _require_single_state(self, states: Sequence[Tensor]) -> None:
+        if len(states) != 1:
+            raise PolicyError(
+                f"{type(self.instrumented.pipeline).__name__} decodes {len(states)} final states per sample, and "
+                "Sample.latent is one: remove reads_latents from the rewards, or use rewards of decoded samples"
+            )
 
     def _frame_rate(self, call: Mapping[str, Any]) -> float | None:
         from_call = next((call[name] for name in FRAME_RATE_ARGUMENTS if call.get(name) is not None), None)
@@ -347,7 +377,7 @@ def cached_iterations(plan: Plan) -> Callable[[int], bool] | None:
     the complete denoiser.
     """
     if plan.deterministic:
-        return (lambda iteration: True) if plan.keep_latents else None
+        return (lambda iteration: True) if plan.for_rescoring else None
     stochastic = plan.stochastic
     return None if stochastic is None else lambda iteration: iteration not in stochastic
 

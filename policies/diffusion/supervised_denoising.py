@@ -14,18 +14,16 @@ from mmgrpo.errors import DataError
 from mmgrpo.types import Audio, Example
 
 from .batches import chunked
-from .buckets import SIZES, Buckets
+from .buckets import Buckets
 from .correction import supervised_error
 from .denoising_rows import DenoisingRow, call_has_media
 from .instrumented_pipeline import InstrumentedPipeline
 from .layout import LatentLayout, measure_layout
 from .noised_prediction import CleanSample, two_step_call
+from .outputs import LENGTHS, SIZES
 from .parity import BatchParity
 from .settings import SupervisionSettings
 from .waveforms import waveform_of
-
-LENGTHS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
-"""Call arguments for the length of audio."""
 
 SizeKey = tuple[Any, ...]
 """Width, height and frames of a call; None for the pipeline's defaults."""

@@ -38,6 +38,7 @@ from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of, set
 
 SEED = 3
 GREEDY = Plan(stochastic=())
+RENOISED = Plan(stochastic=(), keep_latents=True, for_rescoring=True)
 CACHES: dict[str, Callable[[], Any]] = {
     "first-block": lambda: FirstBlockCacheConfig(threshold=10.0),
     "pyramid": lambda: PyramidAttentionBroadcastConfig(
@@ -255,7 +256,7 @@ def test_renoised_samples_use_the_cache_and_evaluations_do_not() -> None:
         each.rollout(prompts_of("flux"), group_size=1, seed=SEED, plan=GREEDY) for each in (policy, plain)
     )
     assert sample_difference(evaluated.samples, expected.samples) == 0
-    renoised = policy.rollout(prompts_of("flux"), group_size=1, seed=SEED, plan=Plan(stochastic=(), keep_latents=True))
+    renoised = policy.rollout(prompts_of("flux"), group_size=1, seed=SEED, plan=RENOISED)
     assert sample_difference(renoised.samples, expected.samples) > 1
     assert renoised.num_forwards < evaluated.num_forwards
 

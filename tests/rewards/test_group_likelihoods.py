@@ -10,8 +10,8 @@ from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, 
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.scoring import NamedReward, Scorer
-from mmgrpo.types import Prompt, Sample
+from mmgrpo.scoring import NamedReward, with_reward_inputs
+from mmgrpo.types import Plan, Prompt, Sample
 from tests.rewards.grouped import column_chance, column_score, members
 
 
@@ -60,8 +60,8 @@ def test_a_reward_declares_the_values_that_it_and_inner_rewards_need():
         NamedReward("won", PairwiseWinRate(of=SelfCertainty())),
     ]
     assert [reward.needs_values for reward in named] == [("certainty",), (), ("certainty",)]
-    assert Scorer(named).needs_values == ("certainty",)
-    assert Scorer(named[1:2]).needs_values == ()
+    assert with_reward_inputs(Plan(), named).sample_values == ("certainty",)
+    assert with_reward_inputs(Plan(), named[1:2]).sample_values == ()
 
 
 def rated(*ratings: tuple[float | None, float | None], group: int = 0) -> list[Sample]:
