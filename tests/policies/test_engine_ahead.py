@@ -41,7 +41,8 @@ def server() -> Iterator[TokenServer]:
 
 
 def run_ahead(server: TokenServer, output: Path, **sections: Any) -> Trainer:
-    return trainer_of({"url": server.url, "steps_ahead": 1}, output, **{"advantage": WEIGHTED} | sections)
+    arguments: dict[str, Any] = {"advantage": WEIGHTED, **sections}
+    return trainer_of({"url": server.url, "steps_ahead": 1}, output, **arguments)
 
 
 def observe(trainer: Trainer) -> list[tuple[Advantages, dict[str, Tensor]]]:
