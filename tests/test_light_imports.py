@@ -55,6 +55,8 @@ def test_notices_of_imported_libraries_are_hidden_and_other_messages_are_not(cap
     )
     pytree.warning("%s is an Enum subclass and is now natively supported by torch.compile as an opaque value", "A")
     bitsandbytes.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "no module")
+    torchao = logging.getLogger("diffusers.quantizers.torchao.torchao_quantizer")
+    torchao.warning("Unable to import `torchao` Tensor objects. This may affect loading checkpoints")
     assert caplog.text == ""
     pytree.warning("%s cannot be registered", "A")
     bitsandbytes.warning("gemm_4bit_forward failed: %s", "no memory")

@@ -379,7 +379,7 @@ def _optimizer(args: GRPOConfig, steps: _Steps) -> dict[str, Any]:
             "overrides={'update.optimizer': {'name': NAME, 'lr': NUMBER}}"
         )
     numbers = {"betas": [args.adam_beta1, args.adam_beta2], "eps": args.adam_epsilon} if args.optim in ADAMW else {}
-    settings = {f"update.optimizer.{key}": value for key, value in (OPTIMIZERS[args.optim] | numbers).items()}
+    settings = {f"update.optimizer.{key}": value for key, value in {**OPTIMIZERS[args.optim], **numbers}.items()}
     return settings | {
         "update.optimizer.max_grad_norm": args.max_grad_norm or None,
         "update.optimizer.schedule": {**schedule, "end": floor} if floor else schedule,

@@ -173,6 +173,19 @@ def test_forwards_count_the_blocks_that_ran() -> None:
     assert rollout.num_forwards == pytest.approx(len(rollout.samples) * (4 + 4 * share), rel=1e-9)
 
 
+def test_fewer_steps_after_the_window_use_the_cache_too() -> None:
+    """Of 8 steps 2 are trained, and 2 remain after them: the first fills the cache, and the second uses it."""
+    plan, tail = Plan(stochastic=(0, 1)), {"frac": 0.5}
+    shortened, policy = _caching(None, fast_remainder=tail), _caching(FIRST_BLOCK, fast_remainder=tail)
+    rollout, complete = (
+        each.rollout(prompts_of("flux"), group_size=2, seed=SEED, plan=plan) for each in (policy, shortened)
+    )
+    assert complete.num_forwards == 4 * len(complete.samples)
+    assert 3 * len(rollout.samples) < rollout.num_forwards < complete.num_forwards
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    assert torch.equal(rollout.old_logprob_BT[rollout.mask_BT], complete.old_logprob_BT[complete.mask_BT])
+
+
 ALONE = Plan(stochastic=tuple(range(1, STEPS - 1)))
 """Two steps that are not trained, the first and the last: each fills the cache, and none uses it."""
 

@@ -1,10 +1,11 @@
-"""Kill trials with real vLLM servers: killed in a rollout, without memory, or with a killed run.
+"""Kill trials with real vLLM servers: killed, hung or replaced in a rollout, without memory, or with a killed run.
 
 Each run is interrupted in its third step, and resumes with another server to the weights of the uninterrupted run.
 """
 
 from __future__ import annotations
 
+import copy
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from tests.test_process_guard import wait_until_ended
 
 __all__ = ["pytestmark"]
 
+RUN_MODULE = "tests.policies.test_engine_kill_trials"
 OPTIONS = ["--enforce-eager", "--max-model-len", "32"]
 
 
@@ -37,12 +39,12 @@ def digits(samples: list[Sample]) -> list[float]:
     return [sum(letter in "13579" for letter in sample.text or "") / 4 for sample in samples]
 
 
-def trainer_of(output: Path, *, resume: Path | None = None, **engine: Any) -> Trainer:
+def trainer_of(output: Path, *, resume: Path | None = None, steps: int = 3, **engine: Any) -> Trainer:
     policy = policy_of()
     config = {
         "output": str(output),
-        "steps": 3,
-        "rollout": {"prompts_per_step": 3, "group_size": 8, "engine": {"name": "vllm", "retries": 0, **engine}},
+        "steps": steps,
+        "rollout": {"prompts_per_step": 2, "group_size": 8, "engine": {"name": "vllm", "retries": 0, **engine}},
         "update": {"optimizer": {"lr": 1e-3}},
         "runtime": {"device": "cpu"},
     }
@@ -101,6 +103,19 @@ def kill_server(server: VllmServer) -> None:
     main_of(server).kill()
 
 
+def kill_workers(server: VllmServer) -> None:
+    for worker in workers_of(server):
+        worker.kill()
+
+
+def suspend_server(server: VllmServer) -> None:
+    main_of(server).suspend()
+
+
+def leave_suspended(server: VllmServer) -> None:
+    assert all(worker.status() == psutil.STATUS_STOPPED for worker in workers_of(server))
+
+
 def require_resumed(trainer: Trainer, server: VllmServer, expected: torch.Tensor) -> None:
     """The run resumes after its second step to the weights of the uninterrupted one."""
     folder = trainer.folder.path
@@ -111,14 +126,90 @@ def require_resumed(trainer: Trainer, server: VllmServer, expected: torch.Tensor
     assert torch.equal(weights(resumed), expected)
 
 
+@pytest.mark.parametrize("kill", [kill_server, kill_workers])
 def test_server_that_is_killed_in_a_rollout_costs_no_step(
-    server: VllmServer, expected: torch.Tensor, tmp_path: Path
+    kill: Callable[[VllmServer], None], server: VllmServer, expected: torch.Tensor, tmp_path: Path
 ) -> None:
     trainer = trainer_of(tmp_path, python=PYTHON, options=OPTIONS, variables=VARIABLES)
-    interrupt(trainer, kill_server)
+    interrupt(trainer, kill)
     with pytest.raises(EngineError, match=r"did not do /inference/v1/generate .*: the server has ended"):
         trainer.train()
     require_resumed(trainer, server, expected)
+
+
+@pytest.mark.parametrize(
+    ("hang", "retries", "error"),
+    [
+        (leave_suspended, 1, r"did not do /inference/v1/generate \(after 2 attempts: TimeoutError: timed out\)"),
+        (suspend_server, 100, r"does not answer /health \(after 1 attempts: TimeoutError: timed out\)"),
+    ],
+)
+def test_server_that_hangs_in_a_rollout_costs_no_step(
+    hang: Callable[[VllmServer], None],
+    retries: int,
+    error: str,
+    server: VllmServer,
+    expected: torch.Tensor,
+    tmp_path: Path,
+) -> None:
+    limits = {"timeout_s": 30.0, "retries": retries}
+    trainer = trainer_of(tmp_path, python=PYTHON, options=OPTIONS, variables=VARIABLES, **limits)
+    processes: list[int] = []
+
+    def act(server: VllmServer) -> None:
+        processes.extend(process.pid for process in [main_of(server), *workers_of(server)])
+        hang(server)
+
+    interrupt(trainer, act)
+    with pytest.raises(EngineError, match=error):
+        trainer.train()
+    assert len(processes) >= 2
+    assert wait_until_ended(processes) == []
+    require_resumed(trainer, server, expected)
+
+
+def replace_server(trainer: Trainer, url: str, *, labeled: bool) -> None:
+    """After the second step another server has the address; ``labeled`` with the version of the run's weights."""
+    engine = trainer.algorithm.engine
+    load = engine.load_weights
+
+    def replaced(*args: Any, **kwargs: Any) -> None:
+        load(*args, **kwargs)
+        if len(trainer.folder.lines("metrics.jsonl")) == 2 and engine._url != url:
+            engine._url = url
+            engine._post("/update_weight_version", {"new_version": engine._version if labeled else "default"})
+            if not labeled:
+                load(*args, **kwargs)
+
+    engine.load_weights = replaced
+
+
+def test_server_that_is_replaced_is_noticed_before_the_update(
+    server: VllmServer, expected: torch.Tensor, tmp_path: Path
+) -> None:
+    model, processor = arithmetic_lm(seed=1)
+    with started(model, processor, tmp_path / "log", "--max-model-len", "32") as other:
+        trainer = trainer_of(tmp_path / "labeled", url=server.url)
+        replace_server(trainer, other.url, labeled=True)
+        with pytest.raises(EngineError, match=rf"{other.url} differ by .* its weights are not the current ones"):
+            trainer.train()
+        require_resumed(trainer, server, expected)
+        trainer = trainer_of(tmp_path / "other weights", url=server.url)
+        replace_server(trainer, other.url, labeled=False)  # which the trainer sends its weights
+        trainer.train()
+        assert torch.equal(weights(trainer), expected)
+
+
+def test_server_of_another_model_is_an_error(server: VllmServer, expected: torch.Tensor, tmp_path: Path) -> None:
+    model, processor = arithmetic_lm()
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers, config.intermediate_size = 3, 192
+    with started(type(model)(config), processor, tmp_path / "log", "--max-model-len", "32") as other:
+        trainer = trainer_of(tmp_path, url=server.url)
+        replace_server(trainer, other.url, labeled=False)
+        with pytest.raises(EngineError, match=rf"{other.url} differ by"):  # it loads the layers that it has
+            trainer.train()
+        require_resumed(trainer, server, expected)
 
 
 def test_server_without_memory_does_not_start(tmp_path: Path) -> None:
@@ -129,7 +220,7 @@ def test_server_without_memory_does_not_start(tmp_path: Path) -> None:
 
 
 def test_server_ends_with_a_killed_run(server: VllmServer, expected: torch.Tensor, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.policies.test_engine_kill_trials", str(tmp_path)]
+    command = [sys.executable, "-m", RUN_MODULE, str(tmp_path)]
     with subprocess.Popen(command, start_new_session=True) as run:
         metrics = tmp_path / "run" / "metrics.jsonl"
         while not metrics.exists() or metrics.read_text().count("\n") < 2:
@@ -142,6 +233,24 @@ def test_server_ends_with_a_killed_run(server: VllmServer, expected: torch.Tenso
     resumed = trainer_of(tmp_path, resume=tmp_path / "run", url=server.url, python=None)
     resumed.train()
     assert torch.equal(weights(resumed), expected)
+
+
+def test_memory_of_trainer_and_server_does_not_grow(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, steps=30, python=PYTHON, options=OPTIONS, variables=VARIABLES)
+    engine, megabytes = trainer.algorithm.engine, []
+    load = engine.load_weights
+
+    def measured(*args: Any, **kwargs: Any) -> None:
+        load(*args, **kwargs)
+        processes = {"trainer": [psutil.Process()], "server": [main_of(engine._server), *workers_of(engine._server)]}
+        sizes = {name: sum(each.memory_info().rss for each in group) / 2**20 for name, group in processes.items()}
+        megabytes.append(sizes)
+
+    engine.load_weights = measured
+    trainer.train()
+    assert len(megabytes) > 30
+    for name in megabytes[0]:
+        assert megabytes[-1][name] - megabytes[10][name] < 20, [round(sizes[name], 1) for sizes in megabytes]
 
 
 if __name__ == "__main__":
