@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
-from mmgrpo.algorithm import schedules_of
+from mmgrpo.algorithm import Algorithm, schedules_of
 from mmgrpo.config import Named
 from mmgrpo.config.binding import bound
-from mmgrpo.config.loading import validated
+from mmgrpo.config.loading import load_config, validated
 from mmgrpo.data.stream import PromptStream
 from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.schedules import SCHEDULES
@@ -41,16 +42,23 @@ def test_the_schedule_and_the_controller() -> None:
     assert (halved(4.0, 2.0), halved(4.0, 0.5)) == (2.0, 4.0)
 
 
-@pytest.mark.parametrize("number", range(7))
-def test_the_configurations(number: int) -> None:
+BLOCKS = re.findall(r"```yaml\n(.*?)```", (DOCS / PAGE).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_the_configurations(number: int, tmp_path: Path) -> None:
     """Each block of YAML is valid, line by line where its lines are alternatives."""
-    text = re.findall(r"```yaml\n(.*?)```", (DOCS / PAGE).read_text(), re.DOTALL)[number]
-    alternatives = re.split(r"\n(?=[a-z]+: \{)", text) if number not in (2, 3, 4) else [text]
+    text = BLOCKS[number]
+    if text.startswith("include:"):
+        (tmp_path / "run.yaml").write_text(text.replace("models/your-model", "models/qwen2.5-vl-3b"))
+        assert Algorithm.of(load_config(str(tmp_path / "run.yaml"))).strategy.window == 8192
+        return
+    alternatives = re.split(r"\n(?=[a-z]+: \{)", text) if number not in (3, 4, 5) else [text]
     for settings in alternatives:
         values = parse_yaml(settings)
-        if number in (3, 4, 5):
+        if number in (4, 5, 6):
             values |= {"policy": {"name": "language", "model": "m"}}
-        if number == 3:
+        if number == 4:
             overlong = {"name": "overlong", "max_length": 4096, "margin": 16}
             rewards = [{**overlong, "label": "short"}, {**overlong, "label": "safe"}]
             values |= {"rewards": rewards}
