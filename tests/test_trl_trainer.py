@@ -149,7 +149,7 @@ def test_values_of_trl_are_those_of_the_run() -> None:
     ],
 )
 def test_optimizers_of_trl_are_those_of_the_run(optim: str, settings: dict[str, Any]) -> None:
-    numbers = {} if optim == "adafactor" else {"adam_beta1": 0.8, "adam_epsilon": 1e-6}
+    numbers: dict[str, Any] = {} if optim == "adafactor" else {"adam_beta1": 0.8, "adam_epsilon": 1e-6}
     values = values_of(optim=optim, learning_rate=1e-5, weight_decay=0.1, max_steps=2, **numbers)["update"]["optimizer"]
     shared = {"lr": 1e-5, "weight_decay": 0.1, "max_grad_norm": 1.0}
     assert values == {**settings, **shared, "schedule": {"name": "linear", "warmup_steps": 0}}
