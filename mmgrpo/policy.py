@@ -191,6 +191,11 @@ class EngineContext:
 class SupportsEngine(ABC):
     """A policy whose samples an inference server can generate."""
 
+    @property
+    @abstractmethod
+    def has_engine(self) -> bool:
+        """Whether a server generates the samples: within ``use_engine``."""
+
     @abstractmethod
     def use_engine(self, engine: Any, context: EngineContext) -> AbstractContextManager[None]:
         """A context in which a server generates the samples of the current weights; the policy scores them.

@@ -57,6 +57,12 @@ def test_mixed_runs_raise_in_the_loop() -> None:
         train("quickstart/digits-mixed")
 
 
+def test_engine_that_the_loop_does_not_connect_raises() -> None:
+    engine = "rollout.engine={name: vllm, url: 'http://127.0.0.1:9'}"
+    with pytest.raises(ConfigError, match=r"does not sample with it outside of policy\.use_engine"):
+        train("quickstart/arithmetic-text", ["update.warmup=null", "steps=1", engine])
+
+
 def test_memory_raises_until_all_updates_are_taken() -> None:
     config = load_config(
         "quickstart/arithmetic-text", ("rollout.prompts_per_step=2", "update.epochs=2", "evaluation=null")

@@ -181,16 +181,22 @@ def plan_at(algorithm: Algorithm, policy: Policy, step: int, memory: Memory | No
         algorithm: at the step.
         policy: the policy that samples; a window needs one that ``SupportsWindows``.
         step: counted from 0.
-        memory: before the step, with the completions that were sampled ahead; None: there are none.
+        memory: before the step, with the completions that were sampled ahead; None: the plan of no rollout yet.
 
     Returns:
         The plan, for any prompts.
 
     Raises:
         ConfigError: the window or the tree is outside the schedule, the tree is of another size than the group, or
-            the policy has no fixed number of decisions; or rollouts are partial, and the policy does not support them.
+            the policy has no fixed number of decisions; rollouts are partial, and the policy does not support them; or
+            the run has an engine, and the policy would sample a rollout without it.
     """
     _require_partial_rollouts(algorithm, policy)
+    if memory is not None and algorithm.engine and not (isinstance(policy, SupportsEngine) and policy.has_engine):
+        raise ConfigError(
+            "rollout.engine: the policy does not sample with it outside of policy.use_engine: train by mmgrpo train "
+            "or the Trainer, which connect to it, or set it to null"
+        )
     return replace(
         exchange_plan(algorithm.config),
         stochastic=algorithm.window_at(policy, step),

@@ -196,6 +196,11 @@ class LanguagePolicy(
                 self._engine = None
 
     @property
+    def has_engine(self) -> bool:
+        """Whether an engine generates the samples."""
+        return self._engine is not None
+
+    @property
     def is_float16(self) -> bool:
         """Whether the model computes in float16."""
         return self.weights.dtype == torch.float16
