@@ -16,6 +16,8 @@ from mkdocs.structure.pages import Page
 
 import mmgrpo
 from mmgrpo.cli import app
+from mmgrpo.config.peers import PEERS
+from mmgrpo.docgen.peers import peer_table
 from mmgrpo.docgen.site import FOLDER, reference_nav, reference_pages
 
 ROOT = Path(__file__).parents[1]
@@ -46,8 +48,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Links to files of the repository that are not part of the site lead to the repository."""
-    folder = PurePosixPath("docs", page.file.src_uri).parent
+    """Adds the tables of pages "coming from"; links to files that are not part of the site lead to the repository."""
+    source = PurePosixPath("docs", page.file.src_uri)
+    folder = source.parent
+    if folder.name == "coming-from" and source.stem in PEERS:
+        markdown += "\n" + peer_table(source.stem)
 
     def link(match: re.Match[str]) -> str:
         path = normpath(str(folder / match[1]))

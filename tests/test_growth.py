@@ -56,9 +56,9 @@ def names_of_modules() -> dict[str, str]:
 def test_methods_are_named_in_their_modules_and_in_maths_alone(names_of_modules: dict[str, str]) -> None:
     """No ``train_dapo``, ``is_gspo`` or ``use_nft`` in the rest of the engine; the package's own name is one word.
 
-    ``trl/`` has the names of TRL's arguments.
+    ``trl/`` and ``config/peers/`` have the names of other libraries' settings.
     """
-    homes = ("maths/", "methods/", "trl/")
+    homes = ("maths/", "methods/", "trl/", "config/peers/")
     wrong = [
         f"{path} names {name}"
         for name in NAMES

@@ -52,7 +52,7 @@ def test_reference_has_the_keys_commands_methods_papers_rewards_and_the_api(page
     )
     assert "| `column` | text | `tests` |" in pages["reference/rewards/code_tests.md"]
     assert "\n::: mmgrpo.training.trainer.Trainer\n" in pages["reference/api/training.md"]
-    assert len(pages) == 3 + len(KINDS) + 2 + len(REWARDS) + 1 + 7 + len(recipe_pages())
+    assert len(pages) == 3 + len(KINDS) + 1 + len(REWARDS) + 1 + 7 + len(recipe_pages())
 
 
 def test_page_of_the_commands_has_the_help_of_each(pages: dict[str, str]) -> None:

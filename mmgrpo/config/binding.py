@@ -13,6 +13,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from mmgrpo.config.peers import peer_suggestions
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.renamed import RENAMED_FUNCTIONS, RENAMED_SETTINGS, renamed_key
 from mmgrpo.config.sections import Named
@@ -52,6 +53,7 @@ def bound(
         if key not in allowed:
             settings = {*allowed, *type(named).model_fields} - {"name"}
             fix = suggestion(key, settings) if settings else "; it takes no settings"
+            fix += "".join(f"; {sentence}" for sentence in peer_suggestions(f"{where}.{key}"))
             new = RENAMED_SETTINGS.get(key) or renamed_key(f"{where}.{key}")
             if new is not None and (new in allowed or "." in new):
                 fix = f"; it is now {new}"

@@ -117,20 +117,6 @@ CACHE = "64 MiB of each deterministic reward are cached, none of a reward with d
 
 SKIPPED = "a run stops when a quarter of its last 20 updates were skipped: leave it out"
 
-TRL_ARGUMENTS: Mapping[str, str] = {
-    "bf16": "policy.dtype: bfloat16",
-    "fp16": "policy.dtype: float16",
-    "learning_rate": "update.optimizer.lr",
-    "load_in_4bit": "policy.quantization_config: {load_in_4bit: true} with policy.lora",
-    "load_in_8bit": "policy.quantization_config: {load_in_8bit: true} with policy.lora",
-    "max_completion_length": "policy.max_new_tokens",
-    "max_steps": "steps",
-    "num_generations": "rollout.group_size",
-    "num_iterations": "update.epochs",
-    "optim": "update.optimizer: {name: adamw_8bit}, adamw, adafactor or muon",
-}
-"""Arguments of TRL that users look for, with their keys; ``mmgrpo.trl`` has all of them."""
-
 REMOVED: Mapping[str, str] = {
     "evaluation.prompts.sampler": ALL_ROWS,
     "evaluation.prompts.shuffle": ALL_ROWS,

@@ -11,13 +11,17 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mmgrpo.config import IN_ORDER, TOGETHER, RunConfig
+from mmgrpo.config.peers import peer_suggestions
 from mmgrpo.config.registry import suggestion
-from mmgrpo.config.renamed import REMOVED, TRL_ARGUMENTS, renamed_key, renamed_value
+from mmgrpo.config.renamed import REMOVED, renamed_key, renamed_value
 from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError, UnknownNameError
 
 MAX_NAMED = 8
 """Wrong keys that one message explains."""
+
+LIKE_A_TYPO = 0.8
+"""Similarity to a key of the section from which an unknown key, which another library has, may be a typo."""
 
 KINDS = {
     "tuple": "a list, such as [a, b]",
@@ -74,7 +78,7 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
                 lines.append(USE_PAPER_HPARAMS)
                 continue
             new = renamed_key(where if model is RunConfig else f"policy.{where}")
-            fix = _nearest_key(str(location[-1]), owner) if new is None else f"; it is now {new}"
+            fix = _nearest_key(where, problem["input"], owner) if new is None else f"; it is now {new}"
             fix += "".join(f", and {old} is now {key}" for old, key in _moved_apart(where, new, problem["input"]))
             fix = f"; {REMOVED[where]}" if where in REMOVED else fix
             lines.append(f"unknown key {where!r}{fix}")
@@ -107,11 +111,13 @@ def _moved_apart(where: str, new: str | None, value: Any) -> list[tuple[str, str
     return [(key, to) for key, to in moved if to is not None and to != f"{new}{key.removeprefix(where)}"]
 
 
-def _nearest_key(key: str, owner: type[BaseModel] | None) -> str:
-    """The tail of an error message: the nearest keys of a section, or of a section within it."""
-    if key in TRL_ARGUMENTS:
-        return f"; TRL's {key} is {TRL_ARGUMENTS[key]}"
+def _nearest_key(where: str, value: Any, owner: type[BaseModel] | None) -> str:
+    """The tail of an error message: keys for that of another library, else the nearest ones of the section or below."""
+    key = where.rpartition(".")[2]
     fields = owner.model_fields if owner else {}
+    if sentences := peer_suggestions(where, value):
+        typo = [f"did you mean {name}?" for name in difflib.get_close_matches(key, fields, n=1, cutoff=LIKE_A_TYPO)]
+        return f"; {'; '.join([*typo, *sentences])}"
     sections = {name: _model_at(owner, (name,)) for name in fields} if owner else {}
     inner = {
         inner_key: f"{name}.{inner_key}"

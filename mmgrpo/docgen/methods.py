@@ -19,26 +19,13 @@ from mmgrpo.config.sections import at, has
 from mmgrpo.docgen.composition import composition, formulas
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.explain.method_settings import formatted_value
-from mmgrpo.trl.arguments import ARGUMENTS, Key
 
 PREAMBLE = """# Methods
 
 `mmgrpo methods` prints this list, `mmgrpo methods --for "entropy collapse"` the methods that match, and `mmgrpo methods
 NAME` one of them. Include a method by `include: methods/NAME`; [Methods](../../how-to/methods.md) shows how to use one
-and how to write one. [From TRL](trl.md) maps the options of TRL to these methods.
+and how to write one, [coming from TRL](../../coming-from/trl.md#losses) its losses.
 """
-
-TRL_CONFIG = """\
-`mmgrpo.trl.GRPOConfig` has the arguments and defaults of TRL's. Each sets keys of mmgrpo, or takes its default only:
-another value is an error with the replacement below. `overrides={"rollout.environment_timeout_s": 300}` sets any other
-key. The trainer logs the differences that remain, for example of `weight_decay`."""
-
-OTHER_TRAINERS = (
-    ("`beta` of RLOO", "`advantage.kl.beta` with `advantage.kl.divergence: k1`"),
-    ("`top_entropy_quantile` of GMPO", "`objective.selections: [{name: ratio_top_entropy, share: }]`"),
-)
-"""The keys of mmgrpo for options of TRL's other trainers."""
-
 
 KINDS: Mapping[MethodKind, str] = {
     "advantages": "Advantages: the advantage of a sample within its group",
@@ -140,7 +127,7 @@ def by_kind(rows: Iterable[MethodRow]) -> dict[str, list[MethodRow]]:
 
 
 def method_pages(rows: Iterable[MethodRow]) -> dict[str, str]:
-    """The methods as Markdown pages: the index, a page per kind with the source of each value, and those from TRL.
+    """The methods as Markdown pages: the index, and a page per kind with the source of each value.
 
     Args:
         rows: the methods; those of a kind are one page.
@@ -151,7 +138,7 @@ def method_pages(rows: Iterable[MethodRow]) -> dict[str, str]:
     rows = list(rows)
     kinds = {members[0].page: (heading, members) for heading, members in by_kind(rows).items()}
     pages = {page: _kind_page(heading, members) for page, (heading, members) in kinds.items()}
-    return {"index.md": _index(kinds), **pages, "trl.md": _from_trl(rows)}
+    return {"index.md": _index(kinds), **pages}
 
 
 def _index(kinds: Mapping[str, tuple[str, list[MethodRow]]]) -> str:
@@ -223,22 +210,6 @@ def _sources(values: Mapping[str, Any], method: MethodConfig) -> Iterator[tuple[
     for key, source in method.sources.items():
         if has(values, key):
             yield key, formatted_value(at(values, key)), source
-
-
-def _from_trl(rows: Iterable[MethodRow]) -> str:
-    lines = ["# From TRL", "", "Losses of TRL 1.16.0 by the file that has them; a test compares the two.", ""]
-    lines += ["| TRL | include |", "| --- | --- |"]
-    for row in rows:
-        if row.method.trl:
-            options = ", ".join(f"{key}={value!r}" for key, value in row.method.trl.items())
-            lines += [f"| `{options}` | [`{row.include}`]({row.page}#{row.method.name}) |"]
-    lines += ["", "## GRPOConfig", "", TRL_CONFIG, "", "| TRL | mmgrpo |", "| --- | --- |"]
-    lines += [f"| {theirs} | {ours} |" for theirs, ours in OTHER_TRAINERS]
-    lines += [
-        f"| `{name}` | {f'`{note.keys}`' if isinstance(note, Key) else _cell(note.instead)} |"
-        for name, note in ARGUMENTS.items()
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def _section(row: MethodRow, *, with_anchor: bool = False) -> Iterator[str]:

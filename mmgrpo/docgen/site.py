@@ -63,7 +63,7 @@ def reference_nav() -> list[Any]:
     return [
         {"Configuration": f"{FOLDER}/configuration.md"},
         {"Commands": f"{FOLDER}/commands.md"},
-        {"Methods": _below("methods", ["index.md", *methods, {"From TRL": "trl.md"}])},
+        {"Methods": _below("methods", ["index.md", *methods])},
         {"Recipes": [f"{FOLDER}/recipes/{task}.md" for task in recipe_pages()]},
         {"Papers": f"{FOLDER}/papers.md"},
         {"Rewards": _below("rewards", ["index.md", *rewards])},

@@ -14,23 +14,27 @@ from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from enum import Enum
 from typing import Annotated, Any, final, get_type_hints
 
+from mmgrpo.config.peers.peer import Peer
+from mmgrpo.config.peers.texts import CLIPPED as CLIP
+from mmgrpo.config.peers.texts import PROJECT
 from mmgrpo.errors import ConfigError
+from mmgrpo.system.yamls import parse_yaml
+from mmgrpo.trl.script_arguments import KEYS, REPLACEMENTS
 
 CPU_DATA = "leave it out: prompts are read in the main process, without a data loader"
 DDP = "leave it out: gradients are summed by mmgrpo, not by DistributedDataParallel"
-HUB = "save the model with save_model, and upload the folder with `hf upload`"
-VLLM = "overrides={'rollout.engine': {'name': 'vllm', 'url': ADDRESS}} for a vLLM server"
-WEIGHTS = (
-    "overrides={'advantage.estimators': [{'name': 'sampler_weight_truncated'}]}, or sampler_weight_within in "
-    "'advantage.filters', with rollout.engine"
+LAUNCH = (
+    "`accelerate launch --config_file FILE` for a script, or `mmgrpo train --accelerate fsdp2`, zero2 or zero3 for a "
+    "YAML file"
 )
-LAUNCH = "start the script with `accelerate launch --config_file`, where the file names the engine"
-LOADING = "load the model yourself, and pass it as the argument model"
-LOGS = "leave it out: the run folder has all metrics of each update, and overrides={'rollout.saved_groups': N} samples"
-BEST = "overrides={'checkpoint.best': REWARD} keeps the checkpoint with the highest mean of a reward"
-COMPILE = "overrides={'policy.compile': True}"
+LOADING = "load the model in Python, and pass it to the trainer"
+LOGS = "leave it out: the run folder has all metrics of each update, and samples of rollout.saved_groups groups"
+TWO_SIDED = "objective.surrogate: {name: two_sided_clipped, low: NUMBER, high: NUMBER, delta: NUMBER}"
+ROWS = "rollout.prompts_per_step: the rows of a generation on all processes / num_generations"
+MINIBATCHES = "update.minibatches: steps_per_generation / gradient_accumulation_steps"
+HISTORY = "leave it out: metrics.jsonl has each step, and trainer.state.log_history those of a script"
 PADDING = "leave it out: batches are padded to their longest row"
-ADAPTIVE = "a schedule of objective.entropy_bonus in overrides={'schedules': {...}}"
+UPLOAD = "`mmgrpo export RUN --push OWNER/NAME`, or save_model and `hf upload`"
 
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 """Losses with the clipped surrogate."""
@@ -48,14 +52,21 @@ class Key:
     """The keys that an argument sets.
 
     Attributes:
-        keys: dotted keys of a run, or parts of the trainer.
+        keys: dotted keys of a run; without ``is_key`` the place where a run has its effect.
         copied: whether the value of the key is that of the argument; otherwise it depends on other arguments too.
         needs: another argument, and its values under which this one has an effect; without values: all but its default.
+        is_key: whether it sets keys.
     """
 
     keys: str
     copied: bool = False
     needs: tuple[Any, ...] = ()
+    is_key: bool = True
+
+    @property
+    def in_yaml(self) -> str:
+        """The keys."""
+        return self.keys
 
 
 @final
@@ -64,22 +75,46 @@ class Fixed:
     """An argument that takes only its default, and other values with the same result.
 
     Attributes:
-        instead: the replacement of any other value.
+        instead: the replacement of any other value: words, or keys of a run with their values in YAML.
         others: the other values.
+        is_key: whether the replacement is keys, which ``overrides`` sets.
     """
 
     instead: str
     others: tuple[Any, ...]
+    is_key: bool
 
-    def __init__(self, instead: str, *others: Any) -> None:
+    def __init__(self, instead: str, *others: Any, is_key: bool = False) -> None:
         """Takes the replacement, and the other values.
 
         Args:
             instead: the replacement.
             *others: the other values.
+            is_key: whether the replacement is keys.
         """
         object.__setattr__(self, "instead", instead)
         object.__setattr__(self, "others", others)
+        object.__setattr__(self, "is_key", is_key)
+
+    @property
+    def in_yaml(self) -> str:
+        """The replacement for a YAML file."""
+        return self.instead
+
+    @property
+    def in_python(self) -> str:
+        """The replacement in a script: keys are those of ``overrides``."""
+        return f"overrides={parse_yaml(self.instead)}" if self.is_key else self.instead
+
+
+VLLM = Fixed("rollout.engine: {name: vllm, url: ADDRESS}", is_key=True)
+WEIGHTS = Fixed("advantage.estimators: [{name: sampler_weight_truncated}]", is_key=True)
+NO_WEIGHTS = Fixed(WEIGHTS.instead, False, is_key=True)
+BEST = Fixed("checkpoint.best: REWARD", is_key=True)
+COMPILE = Fixed("policy.compile: true", is_key=True)
+ADAPTIVE = Fixed("schedules: {objective.entropy_bonus: SCHEDULE}", is_key=True)
+ROLLOUT_BATCH = Fixed("policy.rollout_batch: N", is_key=True)
+CHECKPOINTING = Fixed("policy.gradient_checkpointing: true", is_key=True)
 
 
 @dataclass
@@ -96,28 +131,28 @@ class GRPOConfig:
 
     seed: Annotated[int, Key("seed", copied=True)] = 42
     data_seed: Annotated[int | None, Fixed("leave it out: seed also orders the prompts")] = None
-    use_cpu: Annotated[bool, Key("runtime.device")] = False
+    use_cpu: Annotated[bool, Key("runtime.device: cpu")] = False
     full_determinism: Annotated[
         bool, Fixed("leave it out: random numbers are keyed by seed, step, prompt and member")
     ] = False
 
     # Steps and batches
-    per_device_train_batch_size: Annotated[int, Key("rollout.prompts_per_step, update.minibatches")] = 8
-    gradient_accumulation_steps: Annotated[int, Key("update.minibatches")] = 1
-    generation_batch_size: Annotated[int | None, Key("rollout.prompts_per_step")] = None
-    steps_per_generation: Annotated[int | None, Key("rollout.prompts_per_step, update.minibatches")] = None
+    per_device_train_batch_size: Annotated[int, Key(ROWS)] = 8
+    gradient_accumulation_steps: Annotated[int, Key(MINIBATCHES)] = 1
+    generation_batch_size: Annotated[int | None, Key(ROWS)] = None
+    steps_per_generation: Annotated[int | None, Key(f"{ROWS}, {MINIBATCHES}")] = None
     num_generations: Annotated[int, Key("rollout.group_size", copied=True)] = 8
     num_iterations: Annotated[int, Key("update.epochs", copied=True)] = 1
     max_steps: Annotated[int, Key("steps")] = -1
-    num_train_epochs: Annotated[float, Key("steps", needs=("max_steps", -1))] = 3.0
-    auto_find_batch_size: Annotated[bool, Fixed("lower per_device_train_batch_size")] = False
+    num_train_epochs: Annotated[float, Key("steps: EPOCHS * rows / prompts_per_step", needs=("max_steps", -1))] = 3.0
+    auto_find_batch_size: Annotated[bool, Fixed("a smaller per_device_train_batch_size, or policy.update_tokens")] = (
+        False
+    )
     average_tokens_across_devices: Annotated[bool, Fixed("leave it out: means are over the rows of all processes")] = (
         True
     )
-    train_sampling_strategy: Annotated[str, Fixed("shuffle_dataset=False, or overrides={'prompts.sampler': NAME}")] = (
-        "random"
-    )
-    shuffle_dataset: Annotated[bool, Key("prompts.sampler")] = True
+    train_sampling_strategy: Annotated[str, Fixed("prompts.sampler: NAME", is_key=True)] = "random"
+    shuffle_dataset: Annotated[bool, Key("prompts.sampler: {name: in_order} for false")] = True
     remove_unused_columns: Annotated[bool, Fixed("leave it out: rewards receive the columns that they name")] = False
     ignore_data_skip: Annotated[
         bool, Fixed("leave it out: a resumed run continues with the prompts of its next step")
@@ -130,52 +165,54 @@ class GRPOConfig:
     top_k: Annotated[int, Key("policy.top_k")] = 0
     min_p: Annotated[float | None, Key("policy.min_p", copied=True)] = None
     repetition_penalty: Annotated[float, Fixed("leave it out: samples are of the distribution that is trained")] = 1.0
-    generation_kwargs: Annotated[
-        dict | None, Fixed("overrides={'policy.suppress': [...]} for suppressed tokens", {})
-    ] = None
+    generation_kwargs: Annotated[dict | None, Fixed("policy.suppress: [TOKEN]", {}, is_key=True)] = None
     chat_template_kwargs: Annotated[dict | str | None, Key("policy.template")] = None
     max_tool_calling_iterations: Annotated[int | None, Key("rollout.max_turns")] = None
-    cache_implementation: Annotated[str | None, Fixed(f"{COMPILE} for a static cache")] = None
-    use_transformers_continuous_batching: Annotated[
-        bool, Fixed("leave it out, and overrides={'policy.rollout_batch': N} for the rows per batch")
-    ] = False
-    transformers_continuous_batching_config: Annotated[
-        dict | str | None, Fixed("leave it out, and overrides={'policy.rollout_batch': N} for the rows per batch")
-    ] = None
-    use_transformers_paged: Annotated[bool, Fixed("leave it out")] = False
-    use_vllm: Annotated[bool, Fixed(VLLM)] = False
-    vllm_mode: Annotated[str, Fixed(VLLM)] = "colocate"
-    vllm_model_impl: Annotated[str, Fixed(VLLM)] = "vllm"
-    vllm_enable_sleep_mode: Annotated[bool, Fixed(VLLM)] = False
-    vllm_structured_outputs_regex: Annotated[str | None, Fixed(VLLM)] = None
-    vllm_server_base_url: Annotated[str | None, Fixed(VLLM)] = None
-    vllm_server_host: Annotated[str, Fixed(VLLM)] = "0.0.0.0"
-    vllm_server_port: Annotated[int, Fixed(VLLM)] = 8000
-    vllm_server_timeout: Annotated[float, Fixed(VLLM)] = 240.0
-    vllm_group_port: Annotated[int, Fixed(VLLM)] = 51216
-    vllm_gpu_memory_utilization: Annotated[float, Fixed(VLLM)] = 0.3
-    vllm_max_model_length: Annotated[int | None, Fixed(VLLM)] = None
-    vllm_tensor_parallel_size: Annotated[int, Fixed(VLLM)] = 1
-    vllm_importance_sampling_correction: Annotated[bool, Fixed(WEIGHTS, False)] = True
-    vllm_importance_sampling_mode: Annotated[str, Fixed(WEIGHTS)] = "sequence_mask"
-    vllm_importance_sampling_clip_max: Annotated[float | None, Fixed(WEIGHTS)] = 3.0
-    vllm_importance_sampling_clip_min: Annotated[float | None, Fixed(WEIGHTS)] = None
-    vllm_importance_sampling_cap: Annotated[float | None, Fixed(WEIGHTS)] = None
+    cache_implementation: Annotated[str | None, COMPILE] = None
+    use_transformers_continuous_batching: Annotated[bool, ROLLOUT_BATCH] = False
+    transformers_continuous_batching_config: Annotated[dict | str | None, ROLLOUT_BATCH] = None
+    use_transformers_paged: Annotated[bool, ROLLOUT_BATCH] = False
+    use_vllm: Annotated[bool, VLLM] = False
+    vllm_mode: Annotated[str, VLLM] = "colocate"
+    vllm_model_impl: Annotated[str, VLLM] = "vllm"
+    vllm_enable_sleep_mode: Annotated[bool, VLLM] = False
+    vllm_structured_outputs_regex: Annotated[str | None, VLLM] = None
+    vllm_server_base_url: Annotated[str | None, VLLM] = None
+    vllm_server_host: Annotated[str, VLLM] = "0.0.0.0"
+    vllm_server_port: Annotated[int, VLLM] = 8000
+    vllm_server_timeout: Annotated[float, VLLM] = 240.0
+    vllm_group_port: Annotated[int, VLLM] = 51216
+    vllm_gpu_memory_utilization: Annotated[float, VLLM] = 0.3
+    vllm_max_model_length: Annotated[int | None, VLLM] = None
+    vllm_tensor_parallel_size: Annotated[int, VLLM] = 1
+    vllm_importance_sampling_correction: Annotated[bool, NO_WEIGHTS] = True
+    vllm_importance_sampling_mode: Annotated[str, WEIGHTS] = "sequence_mask"
+    vllm_importance_sampling_clip_max: Annotated[float | None, WEIGHTS] = 3.0
+    vllm_importance_sampling_clip_min: Annotated[float | None, WEIGHTS] = None
+    vllm_importance_sampling_cap: Annotated[float | None, WEIGHTS] = None
 
     # Rewards and advantages
     reward_weights: Annotated[list[float] | None, Key("rewards[].weight")] = None
     scale_rewards: Annotated[
-        str, Key("advantage.scale", needs=("multi_objective_aggregation", "sum_then_normalize"))
+        str, Key("advantage.scale: group, batch or none", needs=("multi_objective_aggregation", "sum_then_normalize"))
     ] = "group"
-    multi_objective_aggregation: Annotated[str, Key("advantage.scale")] = "sum_then_normalize"
+    multi_objective_aggregation: Annotated[str, Key("advantage.scale: group, or gdpo for normalize_then_sum")] = (
+        "sum_then_normalize"
+    )
 
     # Loss
-    loss_type: Annotated[str, Key("objective.surrogate, objective.aggregate")] = "dapo"
-    epsilon: Annotated[float, Key("objective.surrogate.low", needs=("loss_type", *CLIPPED))] = 0.2
-    epsilon_high: Annotated[float | None, Key("objective.surrogate.high", needs=("loss_type", *CLIPPED, "cispo"))] = (
-        None
-    )
-    delta: Annotated[float | None, Key("objective.surrogate.delta", needs=("loss_type", *CLIPPED))] = None
+    loss_type: Annotated[
+        str, Key("objective.surrogate and objective.aggregate, or a method: include: [methods/dapo]")
+    ] = "dapo"
+    epsilon: Annotated[float, Key(CLIP, needs=("loss_type", *CLIPPED))] = 0.2
+    epsilon_high: Annotated[float | None, Key(CLIP, needs=("loss_type", *CLIPPED, "cispo"))] = None
+    delta: Annotated[
+        float | None,
+        Key(
+            TWO_SIDED,
+            needs=("loss_type", *CLIPPED),
+        ),
+    ] = None
     sapo_temperature_pos: Annotated[
         float, Key("objective.surrogate.positive_temperature", needs=("loss_type", "sapo"))
     ] = 1.0
@@ -186,19 +223,21 @@ class GRPOConfig:
     vespo_lambda_pos: Annotated[float, Key("objective.surrogate.positive_decay", needs=("loss_type", "vespo"))] = 3.0
     vespo_k_neg: Annotated[float, Key("objective.surrogate.negative_power", needs=("loss_type", "vespo"))] = 3.0
     vespo_lambda_neg: Annotated[float, Key("objective.surrogate.negative_decay", needs=("loss_type", "vespo"))] = 2.0
-    importance_sampling_level: Annotated[str, Key("objective.ratio_level")] = "token"
-    mask_truncated_completions: Annotated[bool, Key("objective.truncated")] = False
-    top_entropy_quantile: Annotated[float, Key("objective.selections")] = 1.0
-    off_policy_mask_threshold: Annotated[float | None, Key("objective.selections")] = None
+    importance_sampling_level: Annotated[str, Key("objective.ratio_level: token or sequence")] = "token"
+    mask_truncated_completions: Annotated[bool, Key("objective.truncated: zero")] = False
+    top_entropy_quantile: Annotated[float, Key("objective.selections: [{name: top_entropy, share: NUMBER}]")] = 1.0
+    off_policy_mask_threshold: Annotated[
+        float | None, Key("objective.selections: [{name: near_policy, limit: NUMBER}]")
+    ] = None
     entropy_coef: Annotated[float, Key("objective.entropy_bonus", copied=True)] = 0.0
-    use_adaptive_entropy: Annotated[bool, Fixed(ADAPTIVE)] = False
-    entropy_coef_min: Annotated[float, Fixed(ADAPTIVE)] = 0.0
-    entropy_coef_max: Annotated[float, Fixed(ADAPTIVE)] = 1.0
-    entropy_coef_delta: Annotated[float, Fixed(ADAPTIVE)] = 0.005
-    entropy_target: Annotated[float, Fixed(ADAPTIVE)] = 0.2
+    use_adaptive_entropy: Annotated[bool, ADAPTIVE] = False
+    entropy_coef_min: Annotated[float, ADAPTIVE] = 0.0
+    entropy_coef_max: Annotated[float, ADAPTIVE] = 1.0
+    entropy_coef_delta: Annotated[float, ADAPTIVE] = 0.005
+    entropy_target: Annotated[float, ADAPTIVE] = 0.2
     beta: Annotated[float, Key("objective.kl.beta, objective.kl.divergence")] = 0.0
     use_bias_correction_kl: Annotated[bool, Key("objective.kl.ratio_level", needs=("beta",))] = True
-    sync_ref_model: Annotated[bool, Key("update.reference")] = False
+    sync_ref_model: Annotated[bool, Key("update.reference: {ema: {decay: NUMBER, every: STEPS}}")] = False
     ref_model_mixup_alpha: Annotated[float, Key("update.reference.ema.decay", needs=("sync_ref_model", True))] = 0.6
     ref_model_sync_steps: Annotated[int, Key("update.reference.ema.every", needs=("sync_ref_model", True))] = 512
     label_smoothing_factor: Annotated[float, Fixed("leave it out: it is for supervised losses")] = 0.0
@@ -210,7 +249,7 @@ class GRPOConfig:
     adam_epsilon: Annotated[float, Key("update.optimizer.eps", needs=("optim", *ADAMW))] = 1e-8
     weight_decay: Annotated[float, Key("update.optimizer.weight_decay", copied=True)] = 0.0
     max_grad_norm: Annotated[float | None, Key("update.optimizer.max_grad_norm")] = 1.0
-    lr_scheduler_type: Annotated[str, Key("update.optimizer.schedule")] = "linear"
+    lr_scheduler_type: Annotated[str, Key("update.optimizer.schedule: {name: linear}, constant or cosine")] = "linear"
     lr_scheduler_kwargs: Annotated[dict | str | None, Key("update.optimizer.schedule.end")] = None
     warmup_steps: Annotated[
         float,
@@ -219,11 +258,11 @@ class GRPOConfig:
             needs=("lr_scheduler_type", "constant_with_warmup", "linear", "cosine", "cosine_with_min_lr"),
         ),
     ] = 0
-    optim: Annotated[str, Key("update.optimizer.name")] = "adamw_torch_fused"
+    optim: Annotated[str, Key("update.optimizer: {name: adamw_8bit}, adamw, adafactor or muon")] = "adamw_torch_fused"
     optim_args: Annotated[
         str | None, Fixed("leave it out: adam_beta1, adam_beta2, adam_epsilon and weight_decay apply")
     ] = None
-    optim_target_modules: Annotated[None | str | list[str], Fixed("peft_config with target_modules")] = None  # noqa: RUF036
+    optim_target_modules: Annotated[None | str | list[str], Fixed("policy.lora.targets: [NAME]", is_key=True)] = None  # noqa: RUF036
     neftune_noise_alpha: Annotated[float | None, Fixed("leave it out: rollout and update use the same policy")] = None
 
     # Model and memory
@@ -236,8 +275,8 @@ class GRPOConfig:
     ] = None
     disable_dropout: Annotated[bool, Fixed("leave it out: dropout is always off", True)] = False
     cast_lm_head_to_fp32: Annotated[bool, Fixed(LOADING)] = False
-    bf16: Annotated[bool | None, Key("policy.dtype")] = None
-    fp16: Annotated[bool, Key("policy.dtype")] = False
+    bf16: Annotated[bool | None, Key("policy.dtype: bfloat16")] = None
+    fp16: Annotated[bool, Key("policy.dtype: float16")] = False
     bf16_full_eval: Annotated[bool, Fixed("leave it out: evaluations sample as training does")] = False
     fp16_full_eval: Annotated[bool, Fixed("leave it out: evaluations sample as training does")] = False
     tf32: Annotated[bool | None, Fixed("torch.backends.cuda.matmul.allow_tf32 = True")] = None
@@ -245,11 +284,11 @@ class GRPOConfig:
     gradient_checkpointing_kwargs: Annotated[
         dict | str | None, Fixed("leave it out: checkpointing is not reentrant", {"use_reentrant": False})
     ] = None
-    activation_checkpointing: Annotated[str | None, Fixed("gradient_checkpointing")] = None
-    activation_checkpointing_kwargs: Annotated[dict | str | None, Fixed("gradient_checkpointing")] = None
-    torch_compile: Annotated[bool, Fixed(COMPILE)] = False
-    torch_compile_backend: Annotated[str | None, Fixed(COMPILE)] = None
-    torch_compile_mode: Annotated[str | None, Fixed(COMPILE)] = None
+    activation_checkpointing: Annotated[str | None, CHECKPOINTING] = None
+    activation_checkpointing_kwargs: Annotated[dict | str | None, CHECKPOINTING] = None
+    torch_compile: Annotated[bool, COMPILE] = False
+    torch_compile_backend: Annotated[str | None, COMPILE] = None
+    torch_compile_mode: Annotated[str | None, COMPILE] = None
     use_liger_kernel: Annotated[bool, Fixed(LOADING)] = False
     liger_kernel_config: Annotated[dict | str | None, Fixed(LOADING)] = None
     use_cache: Annotated[
@@ -291,10 +330,8 @@ class GRPOConfig:
     eval_on_start: Annotated[bool, Fixed("leave it out: a run with evaluations begins with an evaluation", True)] = (
         False
     )
-    eval_delay: Annotated[float, Fixed("eval_steps")] = 0
-    per_device_eval_batch_size: Annotated[
-        int, Fixed("overrides={'policy.rollout_batch': N} for the rows per batch")
-    ] = 8
+    eval_delay: Annotated[float, Fixed("leave it out: the first evaluation is that before training")] = 0
+    per_device_eval_batch_size: Annotated[int, ROLLOUT_BATCH] = 8
     prediction_loss_only: Annotated[bool, Fixed("leave it out: evaluations report rewards")] = False
     eval_do_concat_batches: Annotated[bool, Fixed("leave it out: evaluations report rewards")] = True
     eval_use_gather_object: Annotated[bool, Fixed("leave it out: evaluations report rewards")] = False
@@ -303,36 +340,38 @@ class GRPOConfig:
         default_factory=list
     )
     batch_eval_metrics: Annotated[bool, Fixed("leave it out: evaluations report rewards")] = False
-    load_best_model_at_end: Annotated[bool, Fixed(BEST)] = False
-    metric_for_best_model: Annotated[str | None, Fixed(BEST)] = None
-    greater_is_better: Annotated[bool | None, Fixed(BEST)] = None
-    do_train: Annotated[bool, Fixed("call train()", True)] = False
-    do_eval: Annotated[bool, Fixed("eval_strategy, or call evaluate()", True)] = False
-    do_predict: Annotated[bool, Fixed("call evaluate()")] = False
+    load_best_model_at_end: Annotated[bool, BEST] = False
+    metric_for_best_model: Annotated[str | None, BEST] = None
+    greater_is_better: Annotated[bool | None, BEST] = None
+    do_train: Annotated[bool, Fixed("`mmgrpo train`, or train()", True)] = False
+    do_eval: Annotated[bool, Fixed("evaluation.every, `mmgrpo evaluate RUN` or evaluate()", True)] = False
+    do_predict: Annotated[bool, Fixed("`mmgrpo evaluate RUN` or evaluate()")] = False
 
     # Checkpoints
-    save_strategy: Annotated[str, Key("checkpoint.every")] = "steps"
+    save_strategy: Annotated[str, Key("checkpoint.every: STEPS, or null for no")] = "steps"
     save_steps: Annotated[float, Key("checkpoint.every", needs=("save_strategy", "steps"))] = 500
     save_total_limit: Annotated[int | None, Key("checkpoint.keep", copied=True)] = None
-    save_only_model: Annotated[bool, Fixed("save_strategy='no' with save_model: a checkpoint has the full state")] = (
-        False
-    )
+    save_only_model: Annotated[
+        bool, Fixed("leave it out: a checkpoint has the full state; `mmgrpo export RUN` or save_model writes the model")
+    ] = False
     save_on_each_node: Annotated[bool, Fixed("leave it out: the main process writes the run folder")] = False
     enable_jit_checkpoint: Annotated[bool, Fixed("leave it out: SIGTERM ends a run with a checkpoint", True)] = False
     restore_callback_states_from_checkpoint: Annotated[bool, Fixed("leave it out: there are no callbacks")] = False
-    resume_from_checkpoint: Annotated[str | None, Fixed("train(resume_from_checkpoint=FOLDER)")] = None
+    resume_from_checkpoint: Annotated[
+        str | None, Fixed("`mmgrpo train --resume RUN`, or train(resume_from_checkpoint=FOLDER)")
+    ] = None
 
     # Logs
-    logging_strategy: Annotated[str, Key("trainer.state.log_history")] = "steps"
-    logging_steps: Annotated[float, Key("trainer.state.log_history", needs=("logging_strategy", "steps"))] = 10
-    report_to: Annotated[None | str | list[str], Key("runtime.trackers")] = "none"  # noqa: RUF036
-    project: Annotated[str, Key("runtime.trackers", needs=("report_to",))] = "huggingface"
+    logging_strategy: Annotated[str, Key(HISTORY, is_key=False)] = "steps"
+    logging_steps: Annotated[float, Key(HISTORY, needs=("logging_strategy", "steps"), is_key=False)] = 10
+    report_to: Annotated[None | str | list[str], Key("runtime.trackers: [{name: wandb}]")] = "none"  # noqa: RUF036
+    project: Annotated[str, Key(PROJECT, needs=("report_to",))] = "huggingface"
     run_name: Annotated[str | None, Key("about.name")] = None
     log_completions: Annotated[bool, Key("rollout.saved_groups")] = False
     num_completions_to_print: Annotated[int | None, Fixed(LOGS)] = None
     log_unique_prompts: Annotated[bool, Fixed(LOGS)] = False
     log_multimodal: Annotated[bool, Fixed(LOGS)] = True
-    log_completions_hub_repo: Annotated[str | None, Fixed(HUB)] = None
+    log_completions_hub_repo: Annotated[str | None, Fixed(UPLOAD)] = None
     logging_first_step: Annotated[bool, Fixed(LOGS)] = False
     logging_nan_inf_filter: Annotated[bool, Fixed(LOGS)] = True
     log_on_each_node: Annotated[bool, Fixed(LOGS)] = True
@@ -342,16 +381,16 @@ class GRPOConfig:
     include_num_input_tokens_seen: Annotated[str, Fixed(LOGS, False)] = "no"
     skip_memory_metrics: Annotated[bool, Fixed(LOGS)] = True
     debug: Annotated[str | list[str], Fixed(LOGS, [], None)] = ""
-    trackio_space_id: Annotated[str | None, Fixed(HUB)] = None
-    trackio_bucket_id: Annotated[str | None, Fixed(HUB)] = None
-    trackio_static_space_id: Annotated[str | None, Fixed(HUB)] = None
-    push_to_hub: Annotated[bool, Fixed(HUB)] = False
-    hub_model_id: Annotated[str | None, Fixed(HUB)] = None
-    hub_token: Annotated[str | None, Fixed(HUB)] = None
-    hub_private_repo: Annotated[bool | None, Fixed(HUB)] = None
-    hub_strategy: Annotated[str, Fixed(HUB)] = "every_save"
-    hub_always_push: Annotated[bool, Fixed(HUB)] = False
-    hub_revision: Annotated[str | None, Fixed(HUB)] = None
+    trackio_space_id: Annotated[str | None, Fixed(UPLOAD)] = None
+    trackio_bucket_id: Annotated[str | None, Fixed(UPLOAD)] = None
+    trackio_static_space_id: Annotated[str | None, Fixed(UPLOAD)] = None
+    push_to_hub: Annotated[bool, Fixed(UPLOAD)] = False
+    hub_model_id: Annotated[str | None, Fixed(UPLOAD)] = None
+    hub_token: Annotated[str | None, Fixed(UPLOAD)] = None
+    hub_private_repo: Annotated[bool | None, Fixed(UPLOAD)] = None
+    hub_strategy: Annotated[str, Fixed(UPLOAD)] = "every_save"
+    hub_always_push: Annotated[bool, Fixed(UPLOAD)] = False
+    hub_revision: Annotated[str | None, Fixed(UPLOAD)] = None
 
     def __post_init__(self) -> None:
         """Checks the arguments, and computes those that depend on others as TRL does.
@@ -400,6 +439,13 @@ ARGUMENTS: Mapping[str, Key | Fixed] = {
 }
 """The keys of each argument, or its replacement."""
 
+PEER = Peer(
+    name="TRL",
+    keys={**{name: note.in_yaml for name, note in ARGUMENTS.items() if note.is_key}, **KEYS},
+    replacements={**{name: note.in_yaml for name, note in ARGUMENTS.items() if not note.is_key}, **REPLACEMENTS},
+)
+"""All arguments of TRL's trainer and its scripts, for suggestions in YAML and for the page."""
+
 
 def _unsupported(args: GRPOConfig) -> Iterator[str]:
     """A message for each fixed argument with another value, and for each argument without an effect."""
@@ -407,7 +453,7 @@ def _unsupported(args: GRPOConfig) -> Iterator[str]:
     for name, note in ARGUMENTS.items():
         value = getattr(args, name)
         if isinstance(note, Fixed) and value not in (defaults[name], *note.others):
-            yield f"{name}={value!r} is not supported; instead: {note.instead}"
+            yield f"{name}={value!r} is not supported; instead: {note.in_python}"
         if isinstance(note, Key) and note.needs and value != defaults[name]:
             other, *values = note.needs
             current = getattr(args, other)

@@ -32,18 +32,15 @@ from mmgrpo.trl.arguments import GRPOConfig
 from mmgrpo.trl.loaded_policy import lora_settings, model_config, policy_of_model, quantization_settings
 from mmgrpo.trl.log_history import evaluation_means, log_history
 from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, log_interval, run_values
+from mmgrpo.trl.script_arguments import REPLACEMENTS
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 
-UNSUPPORTED = {
-    "reward_processing_classes": "leave it out: a reward model is loaded with its own tokenizer",
-    "callbacks": "leave it out: the run folder has all metrics, and report_to names trackers",
-    "rollout_func": "an environment_factory, or overrides={'rollout.strategy': NAME} (docs/how-to/extending.md)",
-}
-"""Arguments of TRL's constructor that must be None, and their replacements."""
+UNSUPPORTED = ("reward_processing_classes", "callbacks", "rollout_func")
+"""Arguments of TRL's constructor that must be None; ``script_arguments`` has their replacements."""
 
 
 class GRPOTrainer:
@@ -254,7 +251,7 @@ class GRPOTrainer:
 
 def _require_unset(arguments: Mapping[str, Any], optimizers: tuple[Any, Any]) -> None:
     if named := [name for name, value in arguments.items() if value]:
-        raise ConfigError("; ".join(f"{name} is not supported; instead: {UNSUPPORTED[name]}" for name in named))
+        raise ConfigError("; ".join(f"{name} is not supported; instead: {REPLACEMENTS[name]}" for name in named))
     if any(part is not None for part in optimizers):
         raise ConfigError("optimizers are not supported; the optimizer is that of args.optim with the numbers of args")
 

@@ -15,7 +15,7 @@ from mmgrpo.config import Named
 from mmgrpo.config.binding import bound, named_in
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.config.registry import settings_type
-from mmgrpo.config.renamed import REMOVED, RENAMED, RENAMED_FUNCTIONS, RENAMED_VALUES, TRL_ARGUMENTS
+from mmgrpo.config.renamed import REMOVED, RENAMED, RENAMED_FUNCTIONS, RENAMED_VALUES
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.maths.aggregates import AGGREGATES
@@ -120,22 +120,6 @@ def test_an_earlier_number_of_a_schedule_names_the_new_one() -> None:
 def test_a_dotted_key_of_an_earlier_version_names_the_new_one(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"'update.max_grad_norm'; it is now update\.optimizer\.max_grad_norm"):
         validated(values)
-
-
-@pytest.mark.parametrize("name", TRL_ARGUMENTS)
-def test_an_argument_of_trl_names_the_key(name: str) -> None:
-    for values in ({name: 1}, {"update": {name: 1}}):
-        with pytest.raises(ConfigError, match=re.escape(f"{name}'; TRL's {name} is {TRL_ARGUMENTS[name]}")):
-            validated(values)
-
-
-def test_keys_of_arguments_of_trl_exist() -> None:
-    for name in ("learning_rate", "max_steps", "num_generations", "num_iterations"):
-        validated(at_key(TRL_ARGUMENTS[name], 4))
-    with pytest.raises(ValidationError) as error:
-        settings_type("language").model_validate({"model": "m", "load_in_4bit": True})
-    message = explain_validation(error.value, settings_type("language"))
-    assert message.startswith("unknown key 'load_in_4bit'; TRL's load_in_4bit is policy.quantization_config: {load_in_")
 
 
 @pytest.mark.parametrize("key", REMOVED)

@@ -1,0 +1,61 @@
+"""Arguments of `swift rlhf --rlhf_type grpo` of modelscope/ms-swift that TRL does not have, or that differ."""
+
+from __future__ import annotations
+
+from mmgrpo.config.peers.peer import Peer
+from mmgrpo.config.peers.texts import ADAPTERS, FOUR_BIT, FUNCTION, OVERLONG, REFILL, SERVER
+
+PEER = Peer(
+    name="ms-swift",
+    keys={
+        "model": "policy.model",
+        "adapters": "policy.adapter",
+        "tuner_type": ADAPTERS,
+        "train_type": ADAPTERS,
+        "lora_rank": "policy.lora.rank",
+        "lora_alpha": "policy.lora.alpha",
+        "target_modules": "policy.lora.targets, by default all linear layers of the language model",
+        "init_weights": "policy.lora.init",
+        "freeze_vit": "policy.freeze_vision",
+        "attn_impl": "policy.attention",
+        "quant_bits": FOUR_BIT,
+        "quant_method": FOUR_BIT,
+        "system": "policy.system",
+        "enable_thinking": "policy.template: {enable_thinking: false}",
+        "max_pixels": "policy.processor: {max_pixels: N}",
+        "dataset": "prompts.source",
+        "val_dataset": "evaluation.prompts.source",
+        "dataset_shuffle": "prompts.sampler: {name: in_order} for false",
+        "reward_model": "rewards: [{name: reward_model, model: NAME}]",
+        "external_plugins": FUNCTION,
+        "dynamic_sample": "rollout.strategy: {name: refill}",
+        "max_resample_times": REFILL,
+        "overlong_filter": "objective.truncated: zero",
+        "soft_max_length": OVERLONG,
+        "soft_cache_length": OVERLONG,
+        "cosine_max_len": "rewards: [{name: cosine_length}]",
+        "repetition_n_grams": "rewards: [{name: repetition}]",
+        "multi_turn_scheduler": "rollout.environment",
+        "gym_env": "rollout.environment",
+        "max_turns": "rollout.max_turns",
+        "advantage_estimator": "advantage.scale, or a method in include: methods/rloo",
+        "kl_in_reward": "advantage.kl.beta",
+        "tau_pos": "objective.surrogate: {name: sapo, positive_temperature: NUMBER}",
+        "tau_neg": "objective.surrogate: {name: sapo, negative_temperature: NUMBER}",
+        "off_policy_sequence_mask_delta": "objective.selections: [{name: near_policy, limit: NUMBER}]",
+    },
+    replacements={
+        "rlhf_type": "leave it out: a run trains with GRPO, and a method in include names another loss",
+        "model_type": "leave it out: the class of the model is that of its config.json",
+        "template": "leave it out: the chat template is that of the tokenizer",
+        "columns": "a reward's setting `column`, for example {name: exact_match, column: solution}",
+        "split_dataset_ratio": "evaluation.prompts.source, another file",
+        "truncation_strategy": "prompts.on_error: skip",
+        "load_from_cache_file": "leave it out: rows are read when the run starts",
+        "lazy_tokenize": "leave it out: prompts are tokenized when they are sampled",
+        "use_hf": "leave it out: prompts.source and policy.model are names of the Hugging Face hub, or paths",
+        "sleep_level": SERVER,
+        "vllm_enable_lora": SERVER,
+        "log_entropy": "leave it out: the entropy is a metric of each step",
+    },
+)

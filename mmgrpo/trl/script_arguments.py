@@ -1,0 +1,88 @@
+"""Arguments of TRL's scripts and trainers, of peft's ``LoraConfig`` and of earlier versions of ``GRPOConfig``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mmgrpo.config.peers.texts import FOUR_BIT, FUNCTION, LENGTH, RSLORA
+
+LORA_WEIGHTS = "leave it out: adapters are on linear layers, policy.lora.targets names them"
+SUPERVISED = "leave it out: it is for supervised training, for which mmgrpo has update.warmup and objective.auxiliary"
+PACKING = "leave it out: rows are batched by their tokens, policy.update_tokens per forward"
+DROPOUT = "leave it out: dropout is off, since rollout and update use the same policy"
+
+KEYS: Mapping[str, str] = {
+    "model_name_or_path": "policy.model",
+    "model_revision": "policy.revision",
+    "dtype": "policy.dtype",
+    "torch_dtype": "policy.dtype",
+    "attn_implementation": "policy.attention",
+    "use_peft": "policy.lora: {rank: 16, alpha: 32}",
+    "peft_config": "policy.lora",
+    "lora_config": "policy.lora",
+    "peft_config.r": "policy.lora.rank",
+    "peft_config.lora_alpha": "policy.lora.alpha",
+    "peft_config.target_modules": "policy.lora.targets",
+    "peft_config.init_lora_weights": "policy.lora.init",
+    "peft_config.use_dora": "policy.lora.dora",
+    "peft_config.use_rslora": RSLORA,
+    "lora_r": "policy.lora.rank",
+    "lora_alpha": "policy.lora.alpha",
+    "lora_target_modules": "policy.lora.targets",
+    "use_rslora": RSLORA,
+    "use_dora": "policy.lora.dora",
+    "load_in_4bit": FOUR_BIT,
+    "load_in_8bit": "policy.quantization_config: {load_in_8bit: true} with policy.lora",
+    "bnb_4bit_quant_type": "policy.quantization_config: {load_in_4bit: true, bnb_4bit_quant_type: nf4}",
+    "bnb_4bit_compute_dtype": "policy.quantization_config: {load_in_4bit: true, bnb_4bit_compute_dtype: bfloat16}",
+    "bnb_4bit_quant_storage": "policy.quantization_config: {load_in_4bit: true, bnb_4bit_quant_storage: uint8}",
+    "bnb_4bit_use_double_quant": "policy.quantization_config: {load_in_4bit: true, bnb_4bit_use_double_quant: true}",
+    "use_bnb_nested_quant": "policy.quantization_config: {load_in_4bit: true, bnb_4bit_use_double_quant: true}",
+    "quantization_config": "policy.quantization_config with policy.lora",
+    "dataset_name": "prompts.source",
+    "dataset_train_split": "prompts.split",
+    "dataset_test_split": "evaluation.prompts.split",
+    "dataset_text_field": "prompts.text_column",
+    "train_dataset": "prompts.source",
+    "eval_dataset": "evaluation.prompts.source",
+    "reward_funcs": FUNCTION,
+    "reward_model_name_or_path": "rewards: [{name: reward_model, model: NAME}]",
+    "tools": "rollout.environment: {name: tools, functions: [python:MODULE:FUNCTION]}",
+    "environment_factory": "rollout.environment: {name: tool_object, factory: python:MODULE:CLASS}",
+    "max_length": "policy.max_new_tokens",
+    "max_new_tokens": "policy.max_new_tokens",
+    "warmup_ratio": "update.optimizer.schedule.warmup_steps",
+    "evaluation_strategy": "evaluation.every",
+    "logging_dir": "runtime.trackers: [{name: tensorboard}]",
+    "no_cuda": "runtime.device: cpu",
+}
+"""Argument -> keys of a run."""
+
+REPLACEMENTS: Mapping[str, str] = {
+    "max_prompt_length": LENGTH,
+    "max_seq_length": "policy.max_new_tokens for completions; prompts are not cut",
+    "packing": PACKING,
+    "padding_free": PACKING,
+    "group_by_length": PACKING,
+    "lora_dropout": DROPOUT,
+    "lora_modules_to_save": LORA_WEIGHTS,
+    "lora_target_parameters": LORA_WEIGHTS,
+    "lora_task_type": LORA_WEIGHTS,
+    "modules_to_save": LORA_WEIGHTS,
+    "bias": LORA_WEIGHTS,
+    "assistant_only_loss": SUPERVISED,
+    "completion_only_loss": SUPERVISED,
+    "dataset_config": "`python:MODULE:FUNCTION` as prompts.source, a function that returns load_dataset(NAME, CONFIG)",
+    "dataset_streaming": "prompts.limit for the first rows of a dataset",
+    "ignore_bias_buffers": "leave it out: gradients are summed by mmgrpo, not by DistributedDataParallel",
+    "overwrite_output_dir": "leave it out: each run has a folder of its name, and another one with that name a number",
+    "save_safetensors": "leave it out: weights are stored as safetensors",
+    "ref_model": "leave it out: the reference is the model before training, or follows it by update.reference",
+    "vllm_device": "leave it out: a vLLM server has its own devices, rollout.engine names its address",
+    "reward_processing_classes": "leave it out: a reward model is loaded with its own tokenizer",
+    "callbacks": "leave it out: the run folder has all metrics, and runtime.trackers or report_to names trackers",
+    "rollout_func": (
+        "an environment_factory or rollout.environment; rollout.strategy for other requests (docs/how-to/extending.md)"
+    ),
+}
+"""Argument without a key -> its replacement."""

@@ -1,0 +1,167 @@
+"""A setting of another library in a run is an error that names our key, and each such key exists."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from mmgrpo.algorithm import Algorithm
+from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import load_config, validated
+from mmgrpo.config.peers import PEERS, peer, peer_suggestions
+from mmgrpo.config.registry import names, resolve, settings_type
+from mmgrpo.config.validating import explain_validation
+from mmgrpo.docgen.configuration import FUNCTIONS, configuration_page
+from mmgrpo.docgen.peers import peer_table
+from mmgrpo.errors import ConfigError
+from mmgrpo.trl.arguments import ARGUMENTS, PEER
+
+MENTIONED = re.compile(r"(?<![\w/.:])[a-z]+(?:_[a-z]+)*(?:\.[a-z_]+|\[\]\.[a-z_]+)+(?![\w(/])")
+NOT_KEYS = ("torch.backends", "trainer.state", "metrics.jsonl", "config.json", "model_index.json")
+SECTIONS = {"rewards": "rewards", "rollout.environment": "environments"}
+
+
+@cache
+def keys() -> set[str]:
+    """Every dotted key of a run, those of named blocks by the numbers of their functions."""
+    documented = set(re.findall(r"^\| `([\w.\[\]]+)`", configuration_page(), re.MULTILINE))
+    numbers = {
+        f"{key}.{number}"
+        for key, functions in FUNCTIONS.items()
+        for function in functions.values()
+        for number, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    critics = {
+        f"advantage.critic{key.removeprefix('update')}" for key in documented if key.startswith("update.optimizer.")
+    }
+    return documented | numbers | critics | {f"{key}.name" for key in FUNCTIONS}
+
+
+def keys_in(text: str) -> list[str]:
+    """The dotted keys that a text names."""
+    words = [word for word in MENTIONED.findall(text) if not word.startswith(NOT_KEYS)]
+    return [word for word in words if word.partition(".")[0].removesuffix("[]") in RunConfig.model_fields]
+
+
+def blocks_in(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The named blocks of a text, each with its key."""
+    for key, block in re.findall(r"([a-z_.]+): \[?(\{name: [^{}]*\})", text):
+        yield key, yaml.safe_load(block)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_keys_in_place_of_a_setting_exist(name: str) -> None:
+    library = peer(name)
+    texts = [*library.keys.values(), *library.replacements.values()]
+    assert {key for text in texts for key in keys_in(text)} - keys() == set()
+    starts = {re.match(r"[a-z_.\[\]]+", text)[0].rstrip(".") for text in library.keys.values()}  # pyright: ignore
+    assert starts - keys() == set()
+    assert library.keys.keys() & library.replacements.keys() == set()
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_blocks_in_place_of_a_setting_name_functions_with_their_numbers(name: str) -> None:
+    for text in peer(name).keys.values():
+        for key, block in blocks_in(text):
+            function = block.pop("name", None)
+            if key in SECTIONS and function not in (None, "NAME") and not function.startswith("python:"):
+                assert function in names(SECTIONS[key]), text
+                parameters = inspect.signature(resolve(SECTIONS[key], function)).parameters
+            elif key in FUNCTIONS and function is not None:
+                parameters = inspect.signature(FUNCTIONS[key][function]).parameters
+            else:
+                continue
+            assert block.keys() <= {*parameters, "weight"}, text
+
+
+def test_arguments_of_trl_are_complete() -> None:
+    assert len(PEER.settings) > 190
+    assert ARGUMENTS.keys() <= PEER.settings.keys()
+    assert PEER.keys["num_generations"] == "rollout.group_size"
+    assert PEER.replacements["use_cache"].startswith("leave it out: decoding has a cache")
+
+
+def test_each_argument_of_trl_names_its_key_or_its_replacement() -> None:
+    arguments = [name for name in PEER.settings if "." not in name and name not in RunConfig.model_fields]
+    assert len(arguments) > 190
+    for name in arguments:
+        with pytest.raises(ConfigError, match=re.escape(f"unknown key {name!r}; {PEER.settings[name]}")):
+            validated({name: 1})
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_each_setting_of_a_library_is_among_the_suggestions(name: str) -> None:
+    for setting, text in {**peer(name).keys, **peer(name).replacements}.items():
+        first_key = re.split("[:,]", text)[0]
+        assert any(first_key in sentence for sentence in peer_suggestions(setting)), setting
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("num_generations=4", "'num_generations'; TRL's num_generations is rollout.group_size"),
+        ("rollout.num_generations=4", "'rollout.num_generations'; TRL's num_generations is rollout.group_size"),
+        ("load_in_4bit=true", "is policy.quantization_config: {load_in_4bit: true} with policy.lora"),
+        ("use_vllm=true", "TRL's use_vllm is rollout.engine: {name: vllm, url: ADDRESS}"),
+        ("learning_rate=1e-5", "TRL's learning_rate is update.optimizer.lr"),
+        ("lora.r=16", "'lora'; TRL's peft_config.r is policy.lora.rank"),
+        ("packing=true", "TRL's packing is not supported; leave it out: rows are batched"),
+        ("per_device_train_batch_size=2", "is rollout.prompts_per_step: the rows of a generation"),
+        ("beta=0.1", "TRL's beta is objective.kl.beta"),
+        ("epsilon=0.2", "TRL's epsilon is objective.surrogate: {name: clipped, low: NUMBER, high: NUMBER}"),
+        ("max_steps=10", "'max_steps'; TRL's max_steps is steps"),
+        ("sample.num_image_per_prompt=24", "flow_grpo's sample.num_image_per_prompt is rollout.group_size"),
+        ("worker={rollout: {n: 5}}", "'worker'; EasyR1's worker.rollout.n is rollout.group_size"),
+        ("train={unique_sample_num_per_epoch: 48}", "is rollout.prompts_per_step"),
+        ("network={linear: 16}", "ai-toolkit's network.linear is policy.lora.rank"),
+        ("quant_bits=4", "ms-swift's quant_bits is policy.quantization_config"),
+        ("seeed=1", "'seeed'; did you mean seed"),
+    ],
+)
+def test_setting_on_the_command_line_names_the_key(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config("quickstart/digits-image", [override])
+
+
+def test_section_names_at_most_four_of_its_keys(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "train: {learning_rate: 1.0e-4, clip_range: 1.0e-4, beta: 0.1, adv_clip_max: 5, ema: true, cfg: 1}\n"
+    )
+    with pytest.raises(ConfigError) as error:
+        load_config(file)
+    sentences = str(error.value).split("; ")
+    assert sentences[0] == "unknown key 'train'"
+    assert len(sentences) == 5
+    assert "flow_grpo's train.beta is objective.kl.beta" in sentences
+
+
+def test_setting_inside_a_policy_names_the_key() -> None:
+    with pytest.raises(ValidationError) as error:
+        settings_type("language").model_validate({"model": "m", "lora": {"r": 8}})
+    message = explain_validation(error.value, settings_type("language"))
+    assert message == "unknown key 'lora.r'; TRL's peft_config.r is policy.lora.rank"
+
+
+def test_setting_inside_a_function_names_the_key_after_the_nearest_setting() -> None:
+    config = validated({"objective": {"surrogate": {"name": "clipped", "low": 0.2, "high": 0.2, "epsilon": 0.2}}})
+    with pytest.raises(ConfigError, match=r"clipped takes no 'epsilon'; .*; TRL's epsilon is objective\.surrogate: "):
+        Algorithm.of(config)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_tables_of_the_page_have_every_setting(name: str) -> None:
+    table = peer_table(name)
+    library = peer(name)
+    assert all(f"\n| `{setting}` | `{text}` |" in table for setting, text in library.keys.items())
+    assert all(f"\n| `{setting}` | {text} |" in table for setting, text in library.replacements.items())
+    assert ("| `loss_type='dr_grpo'" in table) == (name == "trl")
