@@ -2,7 +2,8 @@
 members.
 
 Rows of different lengths are right-aligned, so that further tokens have the same index in all rows. All functions are
-differentiable: the update runs a prompt once under grad and expands its cache to the group.
+differentiable: the update runs a prompt once under grad, and each layer expands its states to the group where it reads
+them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import signature
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,21 @@ class Prefix:
         else:
             cache = self.cache
             cache.reorder_cache(torch.LongTensor(index))  # in place: other kinds of layers know no other public way
+        return self._selected(index, cache)
+
+    def continued(self, index: Tensor, *, grows: bool = False) -> Prefix:
+        """``rows`` of a mergeable cache whose layers do not change, and expand their states only where they are read.
+
+        Args:
+            index: the row that each row of the result continues.
+            grows: whether more tokens follow those of the next forward.
+
+        Returns:
+            The rows.
+        """
+        return self._selected(index, repeatable(self.cache, index, grows=grows))
+
+    def _selected(self, index: Tensor, cache: Cache) -> Prefix:
         return replace(
             self,
             cache=cache,
@@ -59,10 +75,66 @@ class Prefix:
         )
 
 
+@final
+class PrefixLayer(DynamicLayer):
+    """A cache layer that a forward does not change: an update returns its states and the new ones.
+
+    So a layer of a model can run again in the backward pass, and the states of a prompt are stored once for its rows.
+
+    Attributes:
+        longer: the layer with the new states of the first update, if ``grows``.
+    """
+
+    def __init__(self, layer: Any, index_N: Tensor | None = None, *, grows: bool = False) -> None:
+        """Wraps a layer.
+
+        Args:
+            layer: the states of earlier tokens.
+            index_N: the row of the layer that each row continues; None: its own rows.
+            grows: whether further tokens will follow the new ones.
+        """
+        super().__init__()
+        self.is_initialized, self.is_sliding = True, layer.is_sliding
+        self.longer: Any = None
+        self._layer, self._index_N, self._grows = layer, index_N, grows
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The states of all tokens."""
+        layer = copy.copy(self._layer) if self._index_N is None else _rows(self._layer, self._index_N)
+        states = layer.update(key_states, value_states, *args, **kwargs)
+        if self._grows and self.longer is None:  # a repeated forward gives the same states
+            self.longer = layer
+        return states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of tokens that attention reads, and the index of the first."""
+        return self._layer.get_mask_sizes(query_length)
+
+    def get_seq_length(self) -> int:
+        """Number of earlier tokens."""
+        return self._layer.get_seq_length()
+
+
+def repeatable(cache: Cache, index_N: Tensor | None = None, *, grows: bool) -> Cache:
+    """A cache of ``PrefixLayer``: of rows that continue rows of a mergeable cache."""
+    return _with_layers(cache, [PrefixLayer(layer, index_N, grows=grows) for layer in cache.layers])
+
+
+def longer_cache(cache: Cache) -> Cache:
+    """The cache after a forward: with the new states that its ``PrefixLayer`` have collected."""
+    if not any(isinstance(layer, PrefixLayer) for layer in cache.layers):
+        return cache
+    layers: list[Any] = cache.layers
+    return _with_layers(cache, [layer.longer for layer in layers if layer.longer is not None])
+
+
 def extend_prefix(
     prefix: Prefix, num: int, run: Callable[..., Tensor], *, takes_positions: bool = True
 ) -> tuple[Prefix, Tensor]:
-    """Runs further tokens of each row; the prefix's cache grows and must not be used again.
+    """Runs further tokens of each row.
+
+    The prefix's cache grows and must not be used again, except one of ``continued`` rows, which does not change: the
+    longer prefix has a cache only if it ``grows``.
 
     Args:
         prefix: N rows.
@@ -84,6 +156,7 @@ def extend_prefix(
     hidden_NRD = run(prefix.cache, **extra_inputs)
     longer = replace(
         prefix,
+        cache=longer_cache(prefix.cache),
         mask_NL=mask_NL,
         next_position=prefix.next_position + num,
         hidden_ND=hidden_NRD[:, -1],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -27,6 +29,7 @@ from transformers.pytorch_utils import Conv1D
 from mmgrpo.errors import ConfigError, MissingPackageError
 from mmgrpo.system.hub import explain_load_error
 
+from .forward_replacement import replaced_forward
 from .model_source import DTYPES
 from .quantization import is_quantized_layer, loading_errors, model_quantization
 
@@ -148,21 +151,28 @@ def _is_linear(module: nn.Module) -> bool:
     return isinstance(output, torch.Tensor) and output.shape[-1] == module.out_features
 
 
-def enable_checkpointing(model: PreTrainedModel) -> None:
-    """Enables gradient checkpointing in the layers of a model, for use within ``checkpointing``."""
-    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)  # renamed
-    enable({"use_reentrant": False})
+def require_checkpointing(model: PreTrainedModel) -> None:
+    """Raises ConfigError for a model without layers that ``checkpointing`` can run again."""
+    if not _checkpointed_layers(model):
+        raise ConfigError(
+            f"policy.gradient_checkpointing: {type(model).__name__} has no layers of transformers that run again in "
+            "the backward pass: set it to false"
+        )
 
 
 @contextmanager
 def checkpointing(model: PreTrainedModel, enabled: bool) -> Iterator[None]:
-    """A context in which the layers checkpoint their activations, if requested; dropout stays off."""
-    active = enabled and torch.is_grad_enabled()
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)] if active else []
-    for layer in layers:
-        layer.training = True
-    try:
-        yield
-    finally:
+    """A context in which layers store their inputs alone and run again in the backward pass, if requested.
+
+    transformers' own checkpointing drops the cache. Here a layer may read a cache that it does not change
+    (``PrefixLayer``), and its hooks, as those of FSDP, run once.
+    """
+    layers = _checkpointed_layers(model) if enabled and torch.is_grad_enabled() else []
+    with ExitStack() as stack:
         for layer in layers:
-            layer.training = False
+            stack.enter_context(replaced_forward(layer, partial(checkpoint, use_reentrant=False)))
+        yield
+
+
+def _checkpointed_layers(model: PreTrainedModel) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -20,10 +20,11 @@ from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import local_shards
-from mmgrpo.explain.memory_meter import meter_pass
+from mmgrpo.explain.memory_meter import MemoryMeter, meter_pass, passes_of
 from mmgrpo.explain.operator_times import MachineSpeed, Operator, measured_speed, optimizer_work, work_of
 from mmgrpo.explain.process_scale import ProcessPlan, ShardingEngine, plan_processes, scale_rows
 from mmgrpo.explain.resident_memory import block_sizes, gathered_bytes, resident_memory
+from mmgrpo.types import Prompt
 from tests.test_sharding import on_two
 from tests.tiny.language_models import make as make_language_model
 
@@ -126,6 +127,22 @@ def test_resident_memory_is_that_of_a_live_policy() -> None:
         assert resident.trained == sum(p.nbytes for p in policy.trainable)
         assert resident.frozen == sum(p.nbytes for p in policy.model.parameters() if not p.requires_grad)
         assert resident.moments == sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values())
+
+
+def test_the_peak_of_an_update_with_shared_prompts_and_checkpointed_layers_is_that_of_a_live_policy() -> None:
+    config = load_config("quickstart/arithmetic-text", ["rollout.prompts_per_step=1", "update.minibatches=1"])
+    named = {**settings_with(None), "gradient_checkpointing": True}
+    policy = LanguagePolicy.from_config(named)
+    rollout = policy.rollout([Prompt("one seven " * 2)], group_size=8, seed=0)
+    length = rollout.trace.prompts[0].length
+    run = validated({**config.model_dump(), "policy": {"name": "language", **named}})
+    outline = plan_processes(run, prompt_tokens=length).outline
+    for parameter in policy.trainable:
+        parameter.grad = torch.zeros_like(parameter)
+    existing = [*policy.model.parameters(), *(p.grad for p in policy.trainable if p.grad is not None)]
+    with MemoryMeter(existing) as meter:
+        next(iter(policy.evaluate(rollout))).logprob_BT.mean().backward()
+    assert passes_of(outline, without_grad=False).update.num_bytes == pytest.approx(meter.peak, rel=0.03)
 
 
 def sharded_sizes(folder: Path, names: Sequence[str]) -> list[tuple[int, int]]:

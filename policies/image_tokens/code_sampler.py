@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from ..prefix import Prefix, cache_argument, extend_prefix, with_growing_cache
+from ..prefix import Prefix, cache_argument, extend_prefix, longer_cache, repeatable, with_growing_cache
 from ..sampling import SamplingDistribution
 from ..token_buffer import TokenBuffer
 from .grids import Grid
@@ -70,7 +70,8 @@ class CodeSampler:
     def write(self, prompts: Sequence[EncodedImagePrompt], sampling: SamplingDistribution, buffer: TokenBuffer) -> None:
         """Samples all codes of N rows, one row per prompt."""
         N = len(prompts)
-        prefix = with_growing_cache(self._prefix(prompts, 1 + sampling.guides))
+        prefix, index = self._prefix(prompts, 1 + sampling.guides)
+        prefix = with_growing_cache(prefix.rows(index))
         row_N = torch.arange(N, device=self.device)
         for t in range(self.grid.num_codes):
             states_NbD = prefix.hidden_ND.unflatten(0, (-1, N)).transpose(0, 1)
@@ -93,10 +94,11 @@ class CodeSampler:
         N, T = code_NT.shape
         inner_NLD = self._decoder_inputs(code_NT[:, : T - 1].to(self.device), last=T - 2)
         if shared:
-            prefix = self._prefix(prompts, num_sides)
-            hidden_MLD = prefix.hidden_ND[:, None]
+            prefix, index = self._prefix(prompts, num_sides)
+            rows = prefix.continued(index)
+            hidden_MLD = rows.hidden_ND[:, None]
             if T > 1:
-                _, later = self._extended(prefix, inner_NLD)
+                _, later = self._extended(rows, inner_NLD)
                 hidden_MLD = torch.cat([hidden_MLD, later], dim=1)
         else:
             hidden_MLD = self._full_rows(prompts, inner_NLD, num_sides)
@@ -117,23 +119,22 @@ class CodeSampler:
             return code_NTD
         return torch.cat([code_NTD, line_D.to(code_NTD).expand(len(code_NTD), 1, -1)], dim=1)
 
-    def _prefix(self, prompts: Sequence[EncodedImagePrompt], num_sides: int) -> Prefix:
-        """The prefixes of all rows and sides; equal ones run once."""
+    def _prefix(self, prompts: Sequence[EncodedImagePrompt], num_sides: int) -> tuple[Prefix, Tensor]:
+        """The different prefixes, each run once, and the index of that of each row and side."""
         rows = [ids_P for side in range(num_sides) for ids_P in (prompt.sides(num_sides)[side] for prompt in prompts)]
         keys = [tuple(ids_P.tolist()) for ids_P in rows]
         row_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         first = dict(zip(reversed(keys), reversed(rows), strict=True))
-        prefix = self._prefilled([first[key] for key in row_of])
         index = torch.tensor([row_of[key] for key in keys], device=self.device)
-        return prefix.rows(index)
+        return self._prefilled([first[key] for key in row_of]), index
 
     def _prefilled(self, rows: Sequence[Tensor]) -> Prefix:
         ids_ML, mask_ML = _aligned(rows, self.device)
         is_full = bool(mask_ML.all())
-        cache = DynamicCache(config=self.model.config)
+        cache = repeatable(DynamicCache(config=self.model.config), grows=True)
         output = self._run(self._table(ids_ML), mask_ML, cache)
         return Prefix(
-            cache=cache,
+            cache=longer_cache(cache),
             mask_NL=None if is_full else mask_ML,
             next_position=mask_ML.sum(1),
             hidden_ND=output.last_hidden_state[:, -1],

@@ -31,7 +31,7 @@ from ..distribution import LOGIT_VALUES, required_views, view_values
 from ..merging import merge_adapters
 from ..quantization import arithmetic_dtype
 from ..rescoring import rescore, scatter_to_mask
-from ..text_models import checkpointing, enable_checkpointing, language_linears
+from ..text_models import checkpointing, language_linears, require_checkpointing
 from ..weights import Weights
 from .code_sampler import CodeSampler
 from .code_trace import CodeScorer, CodeTrace
@@ -107,11 +107,6 @@ class ImageTokensPolicy(
         codec_parameters = [
             p for part in (model_codec, autoencoder) if isinstance(part, nn.Module) for p in part.parameters()
         ]
-        if settings.share_prefix and settings.gradient_checkpointing:
-            raise ConfigError(
-                "policy.share_prefix is true, but gradient checkpointing drops the cache that rows would share: leave "
-                "it unset"
-            )
         mapping = getattr(model.base_model, "vocabulary_mapping", None)
         grid = resolve_grid(settings.grid, autoencoder, processor, getattr(mapping, "eol_token_id", None))
         self.weights: Weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
@@ -127,7 +122,7 @@ class ImageTokensPolicy(
         for parameter in chain(model.parameters(), codec_parameters):
             parameter.requires_grad_(parameter.requires_grad and parameter in used)
         if settings.gradient_checkpointing:
-            enable_checkpointing(model)
+            require_checkpointing(model)
         self._rollouts = ImageRollouts(
             encoder=ImagePromptEncoder(model, processor, settings, grid),
             codec=ImageCodec(autoencoder, grid, processor, encoder=model_codec),
@@ -270,8 +265,7 @@ class ImageTokensPolicy(
             self._frozen[id(copied)] = self._sampler.with_model(copied)
         sampler = self._sampler if copied is None else self._frozen[id(copied)]
         share_prefix = self.settings.share_prefix if shared is None else shared
-        shares = not self.settings.gradient_checkpointing if share_prefix is None else share_prefix
-        return CodeScorer(sampler=sampler, shared=shares, head_bytes=self.settings.head_bytes)
+        return CodeScorer(sampler=sampler, shared=share_prefix, head_bytes=self.settings.head_bytes)
 
     @torch.no_grad()
     def _verify(self, rollout: Rollout) -> None:

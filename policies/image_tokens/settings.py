@@ -107,13 +107,8 @@ class ImageTokensSettings(BaseModel):
         default=None,
         description="initial weights from another run: its folder, a checkpoint, or adapters in the format of peft",
     )
-    share_prefix: bool | None = Field(
-        default=None,
-        description="in updates, run a prompt once for all of its rows; null: unless gradient_checkpointing",
-    )
-    gradient_checkpointing: bool = Field(
-        default=False, description="less memory, more time; disables share_prefix, since transformers drops the cache"
-    )
+    share_prefix: bool = Field(default=True, description="in updates, run a prompt once for all of its rows")
+    gradient_checkpointing: bool = Field(default=False, description="less memory, more time")
     rescore: bool = Field(
         default=False,
         description="take the rollout's log-probabilities from an update's forward, at the cost of one more forward: "

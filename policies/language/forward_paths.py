@@ -153,7 +153,7 @@ class CachedPath(ForwardPath):
         forks = [trace.completions[row].num_inherited for row in rows]
         if any(forks):
             return token_trees.tree_states(self.transformer, prefix, _trees(unique, owners, tokens, forks), tokens)
-        prefix = prefix.rows(torch.tensor([unique.index(owner) for owner in owners], device=device))
+        prefix = prefix.continued(torch.tensor([unique.index(owner) for owner in owners], device=device))
         token_NT = pad_sequence(list(tokens), batch_first=True).to(device)
         first_N1D = prefix.hidden_ND[:, None]
         if token_NT.shape[1] == 1:

@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Cache,
+    DynamicCache,
+    PreTrainedModel,
+)
 from transformers.cache_utils import DynamicLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
@@ -14,11 +21,11 @@ from mmgrpo.outline import Outline, Pass
 
 from ..adapter_formats import PeftFiles
 from ..model_source import DTYPES, call_builder, require_model
-from ..prefix import GROWTH, GrowingLayer, cache_argument
+from ..prefix import GROWTH, GrowingLayer, cache_argument, longer_cache, repeatable
 from ..quantization import model_quantization, stored_bytes
 from ..sampling import SamplingDistribution, sample_tokens, token_logprobs
 from ..shapes import model_configs, to_meta
-from ..text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
+from ..text_models import checkpointing, language_linears, language_parameters, require_checkpointing
 from ..weights import Weights
 from .settings import LanguageSettings
 from .slots import slot_length
@@ -50,9 +57,9 @@ def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_si
         for parameter in model.parameters():
             parameter.requires_grad_(parameter in trained)
     if settings.gradient_checkpointing:
-        enable_checkpointing(model)
+        require_checkpointing(model)
     length = settings.max_new_tokens
-    shared = not settings.gradient_checkpointing and settings.share_prefix is not False
+    shared = settings.share_prefix is not False
     rows = min(_slice_rows(settings, prompt_tokens, group_size, shared=shared), num_rows)
     written = min(settings.rollout_batch, num_rows)
     calls = _Calls(model, settings, prompt_tokens)
@@ -118,10 +125,7 @@ class _Calls:
         length = self._settings.max_new_tokens
         with checkpointing(self._model, self._settings.gradient_checkpointing):
             if prompts is not None:
-                cache: Any = DynamicCache(config=self._model.config)
-                self._decoded(prompts, self._prompt, cache)
-                cache.reorder_cache(torch.zeros(rows, dtype=torch.long))
-                hidden_NTD = self._decoded(rows, length, cache)
+                hidden_NTD = self._branched(prompts, rows, length)
             else:
                 hidden_NTD = self._decoded(rows, self._prompt + length, None)[:, self._prompt - 1 : -1]
             vocabulary = self._model.get_output_embeddings().weight.shape[0]
@@ -131,6 +135,16 @@ class _Calls:
             chunk = self._settings.head_bytes // (4 * vocabulary)
             logprob_M, _ = token_logprobs(hidden_MD, token_M, self._logits, sampling, chunk=chunk)
         return -logprob_M.mean()
+
+    def _branched(self, prompts: int, rows: int, length: int) -> Tensor:
+        """The states that predict each token of rows that share prompts."""
+        cache = repeatable(DynamicCache(config=self._model.config), grows=True)
+        first_N1D = self._decoded(prompts, self._prompt, cache)[:, -1:]
+        owner_N = torch.arange(rows) * prompts // rows
+        if length == 1:
+            return first_N1D[owner_N]
+        later_NTD = self._decoded(rows, length - 1, repeatable(longer_cache(cache), owner_N, grows=False))
+        return torch.cat([first_N1D[owner_N], later_NTD], dim=1)
 
     def prefill(self, prompts: int) -> Tensor:
         """Reads the prompts of a batch."""
@@ -163,7 +177,7 @@ class _Calls:
         token_N1 = sample_tokens(logits_NV, torch.empty(rows))[:, None]
         return logits_NV.gather(-1, token_N1)[:, 0] - logits_NV.logsumexp(-1)
 
-    def _decoded(self, rows: int, length: int, cache: DynamicCache | None) -> Tensor:
+    def _decoded(self, rows: int, length: int, cache: Cache | None) -> Tensor:
         ids_NL = torch.zeros(rows, length, dtype=torch.long)
         with self._arithmetic():
             vectors = self._model.get_input_embeddings()(ids_NL)

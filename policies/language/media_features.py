@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers import PreTrainedModel
 
+from ..forward_replacement import replaced_forward
 from .encoding import EncodedPrompt
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class MediaFeatures:
         with ExitStack() as stack:
             for encoder in self._encoders if prompts and prompts[0].media and self._max_bytes else ():
                 if _is_frozen(encoder):
-                    stack.enter_context(_replaced_forward(encoder, partial(self._run, prompts, calls)))
+                    stack.enter_context(replaced_forward(encoder, partial(self._run, prompts, calls)))
             yield
 
     def _run(
@@ -142,19 +143,6 @@ class MediaFeatures:
     def _drop(self, key: Key) -> None:
         if key in self._parts:
             self._bytes -= self._parts.pop(key).num_bytes
-
-
-@contextmanager
-def _replaced_forward(module: nn.Module, run: Callable[..., Any]) -> Iterator[None]:
-    """A context in which ``run(forward, *args, **kwargs)`` replaces the forward of a module."""
-    instance, before = vars(module), vars(module).get("forward")
-    instance["forward"] = partial(run, module.forward)
-    try:
-        yield
-    finally:
-        del instance["forward"]
-        if before is not None:
-            instance["forward"] = before
 
 
 def _is_frozen(encoder: nn.Module) -> bool:

@@ -137,10 +137,9 @@ def path_candidates(model: PreTrainedModel, settings: LanguageSettings, autocast
 
 def _may_share(settings: LanguageSettings, transformer: Transformer | None) -> bool:
     wanted = settings.share_prefix
-    can = transformer is not None and transformer.shares_prefix and not settings.gradient_checkpointing
+    can = transformer is not None and transformer.shares_prefix
     if wanted and not can:
-        why = "gradient checkpointing drops the cache" if settings.gradient_checkpointing else "its cache cannot"
-        raise ConfigError(f"policy.share_prefix is true, but {why}; leave it unset")
+        raise ConfigError("policy.share_prefix is true, but its cache cannot; leave it unset")
     return can if wanted is None else wanted
 
 

@@ -42,7 +42,7 @@ from ..offloading import layers_of, load_offloaded, offload_layers, require_no_o
 from ..quantization import arithmetic_dtype
 from ..rescoring import rescore, scatter_to_mask
 from ..sampling import SamplingDistribution
-from ..text_models import checkpointing, enable_checkpointing
+from ..text_models import checkpointing, require_checkpointing
 from ..weights import Weights
 from .encoding import EncodedPrompt, PromptEncoder, position_switch
 from .engine_generation import engine_sampling, require_untruncated
@@ -146,7 +146,7 @@ class LanguagePolicy(
         if settings.offload:
             offload_layers([model], model.device)
         if settings.gradient_checkpointing:
-            enable_checkpointing(model)
+            require_checkpointing(model)
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._tolerance = TOLERANCES[dtype]
         self._is_sharded = False

@@ -114,7 +114,7 @@ class LanguageSettings(BaseModel):
         "accelerate; needs lora and gradient_checkpointing",
     )
     gradient_checkpointing: bool = Field(
-        default=False, description="less memory, more time; disables share_prefix, since transformers drops the cache"
+        default=False, description="less memory, more time: layers run again in the backward pass"
     )
     rescore: bool = Field(
         default=False,
@@ -194,8 +194,6 @@ class LanguageSettings(BaseModel):
         ]
 
     def _update_reading(self) -> str:
-        if self.gradient_checkpointing:
-            return "once per row: gradient checkpointing drops the cache"
         if self.share_prefix is False:
             return "once per row: share_prefix is false"
         return "once per group too, where the model's cache is of keys and values alone; else once per row"

@@ -91,7 +91,8 @@ def tree_states(
         grown_prefixes: list[Prefix] = []
         following: list[tuple[int, TokenSegment]] = []
         for batch in _together(level):
-            batch_prefix = prefix.rows(torch.tensor([k for k, _ in batch], device=prefix.hidden_ND.device))
+            index_K = torch.tensor([k for k, _ in batch], device=prefix.hidden_ND.device)
+            batch_prefix = prefix.continued(index_K, grows=bool(batch[0][1].children))
             first_K1D, ahead = batch_prefix.hidden_ND[:, None], [_run(segment, tokens) for _, segment in batch]
             hidden_KRD = first_K1D
             if max(map(len, ahead)) > 0:

@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from mmgrpo.errors import PolicyError
 from mmgrpo.system.out_of_memory import is_out_of_memory
 
-from ..prefix import Prefix, cache_argument, concat_prefixes, extend_prefix, is_mergeable
+from ..prefix import Prefix, cache_argument, concat_prefixes, extend_prefix, is_mergeable, longer_cache, repeatable
 from .encoding import MASK, EncodedPrompt, prompt_batches
 from .heads import LogitsHead
 from .media_features import MediaFeatures
@@ -102,7 +102,7 @@ class Transformer:
         return prefix if in_order else prefix.rows(order.to(self.device))
 
     def extend(self, prefix: Prefix, token_NR: Tensor) -> tuple[Prefix, Tensor]:
-        """Runs R further tokens of each row; the prefix's cache grows and must not be used again.
+        """Runs R further tokens of each row, as ``extend_prefix`` does.
 
         Shapes: (N, R) -> the longer prefix, hidden states (N, R, D).
         """
@@ -239,7 +239,9 @@ class Transformer:
         if min(lengths) < L:
             mask_PL = inputs[MASK] = (torch.arange(L)[None] >= L - torch.tensor(lengths)[:, None]).to(self.device)
             inputs["position_ids"] = (mask_PL.cumsum(1) - 1).clamp(min=0)
-        cache = DynamicCache(config=self.model.config)
+        cache: Cache = DynamicCache(config=self.model.config)
+        if self.shares_prefix:
+            cache = repeatable(cache, grows=True)
         try:
             with self._decoder_positions() as positions, self._features.of(prompts):
                 output = self._run(inputs, cache)
@@ -252,7 +254,7 @@ class Transformer:
         for positions_used in positions:
             next_position = (positions_used[..., -1] + 1).expand(*positions_used.shape[:-2], len(prompts))
         return Prefix(
-            cache=cache,
+            cache=longer_cache(cache),
             mask_NL=mask_PL,
             next_position=next_position,
             hidden_ND=output.last_hidden_state[:, -1],

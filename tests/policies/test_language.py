@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoProcessor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.explain.memory_meter import MemoryMeter
 from mmgrpo.types import Example, Plan, Prompt, Rollout
 from mmgrpo.values import DRIFT, ENTROPY, REFERENCE, Value, from_reference
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
@@ -60,13 +62,35 @@ def test_a_linear_attention_cache_is_not_shared() -> None:
         policy_of("qwen3.5", share_prefix=True)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
-def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
-    plain, checkpointed = policy_of(name), policy_of(name, gradient_checkpointing=True)
-    rollout = rollout_of(plain, name)
-    assert not checkpointed.shares_prefix
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
+@pytest.mark.parametrize("name", daily(FAMILIES, "llama", "qwen2.5-vl"))
+def test_gradient_checkpointing_changes_no_gradient(name: str, lora: dict[str, Any] | None) -> None:
+    plain = policy_of(name, lora=lora, share_prefix=False)
+    checkpointed = policy_of(name, lora=lora, gradient_checkpointing=True)
+    rollout = rollout_of(checkpointed, name)
+    assert checkpointed.shares_prefix
+    assert largest_difference(values(checkpointed, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
+    move(plain.trainable)
+    move(checkpointed.trainable)
+    assert largest_difference(values(checkpointed, rollout), values(plain, rollout), rollout.mask_BT) < 1e-6
     assert relative_difference(gradients(checkpointed, rollout), gradients(plain, rollout)) < 1e-5
-    assert not any(module.training for module in checkpointed.model.modules())
+
+
+def test_shared_prompts_and_checkpointed_layers_each_save_memory() -> None:
+    prompt = Prompt("how many red squares " * 8)
+    stored: dict[tuple[bool, bool], int] = {}
+    peaks: dict[tuple[bool, bool], int] = {}
+    for shared, checkpointed in product((False, True), repeat=2):
+        policy = policy_of("llama", share_prefix=shared, gradient_checkpointing=checkpointed)
+        rollout = policy.rollout([prompt], group_size=8, seed=SEED)
+        gradients(policy, rollout)  # allocates them
+        with MemoryMeter(policy.model.parameters()) as meter:
+            loss = next(iter(policy.evaluate(rollout))).logprob_BT.sum()
+            stored[shared, checkpointed] = meter.live
+            loss.backward()
+        peaks[shared, checkpointed] = meter.peak
+    for sizes, share in ((stored, 0.4), (peaks, 0.7)):  # a peak has the tensors of one layer, and of the logits, too
+        assert sizes[True, True] < share * min(sizes[True, False], sizes[False, True])
 
 
 def test_checkpointed_layers_run_twice_and_only_under_grad() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policies.language.slots import SlotLayer
-from mmgrpo.policies.prefix import cache_argument
+from mmgrpo.policies.prefix import PrefixLayer, cache_argument
 from mmgrpo.policies.text_models import language_linears
 from transformers import (
     BertConfig,
@@ -132,12 +132,18 @@ def forgetful() -> tuple[PreTrainedModel, Any]:
     model = copy.deepcopy(model)
 
     def cut(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if (cache := kwargs.get(cache_argument(module))) is not None:
-            for layer in cache.layers:
-                layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
+        for layer in new_layers(module, kwargs):
+            layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
 
     model.model.register_forward_hook(cut, with_kwargs=True)
     return model, processor
+
+
+def new_layers(module: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """The layers of the cache that a call has made longer."""
+    cache = kwargs.get(cache_argument(module))
+    layers = [layer.longer if isinstance(layer, PrefixLayer) else layer for layer in (cache.layers if cache else ())]
+    return [layer for layer in layers if layer is not None]
 
 
 def test_gradients_are_compared_too(caplog: Any) -> None:
@@ -180,9 +186,8 @@ def test_a_new_kind_of_row_is_checked_at_first_use(caplog: Any) -> None:
     policy.rollout([Prompt(TEXTS[0])], group_size=2, seed=SEED)
 
     def cut(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if kwargs.get("pixel_values") is not None and (cache := kwargs.get(cache_argument(module))) is not None:
-            for layer in cache.layers:
-                layer.values = layer.values * 1.5
+        for layer in new_layers(module, kwargs) if kwargs.get("pixel_values") is not None else ():
+            layer.values = layer.values * 1.5
 
     policy.model.model.register_forward_hook(cut, with_kwargs=True)
     policy.rollout([Prompt(TEXTS[1])], group_size=2, seed=SEED)
