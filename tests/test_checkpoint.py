@@ -29,7 +29,7 @@ STATE = {"optimizer": {"lr": 0.5}}
 
 @pytest.fixture
 def policy() -> object:
-    return page_names("design/design.md")["LetterPolicy"]()
+    return page_names("learn/smallest-policy.md")["LetterPolicy"]()
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def page_names(page: str) -> dict[str, Any]:
 @pytest.fixture
 def make() -> Any:
     """LetterPolicy of the page."""
-    return page_names("design/design.md")["LetterPolicy"]
+    return page_names("learn/smallest-policy.md")["LetterPolicy"]
 
 
 def test_own_policy_keeps_the_contract(make: Any, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_own_policy_learns_to_write_a(make: Any, tmp_path: Path) -> None:
 
 
 def test_rewards_of_the_page() -> None:
-    names = page_names("how-to/rewards.md")
+    names = page_names("how-to/own-reward.md") | page_names("how-to/rewards.md")
     stripes = Image.fromarray(np.array([[0, 255], [0, 255]], dtype=np.uint8))
     samples = [
         Sample(Prompt("x", columns={"answer": "7"}), 0, 0, text="a 7"),
@@ -106,7 +106,7 @@ def test_own_reward_in_ten_lines_runs_as_printed(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # of another test
-    page = (DOCS / "how-to/rewards.md").read_text()
+    page = (DOCS / "how-to/own-reward.md").read_text()
     guide = page.partition("## A custom reward in ten lines")[2].partition("\n## ")[0]
     for name, body in re.findall(r"```\w+\n# ([\w.]+).*?\n(.*?)```", guide, re.DOTALL):
         (tmp_path / name).write_text(body)
@@ -210,7 +210,7 @@ def resolves(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("page", ["how-to/symptoms.md", "how-to/several-gpus.md"])
+@pytest.mark.parametrize("page", ["how-to/symptoms.md", "how-to/several-gpus.md", "how-to/not-supported.md"])
 def test_settings_that_a_page_names_are_keys_of_the_configuration(page: str) -> None:
     documented_keys = set(re.findall(r"^\| `([\w.]+)`", configuration_page(), re.MULTILINE))
     sections = {key.partition(".")[0] for key in documented_keys}

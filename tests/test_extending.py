@@ -87,7 +87,7 @@ def test_example_trains(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = {"output": str(tmp_path), "steps": 2, **yaml.safe_load(text)}
     config["rollout"] = {"prompts_per_step": 2, "group_size": 4, **config.get("rollout", {})}
     assert all(entry in text for _, entry in lines)
-    policy = defined("design/design.md")["LetterPolicy"]()
+    policy = defined("learn/smallest-policy.md")["LetterPolicy"]()
     rewards = {"a": lambda samples: [sample.text.count("a") + sample.member % 2 for sample in samples]}
     folder = mmgrpo.Trainer(policy, rewards, [Prompt("one"), Prompt("three")], config).train()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -103,7 +103,7 @@ def test_example_trains(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         text = re.sub(rf"\b{entry}\b(?=[,}}])", f'"python:{name}:{entry}"', text)
     config |= yaml.safe_load(text) | {"output": str(tmp_path / "own")}
     config["rollout"] = {"prompts_per_step": 2, "group_size": 4, **yaml.safe_load(text).get("rollout", {})}
-    policy = defined("design/design.md")["LetterPolicy"]()
+    policy = defined("learn/smallest-policy.md")["LetterPolicy"]()
     mmgrpo.Trainer(policy, rewards, [Prompt("one"), Prompt("three")], config).train()
     assert torch.equal(policy.logits, weights)
     assert name in explanation(validated(config))

@@ -44,7 +44,7 @@ def call(*arguments: str) -> Any:
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of an unknown author as the working directory: a run, and a module that its rewards name."""
     folder = tmp_path / "run"
-    policy: Any = page_names("design/design.md")["LetterPolicy"]()
+    policy: Any = page_names("learn/smallest-policy.md")["LetterPolicy"]()
     save_checkpoint(folder, RunPosition(1, 0), policy, {}, keep=None)
     (folder / "run.json").write_text(json.dumps({"name": "letters", "status": "finished"}))
     (tmp_path / "planted_module.py").write_text(PLANTED)

@@ -1,4 +1,4 @@
-"""The policy of ``docs/design/design.md``: four letters, each from its own table, all equally likely at first."""
+"""The policy of ``docs/learn/smallest-policy.md``: four letters, each from a table, all equally likely at first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from mmgrpo.config.loading import CONFIGS
 
-PAGE = CONFIGS.resolve().parent / "docs" / "design/design.md"
+PAGE = CONFIGS.resolve().parent / "docs/learn/smallest-policy.md"
 
 
 def letters() -> Any:
