@@ -21,8 +21,11 @@ from mmgrpo.docgen.peers import peer_table
 from mmgrpo.docgen.site import FOLDER, reference_nav, reference_pages
 
 ROOT = Path(__file__).parents[1]
-BOOST = "---\nsearch: {boost: 4}\n---\n\n"
+BOOST = "---\nsearch: {boost: 8}\n---\n\n"
 """Front matter of the page of configuration keys: a search for a key finds it first."""
+
+GUIDES = ("learn/", "how-to/", "coming-from/")
+"""Folders of pages that a search lists before the reference."""
 
 SOURCES = Path(tempfile.mkdtemp(prefix="mmgrpo-site-"))
 """A copy of the package as it is installed, with ``policies`` in it: mkdocstrings reads files and imports nothing."""
@@ -51,6 +54,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: An
     """Adds the tables of pages "coming from"; links to files that are not part of the site lead to the repository."""
     source = PurePosixPath("docs", page.file.src_uri)
     folder = source.parent
+    if page.file.src_uri.startswith(GUIDES):
+        page.meta.setdefault("search", {"boost": 2})
     if folder.name == "coming-from" and source.stem in PEERS:
         markdown += "\n" + peer_table(source.stem)
 

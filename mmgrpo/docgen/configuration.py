@@ -120,7 +120,7 @@ def _section(
 ) -> Iterator[str]:
     """A heading, the description and the table of a section, then its subsections that are listed here."""
     yield from ("", f"## {title}", "", _intro(model) or intro, "")
-    yield from ("| key | type | default | |", "| --- | --- | --- | --- |")
+    yield from ('<div class="keys" markdown>', "", "| key | type | default | |", "| --- | --- | --- | --- |")
     inner: list[tuple[type[BaseModel], str, str]] = []
     for name, field in model.model_fields.items():
         key, part = prefix + name, _part_of(field.annotation)
@@ -131,6 +131,7 @@ def _section(
         if part is not None and places[part] == key:
             inner.append((part, *_subsection(key, field.annotation)))
         yield f"| `{key}` | {kind} | {_default(field)} | {field.description or ''} |"
+    yield from ("", "</div>")
     for part, below, heading in inner:
         yield from _section(part, below, heading, heading, places)
 

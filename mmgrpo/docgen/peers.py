@@ -32,8 +32,9 @@ def peer_table(name: str) -> str:
 
 
 def _table(name: str, texts: Mapping[str, str], form: str) -> Iterator[str]:
-    yield from (f"| {name} | mmgrpo |", "| --- | --- |")
+    yield from ('<div class="keys" markdown>', "", f"| {name} | mmgrpo |", "| --- | --- |")
     yield from (f"| `{setting}` | {form.format(text)} |" for setting, text in texts.items())
+    yield from ("", "</div>")
 
 
 def _losses() -> Iterator[str]:
