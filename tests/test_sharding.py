@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from mmgrpo.layouts import layout_of, local_part
 from mmgrpo.system.extras import is_installed
 from tests import test_world_sizes as scenarios
 from tests.forked import on_processes
-from tests.policies import tiny_policies
+from tests.policies import tiny_language, tiny_policies
 from tests.policies.contract import gradients
 from tests.policies.tiny_language import prompts_of
 
@@ -145,21 +146,21 @@ def run_full(folder: Path, names: Sequence[str]) -> list[dict[str, Outcome]]:
     return [run(folder, names, in_parts=parts) for parts in (False, True)]
 
 
-def gradients_apart(folder: Path, names: Sequence[str], **lora: Any) -> dict[str, float]:
-    """Distance of a sharded pipeline's gradients from an unsharded one's, of their norm; their decisions are equal."""
-    lora = lora or {"lora": {"rank": 2}}
+def gradients_apart(
+    folder: Path, names: Sequence[str], *, tiny: ModuleType = tiny_policies, **settings: Any
+) -> dict[str, float]:
+    """Distance of a sharded model's gradients from an unsharded one's, of their norm; their decisions are equal."""
+    settings = {"lora": {"rank": 2}} | settings
     ask(in_parts=True)
     job, result = Job(Accelerator()), {}
     assert job.sharding is not None
     for name in names:
         torch.manual_seed(0)
-        unsharded = tiny_policies.policy_of(name, **lora)
+        unsharded = tiny.policy_of(name, **settings)
         torch.manual_seed(0)
-        parts = tiny_policies.policy_of(name, **lora)
+        parts = tiny.policy_of(name, **settings)
         parts.shard(job.sharding.shard)
-        rollouts = [
-            policy.rollout(tiny_policies.prompts_of(name), group_size=2, seed=1) for policy in (unsharded, parts)
-        ]
+        rollouts = [policy.rollout(tiny.prompts_of(name), group_size=2, seed=1) for policy in (unsharded, parts)]
         assert torch.equal(rollouts[0].old_logprob_BT, rollouts[1].old_logprob_BT)
         job.barrier()
         ours, theirs = gradients(unsharded, rollouts[0]), gradients(parts, rollouts[1])
@@ -181,6 +182,15 @@ def both(gradient: Any, part: Tensor, job: Job) -> Tensor:
 def full_gradients_apart(folder: Path, names: Sequence[str]) -> dict[str, float]:
     """The same of all weights."""
     return gradients_apart(folder, names, lora=None)
+
+
+def checkpointed_gradients_apart(folder: Path, names: Sequence[str]) -> list[dict[str, float]]:
+    """The same of language models whose layers run again in the backward pass, of adapters and of all weights."""
+    settings: list[dict[str, Any]] = [{}, {"lora": None}]
+    return [
+        gradients_apart(folder, names, tiny=tiny_language, gradient_checkpointing=True, **changed)
+        for changed in settings
+    ]
 
 
 def on_two(
@@ -291,6 +301,12 @@ def test_gradients_of_pipelines_in_parts(engine: str, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     apart = on_two(tmp_path / "full", ("flux", "wan", "sd15"), function="full_gradients_apart", engine=engine)
     assert apart == dict.fromkeys(("flux", "wan", "sd15"), pytest.approx(0.0, abs=1e-5))
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
+def test_gradients_of_checkpointed_layers_in_parts(engine: str, tmp_path: Path) -> None:
+    apart = on_two(tmp_path, ("llama", "qwen2.5-vl"), function="checkpointed_gradients_apart", engine=engine)
+    assert apart == [dict.fromkeys(("llama", "qwen2.5-vl"), pytest.approx(0.0, abs=1e-5))] * 2
 
 
 def test_unsupported_sharding_raises() -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from ..token_buffer import TokenBuffer
 from . import token_trees
 from .encoding import EncodedPrompt
+from .length_buckets import FORWARD_TOKENS, length_buckets, stacked
 from .slot_decoding import decode_in_slots
 from .slots import left_aligned
 from .text_trace import TextTrace
@@ -48,7 +48,7 @@ class ForwardPath(ABC):
 
     @abstractmethod
     def states(self, trace: TextTrace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
-        """The states that predict each token of N rows, (N, T, D)."""
+        """The states that predict each token of N rows, (N, T, D); undefined after a row's end."""
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
@@ -91,6 +91,7 @@ class CachedPath(ForwardPath):
         slots: whether rows are decoded in slots, which finished rows leave to others; else batch after batch.
         compiled: whether to decode over a static cache with a compiled forward.
         fill: value of the prompts' per-token tensors at tokens of a completion, for rows that run in full.
+        forward_tokens: tokens of padding that are as bad as another forward, now.
     """
 
     transformer: Transformer
@@ -100,6 +101,7 @@ class CachedPath(ForwardPath):
     slots: bool = False
     compiled: bool = False
     fill: int = 0
+    forward_tokens: Callable[[], int] = lambda: FORWARD_TOKENS
 
     def __str__(self) -> str:
         reading = "prompts once per group" if self.shared else "prompts once per row"
@@ -146,20 +148,22 @@ class CachedPath(ForwardPath):
         """Last hidden states."""
         owners = [trace.prompt_of_B[row] for row in rows]
         if not self.shared or any(trace.prompts[owner].media_turns for owner in owners):
-            return self.transformer.full_states([trace.prompts[owner] for owner in owners], tokens, fill=self.fill)
+            return self._full_states([trace.prompts[owner] for owner in owners], tokens)
         unique = sorted(set(owners))
-        device = self.transformer.device
         prefix = self.transformer.prefill([trace.prompts[owner] for owner in unique], max_tokens=self.max_tokens)
         forks = [trace.completions[row].num_inherited for row in rows]
-        if any(forks):
-            return token_trees.tree_states(self.transformer, prefix, _trees(unique, owners, tokens, forks), tokens)
-        prefix = prefix.continued(torch.tensor([unique.index(owner) for owner in owners], device=device))
-        token_NT = pad_sequence(list(tokens), batch_first=True).to(device)
-        first_N1D = prefix.hidden_ND[:, None]
-        if token_NT.shape[1] == 1:
-            return first_N1D
-        _, later_NTD = self.transformer.extend(prefix, token_NT[:, :-1])
-        return torch.cat([first_N1D, later_NTD], dim=1)
+        trees = _trees(unique, owners, tokens, forks)
+        return token_trees.tree_states(self.transformer, prefix, trees, tokens, forward_tokens=self.forward_tokens())
+
+    def _full_states(self, prompts: Sequence[EncodedPrompt], tokens: Sequence[Tensor]) -> Tensor:
+        """Last hidden states of rows that run in full, those of similar lengths together."""
+        rows: dict[int, Tensor] = {}
+        lengths = [prompt.length + len(token_T) for prompt, token_T in zip(prompts, tokens, strict=True)]
+        for bucket in length_buckets(lengths, self.forward_tokens()):
+            parts = [prompts[n] for n in bucket], [tokens[n] for n in bucket]
+            states_nTD = self.transformer.full_states(*parts, fill=self.fill)
+            rows |= {n: states_TD[: len(tokens[n])] for n, states_TD in zip(bucket, states_nTD.unbind(), strict=True)}
+        return stacked([rows[n] for n in range(len(tokens))])
 
     def logits(self, states: Tensor) -> Tensor:
         """The logits of the model's own head."""

@@ -106,10 +106,27 @@ class PathCandidates:
     against: Sequence[str]
 
 
-def path_candidates(model: PreTrainedModel, settings: LanguageSettings, autocast: torch.dtype | None) -> PathCandidates:
+def path_candidates(
+    model: PreTrainedModel,
+    settings: LanguageSettings,
+    autocast: torch.dtype | None,
+    *,
+    forward_tokens: Callable[[], int],
+) -> PathCandidates:
     """The forward paths that the model's class and the settings allow.
 
-    Raises: PolicyError for a model without ``generate``, ConfigError for settings that its cache does not support.
+    Args:
+        model: the model.
+        settings: settings of the policy.
+        autocast: dtype of the arithmetic, if it differs from that of the weights.
+        forward_tokens: tokens of padding that are as bad as another forward.
+
+    Returns:
+        The paths.
+
+    Raises:
+        PolicyError: the model has no ``generate``.
+        ConfigError: its cache does not support the settings.
     """
     if not model.can_generate():
         raise PolicyError(f"{type(model).__name__} has no generate: use a model with a language head")
@@ -128,7 +145,9 @@ def path_candidates(model: PreTrainedModel, settings: LanguageSettings, autocast
     limits = {"vocabulary": vocabulary, "max_tokens": settings.update_tokens}
     per_row: list[CachedPath] = []
     if transformer is not None:
-        batches = CachedPath(transformer=transformer, shared=False, compiled=settings.compile, **limits)
+        batches = CachedPath(
+            transformer=transformer, shared=False, compiled=settings.compile, forward_tokens=forward_tokens, **limits
+        )
         in_slots = transformer.takes_slots and not settings.compile
         per_row = [replace(batches, slots=True), batches] if in_slots else [batches]
     per_group = [replace(path, shared=True) for path in per_row] if _may_share(settings, transformer) else []

@@ -51,6 +51,7 @@ from .forward_paths import CachedPath, ForwardPath
 from .group_divergence import group_divergence
 from .language_critic import HiddenStates, LanguageCritic
 from .language_loading import end_token_ids, load_model, media_token_ids, suppressed_token_ids, trained_weights
+from .length_buckets import FORWARD_TOKENS, LOADING_FORWARD_TOKENS
 from .parity_check import TOLERANCES, ParityCase, VerifiedRows, require_plain_agreement
 from .path_selection import PathSelector, path_candidates
 from .plain_path import PlainPath
@@ -150,6 +151,7 @@ class LanguagePolicy(
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._tolerance = TOLERANCES[dtype]
         self._is_sharded = False
+        self._loads_weights = settings.offload  # in every forward
         self._selector, self._warmup_selector = self._selectors()
         self._rollouts = TextRollouts(
             encoder=self._encoder,
@@ -232,6 +234,7 @@ class LanguagePolicy(
         require_no_offloading([self.model], "sharding")
         self.weights.shard(lambda _, model: shard_decoder(model, shard, compiles=self.settings.compile))
         self._is_sharded = is_sharded_gradient(self.trainable)
+        self._loads_weights = True
 
     def text_offsets(self, sample: Sample) -> Sequence[int]:
         """Text offsets of the tokens, by decoding."""
@@ -455,7 +458,12 @@ class LanguagePolicy(
 
     def _selectors(self) -> tuple[PathSelector, PathSelector]:
         """The path selectors of rollouts and updates, and of the warm-up."""
-        candidates = path_candidates(self.model, self.settings, self._autocast)
+        candidates = path_candidates(
+            self.model,
+            self.settings,
+            self._autocast,
+            forward_tokens=lambda: LOADING_FORWARD_TOKENS if self._loads_weights else FORWARD_TOKENS,
+        )
         if not candidates.per_row:
             # a model that reads its own masks off its tokens would skip the padding token
             self._sampling = self._sampling.without([self._tokenizer.pad_token_id], keep=self._end_ids.tolist())

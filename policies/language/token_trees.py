@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..prefix import Prefix, concat_prefixes
+from .length_buckets import length_buckets, stacked
 from .transformer import Transformer
 
 
@@ -72,7 +73,12 @@ def _below(
 
 
 def tree_states(
-    transformer: Transformer, prefix: Prefix, trees: Sequence[Sequence[TokenSegment]], tokens: Sequence[Tensor]
+    transformer: Transformer,
+    prefix: Prefix,
+    trees: Sequence[Sequence[TokenSegment]],
+    tokens: Sequence[Tensor],
+    *,
+    forward_tokens: int,
 ) -> Tensor:
     """The states that predict each token of N rows; each token of a segment runs once, the last token of a row never.
 
@@ -81,6 +87,7 @@ def tree_states(
         prefix: one row per tree: its prompt.
         trees: trees of the prompts, over all rows.
         tokens: tokens of every row, at least one each.
+        forward_tokens: tokens of padding that are as bad as another forward.
 
     Returns:
         (N, T, D), undefined after a row's end.
@@ -90,7 +97,7 @@ def tree_states(
     while level:
         grown_prefixes: list[Prefix] = []
         following: list[tuple[int, TokenSegment]] = []
-        for batch in _together(level):
+        for batch in _together(level, forward_tokens):
             index_K = torch.tensor([k for k, _ in batch], device=prefix.hidden_ND.device)
             batch_prefix = prefix.continued(index_K, grows=bool(batch[0][1].children))
             first_K1D, ahead = batch_prefix.hidden_ND[:, None], [_run(segment, tokens) for _, segment in batch]
@@ -100,15 +107,15 @@ def tree_states(
                 batch_prefix, later_KRD = transformer.extend(batch_prefix, token_KR)
                 hidden_KRD = torch.cat([first_K1D, later_KRD], dim=1)
             base = sum(len(grown_prefix.hidden_ND) for grown_prefix in grown_prefixes)
-            for k, (_, segment) in enumerate(batch):
+            for k, ((_, segment), hidden_RD) in enumerate(zip(batch, hidden_KRD.unbind(), strict=True)):
                 for row in segment.rows:
-                    pieces[row].append(hidden_KRD[k, : segment.end - segment.start])
+                    pieces[row].append(hidden_RD[: segment.end - segment.start])
                 following += [(base + k, child) for child in segment.children]
             if batch[0][1].children:
                 grown_prefixes.append(batch_prefix)
         level = following
         prefix = concat_prefixes(grown_prefixes) if grown_prefixes else prefix
-    return pad_sequence([torch.cat(batch) for batch in pieces], batch_first=True)
+    return stacked([torch.cat(parts) for parts in pieces])
 
 
 def _run(segment: TokenSegment, tokens: Sequence[Tensor]) -> Tensor:
@@ -116,9 +123,17 @@ def _run(segment: TokenSegment, tokens: Sequence[Tensor]) -> Tensor:
     return tokens[segment.rows[0]][segment.start : segment.end if segment.children else segment.end - 1]
 
 
-def _together(level: Sequence[tuple[int, TokenSegment]]) -> list[list[tuple[int, TokenSegment]]]:
-    """Batches of segments: those that end rows, and those of one length that others follow."""
-    batches: dict[int, list[tuple[int, TokenSegment]]] = {}
+def _together(level: Sequence[tuple[int, TokenSegment]], forward_tokens: int) -> list[list[tuple[int, TokenSegment]]]:
+    """Batches of segments: those that end rows, of similar lengths, and those of one length that others follow."""
+    ends = [item for item in level if not item[1].children]
+    buckets = length_buckets([_length(segment) for _, segment in ends], forward_tokens)
+    batches = [[ends[n] for n in bucket] for bucket in buckets]
+    inner: dict[int, list[tuple[int, TokenSegment]]] = {}
     for item in level:
-        batches.setdefault(item[1].end - item[1].start if item[1].children else 0, []).append(item)
-    return list(batches.values())
+        if item[1].children:
+            inner.setdefault(_length(item[1]), []).append(item)
+    return [*batches, *inner.values()]
+
+
+def _length(segment: TokenSegment) -> int:
+    return segment.end - segment.start
