@@ -42,6 +42,7 @@ class Outline:
         update_size: rows of a slice of an update -> its size, to which its memory is proportional: rows, or tokens.
         stored_bytes: bytes of the weights of quantized layers.
         offloaded: modules whose frozen layers wait on the host.
+        cached_bytes: limit of the cache on the device that outputs of frozen encoders fill throughout a run.
     """
 
     modules: Mapping[str, nn.Module]
@@ -55,3 +56,4 @@ class Outline:
     update_size: Callable[[int], int] = lambda rows: rows
     stored_bytes: Mapping[nn.Module, int] = field(default_factory=dict)
     offloaded: Sequence[nn.Module] = ()
+    cached_bytes: int = 0

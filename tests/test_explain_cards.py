@@ -17,6 +17,7 @@ from mmgrpo.explain.card_sizes import card_rows
 from mmgrpo.explain.process_scale import ProcessPlan, ShardingEngine, plan_processes
 from tests.policies.families import daily
 from tests.policies.test_quantization import FORMATS
+from tests.policies.tiny_language import prompts_of
 from tests.tiny import language_models
 
 LORA = {"rank": 2, "alpha": 2.0}
@@ -87,3 +88,21 @@ def test_offloaded_layers_count_one_at_a_time(llama: Path) -> None:
     num_bytes = sum(4 * weight.numel() for part in parts for weight in vars(part)["_hf_hook"].weights_map.values())
     assert plain.resident.frozen - offloaded.resident.frozen == num_bytes
     assert offloaded.loaded == num_bytes // 2  # of two equal layers
+
+
+def test_a_full_cache_of_features_of_media_counts(llama: Path, tmp_path: Path) -> None:
+    language_models.save("qwen3-vl", tmp_path)
+    memo_bytes = 40_000
+    policy = LanguagePolicy.from_config(
+        {"model": str(tmp_path), "lora": LORA, "memo_bytes": memo_bytes, "max_new_tokens": 4}
+    )
+    prompts = [prompt for _ in range(4) for prompt in prompts_of("qwen3-vl")]
+    policy.rollout(prompts, group_size=2, seed=0)
+    features: Any = policy.path.transformer._features  # pyright: ignore[reportAttributeAccessIssue]
+    assert memo_bytes / 2 < features._bytes <= memo_bytes
+    cached, none = (plan_of(tmp_path, memo_bytes=size) for size in (memo_bytes, 0))
+    assert cached.memory().cached == memo_bytes
+    assert cached.memory().peak == none.memory().peak + memo_bytes
+    assert plan_of(llama).memory().cached == 0  # it has no encoder
+    assert plan_of(tmp_path, lora=None).memory().cached == 0  # and this one is trained
+    assert plan_of(tmp_path, lora=None, freeze_vision=True, memo_bytes=memo_bytes).memory().cached == memo_bytes

@@ -29,7 +29,7 @@ class Need:
     """Bytes of a process under some settings.
 
     Attributes:
-        resident: memory of the complete run, and loaded or gathered layers.
+        resident: memory of the complete run, loaded or gathered layers, and cached features.
         gradients: of trained weights, in the update.
         rollout: of a batch of the rollout.
         update: of a slice of an update.
@@ -111,7 +111,7 @@ def _need(plan: ProcessPlan, engine: ShardingEngine) -> Need:
     gradients = memory.resident.gradients
     blocks = max(memory.rollout_blocks, memory.update_blocks) + memory.loaded
     return Need(
-        resident=memory.resident.total - gradients + blocks,
+        resident=memory.resident.total - gradients + blocks + memory.cached,
         gradients=gradients,
         rollout=memory.rollout,
         update=memory.update,

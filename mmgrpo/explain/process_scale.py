@@ -64,6 +64,7 @@ class ProcessMemory:
         rollout: peak of a batch of the rollout.
         update: peak of a slice of an update.
         loaded: the largest layer that waits on the host, while it runs.
+        cached: the full cache of outputs of frozen encoders.
     """
 
     resident: ResidentMemory
@@ -72,12 +73,13 @@ class ProcessMemory:
     rollout: int
     update: int
     loaded: int = 0
+    cached: int = 0
 
     @property
     def peak(self) -> int:
         """The peak of a step; gradients exist during the update only."""
         rollout = self.resident.total - self.resident.gradients + self.rollout_blocks + self.rollout
-        return max(rollout, self.resident.total + self.update_blocks + self.update) + self.loaded
+        return max(rollout, self.resident.total + self.update_blocks + self.update) + self.loaded + self.cached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,7 @@ class ProcessPlan:
             rollout=self.passes.rollout.num_bytes,
             update=self.passes.update.num_bytes,
             loaded=max(frozen_in_layers(outline.offloaded), default=0),
+            cached=outline.cached_bytes,
         )
 
     def seconds(self, machine: MachineSpeed, engine: ShardingEngine = ShardingEngine.GPUS) -> StepSeconds:
@@ -294,6 +297,7 @@ def scale_rows(plan: ProcessPlan, speed: MachineSpeed, engine: ShardingEngine) -
         "blocks gathered in the rollout": memory.rollout_blocks,
         "in the update": memory.update_blocks,
         "a layer from the host": memory.loaded,
+        "features of media": memory.cached,
         f"rollout of {plan.outline.rollout_rows} rows": memory.rollout,
         f"update of {plan.outline.update_rows} rows": memory.update,
     }

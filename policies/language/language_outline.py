@@ -27,6 +27,7 @@ from ..sampling import SamplingDistribution, sample_tokens, token_logprobs
 from ..shapes import model_configs, to_meta
 from ..text_models import checkpointing, language_linears, language_parameters, require_checkpointing
 from ..weights import Weights
+from .media_features import frozen_encoders
 from .settings import LanguageSettings
 from .slots import slot_length
 from .transformer import slots_hold
@@ -82,11 +83,13 @@ def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_si
         assumed=(
             f"sizes of {source}",
             f"prompts of {prompt_tokens} tokens, answers of {length}, as long as they may be",
-            "the weights of the vision and audio encoders are counted, the memory of their forwards is not",
+            "the weights of the vision and audio encoders are counted, and a full cache of their features if they are "
+            "frozen; the memory of their forwards is not",
         ),
         update_size=lambda rows: prompt_tokens * (-(-rows // group_size) if shared else rows) + rows * length,
         stored_bytes=stored,
         offloaded=(model,) if settings.offload else (),
+        cached_bytes=settings.memo_bytes if frozen_encoders(model) else 0,
     )
 
 

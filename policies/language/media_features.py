@@ -72,9 +72,7 @@ class MediaFeatures:
             model: the model, whose encoders transformers names.
             max_bytes: memory of inputs and outputs, on the model's device; the oldest are dropped first.
         """
-        encoders = [model.get_encoder(modality=modality) for modality in MODALITIES]
-        inner = {id(encoder): encoder for encoder in encoders if encoder not in (model, model.base_model)}
-        self._encoders: list[Any] = [encoder for encoder in inner.values() if _is_frozen(encoder)]
+        self._encoders: list[Any] = frozen_encoders(model)
         self._max_bytes = max_bytes
         self._bytes = 0
         self._parts: OrderedDict[Key, _Part] = OrderedDict()
@@ -143,6 +141,13 @@ class MediaFeatures:
     def _drop(self, key: Key) -> None:
         if key in self._parts:
             self._bytes -= self._parts.pop(key).num_bytes
+
+
+def frozen_encoders(model: PreTrainedModel) -> list[nn.Module]:
+    """The encoders of media of a model that have no trained parameter."""
+    encoders = [model.get_encoder(modality=modality) for modality in MODALITIES]
+    inner = {id(encoder): encoder for encoder in encoders if encoder not in (model, model.base_model)}
+    return [encoder for encoder in inner.values() if _is_frozen(encoder)]
 
 
 def _is_frozen(encoder: nn.Module) -> bool:
