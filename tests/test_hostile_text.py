@@ -45,7 +45,7 @@ class Settings(BaseModel):
 
 
 class Letters(type(letters())):
-    """The policy of docs/design/design.md, which writes what a terminal would obey."""
+    """The policy of docs/learn/smallest-policy.md, which writes what a terminal would obey."""
 
     settings_type = Settings
 

@@ -128,7 +128,7 @@ class Planted:
 
 
 def test_a_checkpoint_with_a_pickle_raises_and_runs_no_code(tmp_path: Path) -> None:
-    policy: Any = page_names("design/design.md")["LetterPolicy"]()
+    policy: Any = page_names("learn/smallest-policy.md")["LetterPolicy"]()
     checkpoint = save_checkpoint(tmp_path, RunPosition(1, 0), policy, {"optimizer": {}}, keep=None)
     planted = pickle.dumps(Planted(tmp_path / "ran"))
     (checkpoint / TRAINING).write_bytes(planted)

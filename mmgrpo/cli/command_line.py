@@ -431,11 +431,25 @@ def serve_rewards(
 
 
 @app.command()
-def init(folder: Annotated[Path, typer.Argument(help="Output folder; created if missing.")] = Path()) -> None:
-    """Write a configuration, a reward and prompts to edit; train runs them as they are."""
+def init(
+    folder: Annotated[
+        Path, typer.Argument(help="Output folder, created if missing; with --from the file to read.")
+    ] = Path(),
+    library: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="Convert a file of another library into run.yaml: trl, a GRPOConfig script or YAML."
+        ),
+    ] = None,
+) -> None:
+    """Write a configuration, a reward and prompts to edit; or convert a run of TRL."""
     with plain_errors():
-        from mmgrpo.cli.init import write_starter_files
+        from mmgrpo.cli.init import write_converted_run, write_starter_files
 
+        if library is not None:
+            console.print_line(f"wrote {write_converted_run(library, folder)}")
+            console.print_line("mmgrpo explain run.yaml")
+            return
         for path in write_starter_files(folder):
             console.print_line(f"wrote {path}")
         console.print_line(f"{'' if folder == Path() else f'cd {shlex.quote(str(folder))} && '}mmgrpo train run.yaml")

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.config.loading import find_config, read_layers, shipped
+from mmgrpo.config.registry import suggestion
 from mmgrpo.errors import OutputError, UnknownNameError
 from mmgrpo.system.files import output_errors
+from mmgrpo.system.targets import import_attribute
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -78,6 +80,36 @@ def write_starter_files(folder: Path) -> list[Path]:
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
     return list(texts)
+
+
+CONVERTERS: Mapping[str, str] = {"trl": "mmgrpo.trl.conversion:converted"}
+"""Library -> the function that converts one of its files."""
+
+
+def write_converted_run(library: str, source: Path) -> Path:
+    """Writes ``run.yaml`` with the run of another library; replaces no file.
+
+    Args:
+        library: key of ``CONVERTERS``.
+        source: a script or a YAML file of the library; nothing of it is executed.
+
+    Returns:
+        The path of ``run.yaml``, in the working directory.
+
+    Raises:
+        UnknownNameError: there is no such library.
+        ConfigError: the source has values that are computed, or that do not fit together.
+        OutputError: ``run.yaml`` exists, or cannot be written.
+    """
+    if library not in CONVERTERS:
+        raise UnknownNameError(f"--from {library} is unknown{suggestion(library, CONVERTERS)}")
+    path = Path("run.yaml")
+    if path.exists():
+        raise OutputError("run.yaml exists already; rename it, or call the command in another folder")
+    text = import_attribute(CONVERTERS[library])(source)
+    with output_errors(path):
+        path.write_text(text, encoding="utf-8")
+    return path
 
 
 def recipe_notes(text: str = "") -> dict[str, str]:

@@ -1,0 +1,200 @@
+"""The arguments of a run of TRL, read from its script or its YAML file without executing it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parse_yaml
+
+LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
+"""Arguments of peft's ``LoraConfig`` with another name in TRL's scripts."""
+
+LORA_DEFAULTS = {"use_peft": True, "lora_r": 8, "lora_alpha": 8}
+"""Those of ``LoraConfig``; TRL's scripts have others."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrlRun:
+    """A run of TRL.
+
+    Attributes:
+        arguments: those of ``GRPOConfig`` and of TRL's scripts, by name.
+        unread: argument of ``GRPOTrainer`` that is not read -> its expression.
+    """
+
+    arguments: Mapping[str, Any]
+    unread: Mapping[str, str]
+
+
+def read_trl_run(path: Path) -> TrlRun:
+    """The arguments of a script with one ``GRPOConfig(...)`` of literals, or of a YAML file of TRL's command line.
+
+    Args:
+        path: the file; its name ends in ``.py``, ``.yaml`` or ``.yml``.
+
+    Returns:
+        The arguments.
+
+    Raises:
+        ConfigError: the file cannot be read, has no or several configurations, or one with values that are computed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{path} has more than {MAX_CHARACTERS} characters")
+    return _of_script(path, text) if path.suffix == ".py" else _of_yaml(path, text)
+
+
+def _of_yaml(path: Path, text: str) -> TrlRun:
+    try:
+        values = parse_yaml(text)
+    except YamlError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must be a mapping of TRL's arguments, such as learning_rate: 1.0e-6")
+    return TrlRun(arguments=values, unread={})
+
+
+def _of_script(path: Path, text: str) -> TrlRun:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"{path} is not Python: {error}") from None
+    script = _Script(path, tree)
+    configs = script.calls("GRPOConfig")
+    if len(configs) != 1:
+        raise ConfigError(
+            f"{path} has {len(configs)} calls of GRPOConfig and must have one, with literal arguments; a script that "
+            "reads its arguments from the command line has them in a YAML file: mmgrpo init --from trl CONFIG.yaml"
+        )
+    arguments = script.literals(configs[0], first="output_dir")
+    unread: dict[str, str] = {}
+    for name, node in script.trainer_arguments().items():
+        values = script.read(name, node)
+        arguments |= values or {}
+        if values is None:
+            unread[name] = ast.unparse(node)
+    return TrlRun(arguments=arguments, unread=unread)
+
+
+@final
+class _Script:
+    """A parsed script: its calls, and the names that are assigned once."""
+
+    def __init__(self, path: Path, tree: ast.Module) -> None:
+        self.path = path
+        self.nodes = list(ast.walk(tree))
+        self.functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        targets = [
+            (node.targets[0].id, node.value)
+            for node in self.nodes
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        ]
+        names = [name for name, _ in targets]
+        self.assigned = {name: value for name, value in targets if names.count(name) == 1}
+        self.imported = {
+            alias.asname or alias.name: f"python:{node.module}:{alias.name}"
+            for node in self.nodes
+            if isinstance(node, ast.ImportFrom) and not node.level
+            for alias in node.names
+        }
+
+    def calls(self, name: str) -> list[ast.Call]:
+        """The calls of a function or class, by its name or as an attribute of a module."""
+        return [node for node in self.nodes if isinstance(node, ast.Call) and _name_of(node.func) == name]
+
+    def value(self, node: ast.expr) -> ast.expr:
+        """An expression, or the one that its name is assigned to."""
+        return self.assigned.get(node.id, node) if isinstance(node, ast.Name) else node
+
+    def trainer_arguments(self) -> dict[str, ast.expr]:
+        """The arguments of the trainer but its configuration; none if there are several trainers."""
+        trainers = self.calls("GRPOTrainer")
+        if len(trainers) != 1:
+            return {}
+        named = {keyword.arg: keyword.value for keyword in trainers[0].keywords if keyword.arg not in (None, "args")}
+        return {**dict(zip(("model", "reward_funcs"), trainers[0].args, strict=False)), **named}
+
+    def read(self, name: str, node: ast.expr) -> dict[str, Any] | None:
+        """An argument of the trainer with the names of TRL's scripts; None: it cannot be read."""
+        readers = {
+            "model": self.model,
+            "train_dataset": self.train_dataset,
+            "eval_dataset": self.eval_dataset,
+            "reward_funcs": self.rewards,
+            "peft_config": self.adapters,
+        }
+        return readers[name](node) if name in readers else None
+
+    def literals(self, call: ast.Call, *, first: str | None = None) -> dict[str, Any]:
+        """The arguments of a call. Raises ConfigError for those that are no literals."""
+        named = [(keyword.arg or "**", keyword.value) for keyword in call.keywords]
+        named += [(first or "*", node) for node in call.args]
+        values, computed = {}, []
+        for name, node in named:
+            try:
+                values[name] = ast.literal_eval(self.value(node))
+            except (ValueError, TypeError, RecursionError, MemoryError):
+                computed.append(f"{name}={ast.unparse(node)[:60]} (line {node.lineno})")
+        if computed:
+            raise ConfigError(
+                f"{self.path}: {', '.join(computed)} must be literals: nothing of the script is executed. Write the "
+                "values into the call, or into a YAML file of TRL"
+            )
+        return values
+
+    def model(self, node: ast.expr) -> dict[str, Any] | None:
+        """The argument ``model`` as that of TRL's scripts; None: it is no text."""
+        match self.value(node):
+            case ast.Constant(value=str() as text):
+                return {"model_name_or_path": text}
+        return None
+
+    def train_dataset(self, node: ast.expr) -> dict[str, Any] | None:
+        """The name and the split of ``load_dataset(...)``; None: it is another expression."""
+        return self._dataset(node, "dataset_name", "dataset_train_split")
+
+    def eval_dataset(self, node: ast.expr) -> dict[str, Any] | None:
+        """The same of the held-out rows."""
+        return self._dataset(node, "eval_dataset", "dataset_test_split")
+
+    def _dataset(self, node: ast.expr, name: str, split: str) -> dict[str, Any] | None:
+        call = self.value(node)
+        if not isinstance(call, ast.Call) or _name_of(call.func) != "load_dataset" or len(call.args) != 1:
+            return None
+        values = self.literals(call, first="path")
+        names = {"path": name, "split": split}
+        return None if values.keys() - names.keys() else {names[key]: value for key, value in values.items()}
+
+    def rewards(self, node: ast.expr) -> dict[str, Any] | None:
+        """The functions as targets of ``rewards``; None: one of them has no name that can be imported."""
+        listed = self.value(node)
+        parts = listed.elts if isinstance(listed, ast.List | ast.Tuple) else [node]
+        targets = [target for part in parts if (target := self._target(part)) is not None]
+        return {"reward_funcs": targets} if len(targets) == len(parts) else None
+
+    def _target(self, node: ast.expr) -> str | None:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value
+        name = node.id if isinstance(node, ast.Name) else ""
+        return f"python:{self.path.stem}:{name}" if name in self.functions else self.imported.get(name)
+
+    def adapters(self, node: ast.expr) -> dict[str, Any] | None:
+        """The arguments of ``LoraConfig(...)`` with the names of TRL's scripts; None: it is another expression."""
+        call = self.value(node)
+        if not isinstance(call, ast.Call) or _name_of(call.func) != "LoraConfig":
+            return None
+        return LORA_DEFAULTS | {LORA.get(name, name): value for name, value in self.literals(call).items()}
+
+
+def _name_of(node: ast.expr) -> str | None:
+    """The last name of a function: ``GRPOConfig`` of ``trl.GRPOConfig``."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None

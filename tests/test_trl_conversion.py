@@ -1,0 +1,205 @@
+"""``mmgrpo init --from trl``: a script or a YAML file of TRL becomes a configuration with the same values."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from typer.testing import CliRunner
+
+from mmgrpo.cli import app
+from mmgrpo.config.loading import load_config, validated
+from mmgrpo.config.sections import at
+from mmgrpo.config.validating import set_value
+from mmgrpo.errors import ConfigError
+from mmgrpo.trl import GRPOConfig
+from mmgrpo.trl.conversion import converted
+from mmgrpo.trl.run_values import TrainingData, run_values
+from tests.tiny.language_models import save
+
+SCRIPT = """\
+import os
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import accuracy_reward
+
+os.remove("precious.txt")  # nothing of a script is executed
+model_id = "Qwen/Qwen2.5-VL-3B-Instruct"
+dataset = load_dataset("lmms-lab/multimodal-open-r1-8k-verified", split="train[:5%]")
+training_args = GRPOConfig(
+    output_dir="out",
+    learning_rate=1e-5,
+    max_steps=40,
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=8,
+    max_completion_length=1024,
+    num_generations=2,
+    epsilon_high=0.28,
+    beta=0.04,
+    lr_scheduler_type="cosine",
+    max_prompt_length=2048,
+    push_to_hub=True,
+    save_steps=10,
+    use_vllm=True,
+    reward_weights=[1.0, 0.5],
+    report_to=["tensorboard"],
+)
+
+def length(completions, **kwargs):
+    return [float(len(text)) for text in completions]
+
+if __name__ == "__main__":
+    trainer = GRPOTrainer(
+        model=model_id,
+        reward_funcs=[accuracy_reward, length],
+        args=training_args,
+        train_dataset=dataset,
+        peft_config=LoraConfig(r=16, lora_alpha=32, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]),
+        callbacks=[Callback()],
+    )
+    trainer.train()
+"""
+ARGUMENTS: dict[str, Any] = {
+    "output_dir": "out", "learning_rate": 1e-5, "max_steps": 40, "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 8, "max_completion_length": 1024, "num_generations": 2, "epsilon_high": 0.28,
+    "beta": 0.04, "lr_scheduler_type": "cosine", "save_steps": 10, "report_to": ["tensorboard"],
+}  # fmt: skip
+"""Those of the script that have keys."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_script_becomes_the_configuration_of_the_same_arguments(folder: Path) -> None:
+    (folder / "precious.txt").touch()
+    written(folder / "train_grpo.py", SCRIPT)
+    result = CliRunner().invoke(app, ["init", "--from", "trl", "train_grpo.py"])
+    assert (result.exit_code, result.output) == (0, "wrote run.yaml\nmmgrpo explain run.yaml\n")
+    assert (folder / "precious.txt").exists()
+    data = TrainingData(num_prompts=None, is_conversational=True, has_tools=False)
+    values: dict[str, Any] = {"policy": {"name": "language"}}
+    for key, value in run_values(GRPOConfig(**ARGUMENTS), data).items():
+        set_value(values, key.split("."), value)
+    expected, config = validated(values), load_config(folder / "run.yaml")
+    for section in ("steps", "seed", "output", "rollout", "advantage", "objective", "update", "checkpoint", "runtime"):
+        assert getattr(config, section) == getattr(expected, section)
+    assert config.policy is not None
+    settings = dict(config.policy.settings)
+    assert (settings["model"], settings["dtype"], settings["max_new_tokens"]) == (
+        "Qwen/Qwen2.5-VL-3B-Instruct", "bfloat16", 1024,
+    )  # fmt: skip
+    assert settings["lora"] == {
+        "rank": 16, "alpha": 32.0, "targets": ["q_proj", "v_proj"], "init": "kaiming", "dora": False,
+    }  # fmt: skip
+    assert config.prompts is not None
+    assert (config.prompts.source, config.prompts.split) == ("lmms-lab/multimodal-open-r1-8k-verified", "train[:5%]")
+    assert [(reward.name, reward.weight) for reward in config.rewards] == [
+        ("python:trl.rewards:accuracy_reward", 1.0), ("python:train_grpo:length", 0.5),
+    ]  # fmt: skip
+
+
+def test_file_has_a_comment_for_each_argument_without_a_counterpart(folder: Path) -> None:
+    comments = [line for line in converted(written(folder / "t.py", SCRIPT)).splitlines() if line.startswith("# *")]
+    for start in (
+        "# * callbacks=[Callback()]: it is not read; TRL's callbacks is not supported; leave it out",
+        "# * max_prompt_length=2048: TRL's max_prompt_length is not supported; instead: shorter prompts",
+        "# * push_to_hub=True: TRL's push_to_hub is not supported; instead: `mmgrpo export RUN --push",
+        "# * use_vllm=True: TRL's use_vllm is rollout.engine: {name: vllm, url: ADDRESS}",
+        "# * lora_dropout=0.1: TRL's lora_dropout is not supported; leave it out: dropout is off",
+        "# * rollout.prompts_per_step is for one process",
+        "# * policy.chat: false, if the prompts are texts",
+    ):
+        assert [line for line in comments if line.startswith(start)], start
+    assert len(comments) == 8  # with that of modules that rewards are imported from
+
+
+def test_yaml_of_the_command_line_becomes_a_run_that_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save("qwen2", folder / "model")
+    (folder / "rows").mkdir()
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("one", "two")]
+    Dataset.from_list(rows).to_parquet(folder / "rows/train-00000-of-00001.parquet")
+    written(folder / "my_lengths.py", "def length(completions, **kwargs):\n    return [1.0 for _ in completions]\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    written(
+        folder / "config.yaml",
+        "model_name_or_path: model\ndataset_name: rows\nreward_funcs: [my_lengths.length]\nmax_steps: 2\n"
+        "use_cpu: true\n"
+        "bf16: false\nnum_generations: 2\nper_device_train_batch_size: 2\nmax_completion_length: 3\nuse_peft: true\n"
+        "lora_r: 2\nsave_strategy: 'no'\npacking: true\nlearning_rate: 1.0e-3\n",
+    )
+    for arguments in (["init", "--from", "trl", "config.yaml"], ["train", "run.yaml"]):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+    assert "# * packing=True: TRL's packing is not supported; leave it out" in (folder / "run.yaml").read_text()
+    (metrics,) = folder.glob("trainer_output/*/metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [(line["step"], line["reward/length/mean"]) for line in lines] == [(1, 1.0), (2, 1.0)]
+
+
+def test_epochs_become_a_comment_with_the_steps(folder: Path) -> None:
+    text = converted(written(folder / "c.yaml", "num_train_epochs: 2\nnum_generations: 4\n"))
+    assert "# * steps: num_train_epochs=2 is 2 * rows / 2 steps; set it\n" in text  # 8 rows are 2 groups of 4
+    assert "\nsteps: 100\n" in text
+    assert "# * policy.model: set the path or hub id of the model\n" in text
+    assert at(load_config(written(folder / "run.yaml", text)).model_dump(), "rollout.prompts_per_step") == 2
+
+
+def test_tools_are_left_to_the_user_and_their_turns_are_converted(folder: Path) -> None:
+    script = "GRPOTrainer(model='m', tools=[search], args=GRPOConfig(max_steps=1, max_tool_calling_iterations=3))"
+    text = converted(written(folder / "t.py", script))
+    assert "# * tools=[search]: it is not read; TRL's tools is rollout.environment: {name: tools, functions: [" in text
+    assert load_config(written(folder / "run.yaml", text)).rollout.max_turns == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "t.py",
+            "GRPOConfig(learning_rate=args.lr, beta=2 * b)",
+            r"learning_rate=args\.lr \(line 1\), beta=2 \* b \(line",
+        ),
+        ("t.py", "GRPOConfig(**settings)", r"\*\*=settings \(line 1\) must be literals"),
+        ("t.py", "lr = 1\nlr = 2\nGRPOConfig(learning_rate=lr)", "learning_rate=lr"),
+        ("t.py", "GRPOConfig()\nGRPOConfig()", "has 2 calls of GRPOConfig and must have one"),
+        ("t.py", "parser = TrlParser((ScriptArguments, GRPOConfig))", "has 0 calls .* in a YAML file: mmgrpo init"),
+        ("t.py", "def (", "is not Python"),
+        ("t.py", "(" * 5000, "is not Python"),
+        ("c.yaml", "[1, 2]", "must be a mapping of TRL's arguments"),
+        ("c.yaml", "a: [", "is not YAML"),
+        ("c.yaml", "max_steps: 3\nnum_generations: 3", "must be a multiple of num_generations=3"),
+        ("c.yaml", "max_steps: 3\nload_in_4bit: true", "quantized weights cannot be trained in full"),
+        (
+            "c.yaml",
+            "reward_funcs: [a.b]\nreward_weights: [1, 2]",
+            "reward_weights has 2 numbers for 1 reward functions",
+        ),
+    ],
+)
+def test_file_that_cannot_be_converted_raises(folder: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        converted(written(folder / name, text))
+
+
+def test_command_replaces_no_file_and_names_the_libraries(folder: Path) -> None:
+    written(folder / "c.yaml", "max_steps: 3\n")
+    written(folder / "run.yaml", "mine")
+    result = CliRunner().invoke(app, ["init", "--from", "trl", "c.yaml"])
+    assert result.exit_code == 2
+    assert "run.yaml exists already" in result.stderr
+    assert (folder / "run.yaml").read_text() == "mine"
+    result = CliRunner().invoke(app, ["init", "--from", "tlr", "c.yaml"])
+    assert "--from tlr is unknown; did you mean trl?" in result.stderr
