@@ -213,8 +213,9 @@ def first_step_note(line: Mapping[str, Any]) -> str | None:
 
 
 def _training_reward(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the mean of the training reward over some steps; empty for no steps."""
-    return {f"trained/{part}": fmean(step[f"reward/{part}"] for step in steps) for part in ("mean", "std") if steps}
+    """Returns the mean of the training reward over the steps that have one; empty if none has."""
+    rewarded = [step for step in steps if "reward/mean" in step]
+    return {f"trained/{part}": fmean(s[f"reward/{part}"] for s in rewarded) for part in ("mean", "std") if rewarded}
 
 
 Rule = Callable[..., Iterator[tuple[str, str]]]

@@ -121,10 +121,8 @@ class RunProgress:
 
     def log_step(self, line: Mapping[str, float]) -> None:
         """Shows a step, from the line of its last update."""
-        text = (
-            f"reward {line['reward/mean']:.3f} ± {line['reward/std']:.3f}  "
-            f"clip {line['policy/clip_low_frac']:.2f}/{line['policy/clip_high_frac']:.2f}"
-        )
+        text = f"reward {line['reward/mean']:.3f} ± {line['reward/std']:.3f}  " if "reward/mean" in line else ""
+        text += f"clip {line['policy/clip_low_frac']:.2f}/{line['policy/clip_high_frac']:.2f}"
         if "completions/mean_length" in line:
             text += f"  tokens {line['completions/mean_length']:.0f}"
             text += f" ({line['completions/clipped_frac']:.0%} cut off)" if line["completions/clipped_frac"] else ""

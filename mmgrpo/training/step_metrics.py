@@ -195,12 +195,11 @@ class StepLog:
 
 
 def reward_metrics(scores: Scores, total: Tensor) -> dict[str, float]:
-    """Mean and spread of each reward over the samples it applied to, and of the combined rewards ``total``; the metrics
-    of explanations."""
-    metrics = {
-        "reward/mean": float(total.mean()) if len(total) else 0.0,
-        "reward/std": float(total.std(correction=0)) if len(total) else 0.0,
-    }
+    """Mean and spread of each reward over the samples it applied to, and of the combined rewards ``total``, where there
+    are any; the metrics of explanations."""
+    metrics = {}
+    if len(total):
+        metrics = {"reward/mean": float(total.mean()), "reward/std": float(total.std(correction=0))}
     for column, name in enumerate(scores.names):
         values = scores.value_BR[scores.valid_BR[:, column], column].double()
         if len(values):

@@ -194,6 +194,9 @@ def test_every_window_trains_and_the_critic_waits_for_the_reward(tmp_path: Path)
         *(step.line["rollout/partial_rows"] for step in steps[:-1]),
     ]
     assert [len(step.scored) for step in steps][:3] == [0, 0, 4]
+    for step in steps:
+        assert step.line.get("reward/mean") == (1.0 if step.scored else None)
+        assert ("reward/std" in step.line) == bool(step.scored)
     assert steps[2].line["completions/clipped_frac"] == 1.0
     assert steps[1].line["completions/clipped_frac"] == 0.0
     assert steps[3].line["completions/max_length"] == WINDOW  # new rows
