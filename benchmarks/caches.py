@@ -1,4 +1,4 @@
-"""Rollouts with each cache of diffusers at the untrained steps, and without: forwards and CPU seconds.
+"""Rollouts with each approximation of the untrained steps, and without: forwards and CPU seconds.
 
 python -m benchmarks.caches [--steps 16] [--window 0 4] [--group 2] [--layers 6] [--repeat 2]
 """
@@ -17,6 +17,7 @@ from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.rescoring import rescore
 
+from mmgrpo.system.extras import is_installed
 from mmgrpo.types import Plan, Prompt, Rollout
 from tests.tiny.flux import PACKED_CHANNELS, flux
 from tests.tiny.text_encoders import WIDTH
@@ -44,21 +45,26 @@ def pipeline_of(layers: int) -> FluxPipeline:
     return pipeline
 
 
-def caches_of(steps: int) -> dict[str, Mapping[str, Any] | None]:
-    """The settings of ``policy.cache`` by name, ``none`` first; with random weights a threshold that all steps meet."""
+def settings_of(steps: int) -> dict[str, dict[str, Any]]:
+    """Settings of the policy by name, ``none`` first; with random weights a threshold that all steps meet."""
+    caches = {
+        "FirstBlockCache": {"threshold": 10.0},
+        "TaylorSeerCache": {"cache_interval": 3, "disable_cache_before_step": 2},
+        "MagCache": {"num_inference_steps": steps, "mag_ratios": [1.0] * steps},
+    }
+    formats = ("Float8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig") if is_installed("torchao") else ()
     return {
-        "none": None,
-        "FirstBlockCache": {"name": "FirstBlockCache", "threshold": 10.0},
-        "TaylorSeerCache": {"name": "TaylorSeerCache", "cache_interval": 3, "disable_cache_before_step": 2},
-        "MagCache": {"name": "MagCache", "num_inference_steps": steps, "mag_ratios": [1.0] * steps},
+        "none": {},
+        **{name: {"cache": {"name": name, **fields}} for name, fields in caches.items()},
+        **{name: {"step_quantization": {"name": name}} for name in formats},
     }
 
 
-def policy_of(arguments: argparse.Namespace, cache: Mapping[str, Any] | None) -> DenoisingPolicy:
+def policy_of(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> DenoisingPolicy:
     """A policy of the same random pipeline each time."""
     call = {"height": PIXELS, "width": PIXELS, "num_inference_steps": arguments.steps, "guidance_scale": 3.5}
     call["max_sequence_length"] = 64
-    return DenoisingPolicy(pipeline_of(arguments.layers), {"call": call, "cache": cache, "lora": {"rank": 2}})
+    return DenoisingPolicy(pipeline_of(arguments.layers), {"call": call, "lora": {"rank": 2}, **settings})
 
 
 def sampled(policy: DenoisingPolicy, arguments: argparse.Namespace) -> tuple[Rollout, float]:
@@ -72,14 +78,14 @@ def sampled(policy: DenoisingPolicy, arguments: argparse.Namespace) -> tuple[Rol
 
 
 def main() -> None:
-    """Prints a line per cache and repetition, each compared with the rollout without one just before it."""
+    """Prints a line per setting and repetition, each compared with the rollout without one just before it."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("steps", 16), ("group", 2), ("layers", 6), ("repeat", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--window", type=int, nargs=2, default=(0, 4), help="first trained step, and their number")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    policies = {name: policy_of(arguments, cache) for name, cache in caches_of(arguments.steps).items()}
+    policies = {name: policy_of(arguments, values) for name, values in settings_of(arguments.steps).items()}
     plain = policies.pop("none")
     for policy in (plain, *policies.values()):
         sampled(policy, arguments)  # with the check that replay is exact
@@ -91,7 +97,7 @@ def main() -> None:
             rollout, cached_s = sampled(policy, arguments)
             gap_BT = (rescore(policy, rollout, values=()).old_logprob_BT - rollout.old_logprob_BT).abs()
             result = {
-                "cache": name,
+                "name": name,
                 "forwards": [expected.num_forwards, round(rollout.num_forwards, 2)],
                 "cpu_s": [round(plain_s, 2), round(cached_s, 2)],
                 "ratio": round(plain_s / cached_s, 2),

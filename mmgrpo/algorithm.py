@@ -341,12 +341,14 @@ class Algorithm:
         """The stochastic decisions of a step, including those at which branches split; None for all.
 
         Raises ConfigError for a window that does not fit the schedule, a policy without one, or
-        ``policy.fast_remainder`` or ``policy.cache`` without a window.
+        ``policy.fast_remainder``, ``policy.cache`` or ``policy.step_quantization`` without a window.
         """
         config, rollout, window = self.config, self.config.rollout, self.config.rollout.window
         if window is None or self.window is None:
             settings = config.policy.settings if config.policy else {}
-            where = {"fast_remainder": "after"} | ({"cache": "outside"} if rollout.training_states == "sampled" else {})
+            where = {"fast_remainder": "after"}
+            if rollout.training_states == "sampled":
+                where |= {"cache": "outside", "step_quantization": "outside"}
             for key in where.keys() & {key for key, value in settings.items() if value}:
                 raise ConfigError(
                     f"policy.{key} applies to the steps {where[key]} rollout.window, which is not set: set "

@@ -120,7 +120,7 @@ def _configuration(values: Any, read: Callable[[dict[str, Any]], Any], key: str)
     is_bitsandbytes = bool(arguments.get("load_in_4bit") or arguments.get("load_in_8bit"))
     _require_library("bitsandbytes" if is_bitsandbytes else str(arguments.get("quant_method") or ""), key)
     if isinstance(arguments.get("quant_type"), Mapping) and "name" in arguments["quant_type"]:
-        arguments["quant_type"] = {"default": _torchao_type(arguments["quant_type"], key)}
+        arguments["quant_type"] = {"default": _torchao_type(arguments["quant_type"], f"{key}.quant_type")}
     try:
         config = read(arguments)
     except (TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
@@ -136,19 +136,51 @@ def _require_read(config: Any, arguments: Mapping[str, Any], key: str) -> None:
         raise ConfigError(f"{key}: {type(config).__name__} has no {', '.join(ignored)}; it has {names}")
 
 
-def _torchao_type(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """torchao's own mapping of one of its classes; names of dtypes become dtypes."""
-    import torchao.quantization as quantization
-    from torchao.core.config import config_to_dict
+def torchao_configuration(values: Mapping[str, Any], key: str) -> Any:
+    """A configuration of torchao.
 
+    Args:
+        values: the ``name`` of one of its classes, and its arguments; names of dtypes become dtypes.
+        key: the setting, for messages.
+
+    Raises:
+        ConfigError: torchao has no such class, or does not accept the arguments.
+        MissingPackageError: torchao is not installed.
+    """
+    quantization = required("torchao.quantization", key)
     arguments = {name: _dtype(value) for name, value in values.items() if name != "name"}
     names = sorted(name for name in dir(quantization) if name.endswith("Config"))
-    if values["name"] not in names:
-        raise ConfigError(f"{key}.quant_type: torchao has no {values['name']}; it has {', '.join(names)}")
+    if values.get("name") not in names:
+        raise ConfigError(f"{key}: torchao has no {values.get('name')}; it has {', '.join(names)}")
     try:
-        return config_to_dict(getattr(quantization, values["name"])(**arguments))
+        return getattr(quantization, values["name"])(**arguments)
     except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"{key}.quant_type: {_line(error)}") from error
+        raise ConfigError(f"{key}: {_line(error)}") from error
+
+
+def _torchao_type(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """torchao's mapping of one of its classes."""
+    configuration = torchao_configuration(values, key)
+    from torchao.core.config import config_to_dict
+
+    try:
+        return config_to_dict(configuration)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"{key}: {_line(error)}") from error
+
+
+def quantized_weight(weight: Tensor, configuration: Any) -> Tensor:
+    """A weight of a linear layer in a format of torchao; the weight itself does not change.
+
+    Shapes: (out, in) -> (out, in).   Raises: ConfigError for a format that this device or this shape does not support.
+    """
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    try:
+        required("torchao.quantization", KEY).quantize_(layer, configuration)
+    except (AssertionError, RuntimeError, NotImplementedError, ValueError, ImportError) as error:
+        raise ConfigError(f"{type(configuration).__name__} on {weight.device.type}: {_line(error)}") from error
+    return layer.weight
 
 
 def _dtype(value: Any) -> Any:

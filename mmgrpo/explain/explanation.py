@@ -134,6 +134,9 @@ def _policy_rows(config: RunConfig, settings: Mapping[str, Any] | None) -> Itera
             "",
             f"other steps use {name}, a cache of diffusers, so that forwards are at most those below: policy.cache",
         )
+    if settings is not None and settings.get("step_quantization") is not None:
+        name = settings["step_quantization"].get("name")
+        yield "", f"other steps run with weights of {name}, made at the start of each run: policy.step_quantization"
     if config.rollout.same_initial_noise:
         yield "noise", "shared by the group, which computes its common steps once"
     tree = config.rollout.tree

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, final
 
 import diffusers.hooks
 from diffusers.hooks.hooks import StateManager
@@ -21,6 +21,8 @@ from diffusers.models.cache_utils import CacheMixin
 from torch import nn
 
 from mmgrpo.errors import ConfigError
+
+from .approximations import Approximation
 
 CONFIGS: Mapping[str, type] = {
     name: getattr(diffusers.hooks, f"{name}Config")
@@ -34,11 +36,14 @@ TIMESTEP = "current_timestep_callback"
 logger = logging.getLogger(__name__)
 
 
-class RolloutCache:
+@final
+class RolloutCache(Approximation):
     """A cache of diffusers on the denoisers, for the steps of a rollout that are not trained.
 
     Every stretch of consecutive cached steps begins with an empty cache, so nothing of a trained step is read.
     """
+
+    key = "policy.cache"
 
     def __init__(self, pipeline: Any, settings: Mapping[str, Any], denoisers: Mapping[str, nn.Module]) -> None:
         """Checks the settings by installing the cache once.
@@ -59,17 +64,17 @@ class RolloutCache:
         with self.installed():
             pass
 
-    def require_reuse(self, is_cached: Callable[[int], bool], num_steps: int) -> None:
+    def require_effect(self, is_untrained: Callable[[int], bool], num_steps: int) -> None:
         """Checks that the cache can skip something in a rollout; if only another window could, it warns once.
 
         Args:
-            is_cached: whether a step may use the cache.
+            is_untrained: whether a step may use the cache.
             num_steps: number of steps of the rollout.
 
         Raises:
             ConfigError: so few steps may use it that no window of this size leaves a step that reuses an earlier one.
         """
-        steps = [step for step in range(num_steps) if is_cached(step)]
+        steps = [step for step in range(num_steps) if is_untrained(step)]
         if any(self._may_reuse(step, start) for step, start in zip(steps, _starts(steps), strict=True)):
             return
         idle = (

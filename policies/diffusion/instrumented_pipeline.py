@@ -18,7 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from mmgrpo.errors import PolicyError
 
-from .caches import RolloutCache, caches_off
+from .approximations import Approximation, approximated
+from .caches import caches_off
 from .call_form import form_of
 from .components import components_replaced, nested_pipelines, run_class
 from .encoder_cache import EncoderCache, tokenize_unique
@@ -43,7 +44,7 @@ class InstrumentedPipeline:
         denoisers: names of the components that the loop calls at each step.
         form: builds the arguments of its call from rows.
         calls_step_twice: whether it calls ``step`` once for the clean sample and again, with it, to take the step.
-        cache: as the argument.
+        approximations: as the argument.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class InstrumentedPipeline:
         columns: Sequence[str] = (),
         image_arguments: Mapping[str, str] | None = None,
         decode: DecodeSettings | None = None,
-        cache: RolloutCache | None = None,
+        approximations: Sequence[Approximation] = (),
     ) -> None:
         """Wraps the pipeline.
 
@@ -72,12 +73,12 @@ class InstrumentedPipeline:
             columns: data columns that are arguments of its call.
             image_arguments: further arguments of its call, with the data columns that hold their images.
             decode: memory-saving decoding; None: as the pipeline is configured.
-            cache: of the denoisers, for the iterations of a run that may use it; None: none.
+            approximations: of the denoisers, for the iterations of a run that may be approximated.
         """
         self.pipeline = pipeline
         self.denoisers = denoisers
         self.calls_step_twice = False
-        self.cache = cache
+        self.approximations = approximations
         self._encoder_cache = encoder_cache
         self._decode = decode or DecodeSettings()
         require_slices(pipeline, self._decode)
@@ -139,8 +140,8 @@ class InstrumentedPipeline:
                     stack.enter_context(run_class(pipeline))
                 if not is_greedy:
                     stack.enter_context(caches_off(denoisers))
-                if self.cache is not None and run.is_cached is not None:
-                    stack.enter_context(self.cache.installed())
+                for approximation in () if run.is_untrained is None else self.approximations:
+                    stack.enter_context(approximation.installed())
                 stack.enter_context(sliced(self._decoders, self._decode))
                 yield
         finally:
@@ -206,20 +207,14 @@ class InstrumentedPipeline:
             device = next((p.device.type for p in module.parameters()), "cpu")
             with (
                 torch.autocast(device, dtype=self._autocast, enabled=self._autocast is not None),
-                self._cached(run, module) as share,
+                approximated(self.approximations, run, module) as share,
             ):
                 output = module(*args, **kwargs)
-            run.num_forwards += leading_rows(args, kwargs) * (share[0] if share else 1)
+            run.num_forwards += leading_rows(args, kwargs) * share[0]
             return output
 
         output = None if run.intercept is None else run.intercept(run.iteration, name, forward, args, kwargs)
         return self._run_or_zeros(run.iteration, name, forward, args, kwargs) if output is None else output
-
-    def _cached(self, run: PipelineRun, module: Any) -> AbstractContextManager[list[float] | None]:
-        """The context of a denoiser call; it yields where the share of the parameters that ran will be, if cached."""
-        if self.cache is None or run.is_cached is None or not self.cache.is_on(module):
-            return nullcontext()
-        return self.cache.at(module, run.iteration) if run.is_cached(run.iteration) else self.cache.off()
 
     def _run_component(self, name: str, module: Any, args: Any, kwargs: Any) -> Any:
         run = self._run

@@ -82,7 +82,7 @@ class PipelineRun:
         stop_before: int | None = None,
         run_ghosts: bool = False,
         rewrite: Callable[[int, Any, Any, Any], tuple[Any, Any]] | None = None,
-        is_cached: Callable[[int], bool] | None = None,
+        is_untrained: Callable[[int], bool] | None = None,
         intercept: Callable[[int, str, Callable[..., Any], Any, Any], Any | None] | None = None,
     ) -> None:
         """A run before its first iteration.
@@ -93,7 +93,8 @@ class PipelineRun:
             stop_before: the run ends at the first denoiser call of this iteration.
             run_ghosts: run the denoiser in ghost iterations too, without grad ("full" replay).
             rewrite: may edit the arguments of every denoiser call, ghost or not: (iteration, module, args, kwargs).
-            is_cached: whether an iteration's denoiser calls use ``policy.cache``; None: no iteration does.
+            is_untrained: whether an iteration's denoiser calls may be approximated (``policy.cache``); None: no
+                iteration's may.
             intercept: returns the output of a denoiser call, None to make the call: (iteration, component, forward,
                 args, kwargs).
         """
@@ -102,7 +103,7 @@ class PipelineRun:
         self.stop_before = stop_before
         self.run_ghosts = run_ghosts
         self.rewrite = rewrite
-        self.is_cached = is_cached
+        self.is_untrained = is_untrained
         self.intercept = intercept
         self.iteration = -1
         self.grad = False

@@ -39,6 +39,7 @@ from ..model_source import DTYPES
 from ..offloading import layers_of, load_offloaded, offload_layers, require_no_offloading, require_offloadable
 from ..quantization import arithmetic_dtype
 from ..weights import Weights
+from .approximations import Approximation
 from .batches import Batches
 from .buckets import Buckets
 from .caches import RolloutCache
@@ -62,13 +63,14 @@ from .pipeline_loading import (
 )
 from .prompt_override import override_prompts, rows_by_call
 from .renoising import RenoisedTrace, Renoiser, require_renoising_values
-from .sampler_loop import SamplerLoop, cached_iterations
+from .sampler_loop import SamplerLoop, untrained_iterations
 from .sampling_params import SamplingParams, with_settings, with_tail
 from .scheduler_families import fitting_sampler
 from .sequence import split_sequence
 from .settings import DenoisingSettings
 from .signature import require_arguments
 from .sizes import require_sizes
+from .step_quantization import StepQuantization
 from .step_sampler import StepSampler
 from .supervised_denoising import Targets, supervised_loss
 
@@ -141,7 +143,7 @@ class DenoisingPolicy(
             columns=settings.columns,
             image_arguments=settings.image_arguments,
             decode=settings.decode,
-            cache=RolloutCache(pipeline, settings.cache, denoisers) if settings.cache is not None else None,
+            approximations=_approximations(pipeline, denoisers, settings),
         )
         if settings.lora is None and dtype != torch.float32:
             self._instrumented.autocast(dtype)  # trained weights are float32; computation stays in the loaded dtype
@@ -274,6 +276,7 @@ class DenoisingPolicy(
         """Shards the denoisers; text encoders and the autoencoder are replicated."""
         if self.settings.compile:
             raise ConfigError("policy.compile does not support sharded denoisers; remove it")
+        self._require_real_weights("sharded")
         require_no_offloading(self.weights.modules.values(), "sharding")
         self.weights.shard(shard)
 
@@ -281,8 +284,13 @@ class DenoisingPolicy(
         """Splits the denoisers' sequences over processes; text encoders and the autoencoder run on each process."""
         if self.settings.compile:
             raise ConfigError("policy.compile does not support context-parallel denoisers; remove it")
+        self._require_real_weights("context-parallel")
         require_no_offloading(self.weights.modules.values(), "context parallelism")
         self.weights.shard(partial(split_sequence, mesh=mesh))
+
+    def _require_real_weights(self, kind: str) -> None:
+        if self.settings.step_quantization is not None:
+            raise ConfigError(f"policy.step_quantization does not support {kind} denoisers; remove it")
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
         """Samples ``group_size`` images or videos per prompt; a decision is one denoising step.
@@ -304,9 +312,9 @@ class DenoisingPolicy(
                 form=self._instrumented.form,
                 scheduler=self._decisions,
             )
-        cache, is_cached = self._instrumented.cache, cached_iterations(plan)
-        if cache is not None and is_cached is not None:
-            cache.require_reuse(is_cached, params.call.get("num_inference_steps", self._num_steps))
+        is_untrained = untrained_iterations(plan)
+        for approximation in () if is_untrained is None else self._instrumented.approximations:
+            approximation.require_effect(is_untrained, params.call.get("num_inference_steps", self._num_steps))
         row_sets = self._buckets.row_sets(groups, params)
         sample = self._sampler_loop.deterministic if plan.deterministic else self._sampler_loop.stochastic
         return sample(row_sets, plan)
@@ -367,6 +375,20 @@ def _trained_weights(pipeline: Any, denoisers: Mapping[str, nn.Module], settings
         weights.load_initial(Path(settings.adapter))
     offload_layers(offloaded.values(), next(next(iter(denoisers.values())).parameters()).device)
     return weights
+
+
+def _approximations(
+    pipeline: Any, denoisers: Mapping[str, nn.Module], settings: DenoisingSettings
+) -> list[Approximation]:
+    """The approximations of the settings, for steps that are not trained."""
+    result: list[Approximation] = []
+    if settings.cache is not None:
+        result.append(RolloutCache(pipeline, settings.cache, denoisers))
+    if settings.step_quantization is not None:
+        if offloaded := sorted(denoisers.keys() & set(settings.offload)):
+            raise ConfigError(f"policy.step_quantization does not support {', '.join(offloaded)} in policy.offload")
+        result.append(StepQuantization(settings.step_quantization, denoisers))
+    return result
 
 
 def _offloaded(pipeline: Any, settings: DenoisingSettings) -> dict[str, nn.Module]:

@@ -71,10 +71,11 @@ class SamplerLoop:
         chunks = self._sample(row_sets, plan)
         rollout = assemble(chunks, plan, self.segments)
         needs_full = any(self.exactness.needs_full(chunk.kind, chunk.stochastic) for chunk in chunks)
-        if needs_full and self.instrumented.cache is not None:
+        if needs_full and self.instrumented.approximations:
+            keys = ", ".join(approximation.key for approximation in self.instrumented.approximations)
             raise PolicyError(
                 f"a step of {type(self.instrumented.pipeline).__name__} depends on the denoiser's outputs at earlier "
-                "steps, so that its log-probability cannot be computed where these were cached: remove policy.cache"
+                f"steps, so that its log-probability cannot be computed where these were approximated: remove {keys}"
             )
         trace = replace(rollout.trace, run_ghosts=needs_full)
         return replace(rollout, trace=trace, num_unbatched=len(rollout.samples) if self.batches.alone else 0)
@@ -91,7 +92,7 @@ class SamplerLoop:
         for row_set, call in zip(row_sets, calls, strict=True):
             size = row_set.params.batch(self.batches.rollout)
             for chunk in chunked(row_set.rows, size, self.instrumented.form.can_share_run):
-                run = PipelineRun(on_step=None, is_cached=cached_iterations(plan))
+                run = PipelineRun(on_step=None, is_untrained=untrained_iterations(plan))
                 output = self._run(run, chunk, self._decoding(call, plan))
                 states = [] if run.last_state is None else [run.last_state]
                 latents = split_rows(states[0], len(chunk)) if plan.keep_latents and states else None
@@ -262,7 +263,7 @@ class SamplerLoop:
             on_step=recorder,
             ghost=lambda iteration: iteration <= stem.last_recorded,
             stop_before=split + 1,
-            is_cached=cached_iterations(plan),
+            is_untrained=untrained_iterations(plan),
         )
         self.instrumented.run(run, self.instrumented.form.arguments(stem.rows, params.call), seed=stem.rows[0].seed)
         num_forwards, offset, owner = stem.num_forwards + run.num_forwards, 0, owner_of(subbranches)
@@ -286,7 +287,7 @@ class SamplerLoop:
         run = PipelineRun(
             on_step=recorder,
             ghost=lambda iteration: iteration <= stem.last_recorded,
-            is_cached=cached_iterations(plan),
+            is_untrained=untrained_iterations(plan),
         )
         output = self._run(run, stem.rows, self._decoding(params.call, plan))
         require_denoisers(self.instrumented, run)
@@ -370,8 +371,8 @@ class SamplerLoop:
                 self.instrumented.form = replace(self.instrumented.form, media_batching=MediaBatching.ALONE)
 
 
-def cached_iterations(plan: Plan) -> Callable[[int], bool] | None:
-    """Which iterations of a rollout may use ``policy.cache``: those without a trained decision; None: none may.
+def untrained_iterations(plan: Plan) -> Callable[[int], bool] | None:
+    """Which iterations of a rollout may be approximated: those without a trained decision; None: none may.
 
     Of deterministic samples those that are renoised and trained on, whose own steps are no decisions; evaluations run
     the complete denoiser.

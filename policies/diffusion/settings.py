@@ -276,6 +276,11 @@ class DenoisingSettings(BaseModel):
         description="cache of diffusers, for example {name: FirstBlockCache, threshold: 0.1}, at those steps of a "
         "rollout that are not trained: outside the window, or with training_states: renoised all; null: none",
     )
+    step_quantization: dict[str, Any] | None = Field(
+        default=None,
+        description="format of torchao, for example {name: Float8WeightOnlyConfig}, of the frozen linear layers of the "
+        "denoisers at those steps of a rollout that are not trained; null: the real weights",
+    )
     segments: tuple[int, ...] | None = Field(
         default=None, description="sizes of consecutive chunks of steps; null: one step each"
     )
@@ -310,6 +315,8 @@ class DenoisingSettings(BaseModel):
     def _require_uncompiled(self) -> DenoisingSettings:
         if self.compile and self.cache is not None:
             raise ValueError("compile does not support cache, whose blocks decide at each call: remove one of them")
+        if self.compile and self.step_quantization is not None:
+            raise ValueError("compile does not support step_quantization, which swaps weights: remove one of them")
         if self.compile and self.join_steps:
             raise ValueError("compile does not support join_steps, which changes the batch size: remove one of them")
         return self
