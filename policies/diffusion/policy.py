@@ -312,9 +312,9 @@ class DenoisingPolicy(
                 form=self._instrumented.form,
                 scheduler=self._decisions,
             )
-        is_untrained = untrained_iterations(plan)
-        for approximation in () if is_untrained is None else self._instrumented.approximations:
-            approximation.require_effect(is_untrained, params.call.get("num_inference_steps", self._num_steps))
+        if (is_untrained := untrained_iterations(plan)) is not None:
+            for approximation in self._instrumented.approximations:
+                approximation.require_effect(is_untrained, params.call.get("num_inference_steps", self._num_steps))
         row_sets = self._buckets.row_sets(groups, params)
         sample = self._sampler_loop.deterministic if plan.deterministic else self._sampler_loop.stochastic
         return sample(row_sets, plan)
