@@ -143,6 +143,9 @@ def torchao_configuration(values: Mapping[str, Any], key: str) -> Any:
         values: the ``name`` of one of its classes, and its arguments; names of dtypes become dtypes.
         key: the setting, for messages.
 
+    Returns:
+        The object of torchao.
+
     Raises:
         ConfigError: torchao has no such class, or does not accept the arguments.
         MissingPackageError: torchao is not installed.
