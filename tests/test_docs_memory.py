@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/memory-and-schedules.md work."""
+"""The examples of docs/how-to/prompt-sampling.md and docs/how-to/schedules.md work."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mmgrpo.training.prompt_stats import PromptStats, update_prompt_stats
 from mmgrpo.types import Prompt
 from tests.test_docs import DOCS, page_names
 
-PAGE = "how-to/memory-and-schedules.md"
+PAGES = ("how-to/prompt-sampling.md", "how-to/schedules.md")
 
 
 def test_the_sampler() -> None:
-    sampler = page_names(PAGE)["least_visited"]()
+    sampler = page_names(PAGES[0])["least_visited"]()
     prompts = [Prompt(str(i)) for i in range(4)]
     stream = PromptStream(prompts, num_per_step=3, seed=0, sampler=sampler)
     assert [index for index, _ in stream.take(0)] == [0, 1, 2]
@@ -33,7 +33,7 @@ def test_the_sampler() -> None:
 
 
 def test_the_schedule_and_the_controller() -> None:
-    names = page_names(PAGE)
+    names = page_names(PAGES[1])
     schedules = {**SCHEDULES, "triangle": names["triangle_value"]}
     named = Named.model_validate({"name": "triangle", "low": 0, "high": 1, "period": 4})
     assert [bound("schedules.x", schedules, named)(step) for step in range(6)] == [0, 0.5, 1, 0.5, 0, 0.5]
@@ -42,7 +42,7 @@ def test_the_schedule_and_the_controller() -> None:
     assert (halved(4.0, 2.0), halved(4.0, 0.5)) == (2.0, 4.0)
 
 
-BLOCKS = re.findall(r"```yaml\n(.*?)```", (DOCS / PAGE).read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```yaml\n(.*?)```", "".join((DOCS / page).read_text() for page in PAGES), re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
