@@ -53,7 +53,8 @@ def bound(
         if key not in allowed:
             settings = {*allowed, *type(named).model_fields} - {"name"}
             fix = suggestion(key, settings) if settings else "; it takes no settings"
-            fix += "".join(f"; {sentence}" for sentence in peer_suggestions(f"{where}.{key}"))
+            sentences = peer_suggestions(f"{where}.{key}")
+            fix = (" " if fix.endswith("?") else "; ").join([fix, "; ".join(sentences)]) if sentences else fix
             new = RENAMED_SETTINGS.get(key) or renamed_key(f"{where}.{key}")
             if new is not None and (new in allowed or "." in new):
                 fix = f"; it is now {new}"

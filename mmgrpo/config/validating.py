@@ -116,8 +116,8 @@ def _nearest_key(where: str, value: Any, owner: type[BaseModel] | None) -> str:
     key = where.rpartition(".")[2]
     fields = owner.model_fields if owner else {}
     if sentences := peer_suggestions(where, value):
-        typo = [f"did you mean {name}?" for name in difflib.get_close_matches(key, fields, n=1, cutoff=LIKE_A_TYPO)]
-        return f"; {'; '.join([*typo, *sentences])}"
+        typo = [f"did you mean {name}? " for name in difflib.get_close_matches(key, fields, n=1, cutoff=LIKE_A_TYPO)]
+        return f"; {''.join(typo)}{'; '.join(sentences)}"
     sections = {name: _model_at(owner, (name,)) for name in fields} if owner else {}
     inner = {
         inner_key: f"{name}.{inner_key}"

@@ -152,9 +152,18 @@ def test_setting_inside_a_policy_names_the_key() -> None:
     assert message == "unknown key 'lora.r'; TRL's peft_config.r is policy.lora.rank"
 
 
+def test_setting_that_may_be_a_typo_names_both_keys() -> None:
+    with pytest.raises(ValidationError) as error:
+        settings_type("language").model_validate({"model": "m", "adapters": "run"})
+    message = explain_validation(error.value, settings_type("language"))
+    assert message == "unknown key 'adapters'; did you mean adapter? ms-swift's adapters is policy.adapter"
+
+
 def test_setting_inside_a_function_names_the_key_after_the_nearest_setting() -> None:
     config = validated({"objective": {"surrogate": {"name": "clipped", "low": 0.2, "high": 0.2, "epsilon": 0.2}}})
-    with pytest.raises(ConfigError, match=r"clipped takes no 'epsilon'; .*; TRL's epsilon is objective\.surrogate: "):
+    with pytest.raises(
+        ConfigError, match=r"clipped takes no 'epsilon'; .*[?;] TRL's epsilon is objective\.surrogate: "
+    ):
         Algorithm.of(config)
 
 
