@@ -15,13 +15,14 @@ from pydantic import ValidationError
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import load_config, validated
+from mmgrpo.config.loading import CONFIGS, load_config, validated
 from mmgrpo.config.peers import PEERS, peer, peer_suggestions
 from mmgrpo.config.registry import names, resolve, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.docgen.configuration import FUNCTIONS, configuration_page
 from mmgrpo.docgen.peers import peer_table
 from mmgrpo.errors import ConfigError
+from mmgrpo.explain.explanation import explanation
 from mmgrpo.trl.arguments import ARGUMENTS, PEER
 
 MENTIONED = re.compile(r"(?<![\w/.:])[a-z]+(?:_[a-z]+)*(?:\.[a-z_]+|\[\]\.[a-z_]+)+(?![\w(/])")
@@ -174,3 +175,11 @@ def test_tables_of_the_page_have_every_setting(name: str) -> None:
     assert all(f"\n| `{setting}` | `{text}` |" in table for setting, text in library.keys.items())
     assert all(f"\n| `{setting}` | {text} |" in table for setting, text in library.replacements.items())
     assert ("| `loss_type='dr_grpo'" in table) == (name == "trl")
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_runs_of_the_page_are_explained(name: str, tmp_path: Path) -> None:
+    page = (CONFIGS.resolve().parent / f"docs/coming-from/{name}.md").read_text()
+    for number, run in enumerate(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)):
+        (tmp_path / f"{number}.yaml").write_text(run)
+        assert " samples a step" in explanation(load_config(tmp_path / f"{number}.yaml"))
