@@ -8,6 +8,7 @@ from typing import Any, final
 
 from pydantic import ValidationError
 
+from mmgrpo.config.peers import peer_reward_suggestion
 from mmgrpo.environment import SupportsOptionalRewards
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.policy import SupportsWindows
@@ -255,7 +256,9 @@ def resolve(kind: str, name: str) -> Any:
         return live_environments[name]
     targets = names(kind)
     if name not in targets:
-        raise UnknownNameError(f"unknown name {name!r} among {kind}{suggestion(name, targets)}")
+        sentence = peer_reward_suggestion(name) if kind == "rewards" else None
+        fix = suggestion(name, targets) if sentence is None else f"; {sentence}"
+        raise UnknownNameError(f"unknown name {name!r} among {kind}{fix}")
     return import_attribute(targets[name])
 
 

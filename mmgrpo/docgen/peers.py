@@ -26,6 +26,8 @@ def peer_table(name: str) -> str:
     library = peer(name)
     lines = [f"## Settings of {library.name} and their keys", "", *_table(library.name, library.keys, "`{}`")]
     lines += ["", "## Settings without a key", "", *_table(library.name, library.replacements, "{}")]
+    if library.rewards:
+        lines += ["", "## Rewards", "", *_table(library.name, library.rewards, "`{}`")]
     if name == "trl":
         lines += ["", "## Losses", "", *_losses()]
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from mmgrpo.config.peers.texts import CLIPPED as CLIP
 from mmgrpo.config.peers.texts import PROJECT
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.yamls import parse_yaml
-from mmgrpo.trl.script_arguments import KEYS, REPLACEMENTS
+from mmgrpo.trl.script_arguments import KEYS, REPLACEMENTS, REWARDS
 
 CPU_DATA = "leave it out: prompts are read in the main process, without a data loader"
 DDP = "leave it out: gradients are summed by mmgrpo, not by DistributedDataParallel"
@@ -443,6 +443,7 @@ PEER = Peer(
     name="TRL",
     keys={**{name: note.in_yaml for name, note in ARGUMENTS.items() if note.is_key}, **KEYS},
     replacements={**{name: note.in_yaml for name, note in ARGUMENTS.items() if not note.is_key}, **REPLACEMENTS},
+    rewards=REWARDS,
 )
 """All arguments of TRL's trainer and its scripts, for suggestions in YAML and for the page."""
 

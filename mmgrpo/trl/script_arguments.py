@@ -59,6 +59,16 @@ KEYS: Mapping[str, str] = {
 }
 """Argument -> keys of a run."""
 
+REWARDS: Mapping[str, str] = {
+    "accuracy_reward": "{name: math_verify, column: solution}",
+    "reasoning_accuracy_reward": "{name: math_verify, column: solution}",
+    "think_format_reward": "{name: format, pattern: PATTERN}",
+    "get_soft_overlong_punishment": "{name: overlong, max_length: N, margin: N}",
+    "get_repetition_penalty_reward": "{name: repetition}",
+    "get_cosine_scaled_reward": "{name: cosine_length, max_length: N}",
+}
+"""Function of ``trl.rewards`` -> an entry of ``rewards``; ``python:trl.rewards:FUNCTION`` calls the function itself."""
+
 REPLACEMENTS: Mapping[str, str] = {
     "max_prompt_length": LENGTH,
     "max_seq_length": "policy.max_new_tokens for completions; prompts are not cut",

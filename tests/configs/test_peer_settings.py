@@ -17,11 +17,12 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import CONFIGS, load_config, validated
 from mmgrpo.config.peers import PEERS, peer, peer_suggestions
-from mmgrpo.config.registry import names, resolve, settings_type
+from mmgrpo.config.registry import REWARDS, names, resolve, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.docgen.configuration import FUNCTIONS, configuration_page
 from mmgrpo.docgen.peers import peer_table
-from mmgrpo.errors import ConfigError
+from mmgrpo.docgen.reward_signatures import signature_at
+from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.trl.arguments import ARGUMENTS, PEER
 
@@ -82,6 +83,30 @@ def test_blocks_in_place_of_a_setting_name_functions_with_their_numbers(name: st
             else:
                 continue
             assert block.keys() <= {*parameters, "weight"}, text
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_rewards_in_place_of_those_of_a_library_exist_with_their_settings(name: str) -> None:
+    for reward, text in peer(name).rewards.items():
+        settings = yaml.safe_load(text.partition("}")[0] + "}")
+        signature = signature_at(REWARDS[settings.pop("name")])
+        assert signature is not None
+        assert signature.takes is None or settings.keys() <= {*signature.takes, "weight"}, reward
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("pickscore", "flow_grpo's pickscore is {name: pick_score}"),
+        ("CLIP", "Flow-Factory's CLIP is {name: clip_score}"),
+        ("accuracy", "ms-swift's accuracy is {name: math_verify, column: solution}"),
+        ("accuracy_reward", "TRL's accuracy_reward is {name: math_verify, column: solution}"),
+        ("pick_scor", "did you mean pick_score or"),
+    ],
+)
+def test_unknown_reward_names_that_of_another_library(name: str, message: str) -> None:
+    with pytest.raises(UnknownNameError, match=re.escape(f"unknown name {name!r} among rewards; {message}")):
+        resolve("rewards", name)
 
 
 def test_arguments_of_trl_are_complete() -> None:

@@ -54,6 +54,24 @@ def peer_suggestions(key: str, value: object = None) -> list[str]:
     return list(dict.fromkeys(inner or _sentences(key)))[:MAX_NAMED]
 
 
+def peer_reward_suggestion(name: str) -> str | None:
+    """The sentence about an unknown reward that another library has; None: none has it.
+
+    Args:
+        name: of the reward, in any case.
+
+    Returns:
+        Such as "flow_grpo's pickscore is {name: pick_score}".
+    """
+    sentences = (
+        f"{library.name}'s {reward} is {text}"
+        for library in map(peer, PEERS)
+        for reward, text in library.rewards.items()
+        if reward.lower() == name.lower()
+    )
+    return next(sentences, None)
+
+
 def _sentences(key: str) -> list[str]:
     """The sentences of the settings with the most last parts in common with a key, one for each meaning."""
     parts = [part for part in key.split(".") if not part.isdigit()]

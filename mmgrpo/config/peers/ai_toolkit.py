@@ -56,4 +56,5 @@ PEER = Peer(
         "save.push_to_hub": "`mmgrpo export RUN --push OWNER/NAME`",
         "save.dtype": "leave it out: `mmgrpo export RUN` writes the dtype of the run",
     },
+    rewards={},
 )

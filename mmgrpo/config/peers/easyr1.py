@@ -97,4 +97,5 @@ PEER = Peer(
         "trainer.find_last_checkpoint": "`mmgrpo train --resume RUN`",
         "trainer.val_only": "`mmgrpo evaluate RUN`",
     },
+    rewards={},
 )

@@ -75,4 +75,12 @@ PEER = Peer(
         "data.sampler_type": "leave it out: each process has complete groups",
         "log.save_model_only": "leave it out: a checkpoint has the full state; `mmgrpo export RUN` writes the model",
     },
+    rewards={
+        "PickScore": "{name: pick_score}",
+        "PickScore_Rank": "{name: pairwise_win_rate, of: pick_score}",
+        "CLIP": "{name: clip_score}",
+        "CLAP": "{name: clap_score}",
+        "OCR": "{name: ocr_accuracy}",
+        "vllm_evaluate": "{name: api_judge}, at the address of its server",
+    },
 )

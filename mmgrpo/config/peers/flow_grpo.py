@@ -60,4 +60,16 @@ PEER = Peer(
         "sample.test_batch_size": "leave it out: evaluations have batches of policy.rollout_batch",
         "allow_tf32": "torch.backends.cuda.matmul.allow_tf32 = True",
     },
+    rewards={
+        "pickscore": "{name: pick_score}",
+        "imagereward": "{name: image_reward}",
+        "aesthetic": "{name: aesthetic}",
+        "ocr": "{name: ocr_accuracy}",
+        "geneval": "{name: compositional, partial: true}",
+        "jpeg_compressibility": "{name: jpeg_size, weight: -1.0}",
+        "qwenvl": "{name: vlm_judge}",
+        "unifiedreward": "{name: api_judge}, at the address of its server",
+        "clipscore": "{name: clip_score}",
+        "deqa": "{name: remote}, at the address of a server",
+    },
 )

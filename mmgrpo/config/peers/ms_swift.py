@@ -58,4 +58,13 @@ PEER = Peer(
         "vllm_enable_lora": SERVER,
         "log_entropy": "leave it out: the entropy is a metric of each step",
     },
+    rewards={
+        "accuracy": "{name: math_verify, column: solution}",
+        "math": "{name: math_verify, column: solution}",
+        "format": "{name: format}",
+        "react_format": "{name: turn_format}",
+        "cosine": "{name: cosine_length, max_length: N}",
+        "soft_overlong": "{name: overlong, max_length: N, margin: N}",
+        "toolbench": "{name: tool_calls}",
+    },
 )

@@ -19,11 +19,13 @@ class Peer:
         name: its name, as messages and pages have it.
         keys: setting -> keys of a run, with the form of their values where it differs.
         replacements: setting without a key -> the replacement, or the reason to leave it out.
+        rewards: its reward -> an entry of ``rewards``.
     """
 
     name: str
     keys: Mapping[str, str]
     replacements: Mapping[str, str]
+    rewards: Mapping[str, str]
 
     @property
     def settings(self) -> dict[str, str]:

@@ -91,4 +91,5 @@ PEER = Peer(
         "trainer.val_before_train": "leave it out: a run with evaluations begins with one",
         "trainer.resume_mode": "`mmgrpo train --resume RUN`",
     },
+    rewards={},
 )
