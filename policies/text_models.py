@@ -175,4 +175,7 @@ def checkpointing(model: PreTrainedModel, enabled: bool) -> Iterator[None]:
 
 
 def _checkpointed_layers(model: PreTrainedModel) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    """The layers that transformers checkpoints, without those within others: these would run as is in a repetition."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    inner = {part for layer in layers for part in layer.modules() if part is not layer}
+    return [layer for layer in layers if layer not in inner]

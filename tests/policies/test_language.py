@@ -21,6 +21,7 @@ from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.explain.memory_meter import MemoryMeter
 from mmgrpo.types import Example, Plan, Prompt, Rollout
 from mmgrpo.values import DRIFT, ENTROPY, REFERENCE, Value, from_reference
+from tests.breadth.language.families import families
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.families import daily
 from tests.policies.tiny_language import TEMPERATURE, picture, policy_of, prompts_of
@@ -74,6 +75,24 @@ def test_gradient_checkpointing_changes_no_gradient(name: str, lora: dict[str, A
     move(checkpointed.trainable)
     assert largest_difference(values(checkpointed, rollout), values(plain, rollout), rollout.mask_BT) < 1e-6
     assert relative_difference(gradients(checkpointed, rollout), gradients(plain, rollout)) < 1e-5
+
+
+def test_gradient_checkpointing_runs_layers_within_layers_once_more() -> None:
+    family = families()["zamba"]  # a hybrid layer holds a Mamba layer
+    model, processor = family.make()
+    both = []
+    for checkpointed in (False, True):
+        settings = {"max_new_tokens": 4, "temperature": TEMPERATURE, "gradient_checkpointing": checkpointed}
+        policy = LanguagePolicy(copy.deepcopy(model), processor, settings)
+        both.append((policy, policy.rollout(family.prompts, group_size=2, seed=SEED)))
+    (plain, rollout), (checkpointed_policy, _) = both
+    assert relative_difference(gradients(checkpointed_policy, rollout), gradients(plain, rollout)) < 1e-5
+
+
+def test_layers_that_cannot_run_again_raise() -> None:
+    model, processor = families()["openai-gpt"].make()
+    with pytest.raises(ConfigError, match="OpenAIGPTLMHeadModel has no layers of transformers that run again"):
+        LanguagePolicy(model, processor, {"gradient_checkpointing": True})
 
 
 def test_shared_prompts_and_checkpointed_layers_each_save_memory() -> None:
