@@ -99,13 +99,15 @@ class MediaFeatures:
             return forward(*args, **kwargs)
         keys: list[Key] = [(tuple(map(id, prompt.media.values())), number) for prompt in prompts]
         parts = {key: self._parts[key] for key in keys if key in self._parts}
-        missing = {key: n for n, key in enumerate(keys) if key not in parts or not parts[key].is_of(inputs[n])}
+        missing = {key: n for n, key in enumerate(keys) if key not in parts or not parts[key].is_of(inputs[n])}.values()
+        if len(prompts) > 1 and self._is_separable is None:  # parts of single calls may not make up that of all
+            missing = range(len(prompts))
         if missing:
-            outputs = self._outputs(forward, [inputs[n] for n in missing.values()], spec)
+            outputs = self._outputs(forward, [inputs[n] for n in missing], spec)
             if outputs is None:
                 return forward(*args, **kwargs)
-            for (key, n), output in zip(missing.items(), outputs, strict=True):
-                parts[key] = _Part(prompts[n], list(map(_copied, inputs[n])), *output)
+            for n, output in zip(missing, outputs, strict=True):
+                parts[keys[n]] = _Part(prompts[n], list(map(_copied, inputs[n])), *output)
         if not all(parts[key].is_of(inputs[n]) for n, key in enumerate(keys)):  # its parts are not those of prompts
             return forward(*args, **kwargs)
         for key, part in parts.items():
@@ -123,8 +125,8 @@ class MediaFeatures:
 
         leaves, output_spec = run(_joined(parts))
         by_part = _split(leaves, len(parts))
-        if len(parts) > 1 and self._is_separable is None and by_part is not None:
-            self._is_separable = _is_close(run(parts[0])[0], by_part[0])
+        if len(parts) > 1 and self._is_separable is None:
+            self._is_separable = by_part is not None and _is_close(run(parts[0])[0], by_part[0])
             if not self._is_separable:
                 logger.info("the encoder of media runs again for every batch: its output is not made of equal parts")
         if by_part is None or (len(parts) > 1 and not self._is_separable):
@@ -146,7 +148,7 @@ class MediaFeatures:
 def frozen_encoders(model: PreTrainedModel) -> list[nn.Module]:
     """The encoders of media of a model that have no trained parameter."""
     encoders = [model.get_encoder(modality=modality) for modality in MODALITIES]
-    inner = {id(encoder): encoder for encoder in encoders if encoder not in (model, model.base_model)}
+    inner = {id(encoder): encoder for encoder in encoders if encoder not in (None, model, model.base_model)}
     return [encoder for encoder in inner.values() if _is_frozen(encoder)]
 
 
