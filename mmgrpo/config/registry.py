@@ -256,10 +256,23 @@ def resolve(kind: str, name: str) -> Any:
         return live_environments[name]
     targets = names(kind)
     if name not in targets:
-        sentence = peer_reward_suggestion(name) if kind == "rewards" else None
-        fix = suggestion(name, targets) if sentence is None else f"; {sentence}"
-        raise UnknownNameError(f"unknown name {name!r} among {kind}{fix}")
+        raise unknown_name(kind, name)
     return import_attribute(targets[name])
+
+
+def unknown_name(kind: str, name: str) -> UnknownNameError:
+    """The error about a name that is not registered.
+
+    Args:
+        kind: one of ``resolve``'s.
+        name: the name.
+
+    Returns:
+        The error; it names the reward for one of another library, else the nearest names.
+    """
+    sentence = peer_reward_suggestion(name) if kind == "rewards" else None
+    fix = suggestion(name, names(kind)) if sentence is None else f"; {sentence}"
+    return UnknownNameError(f"unknown name {name!r} among {kind}{fix}")
 
 
 def may_reward_turns(environment: str, settings: Mapping[str, Any]) -> bool:

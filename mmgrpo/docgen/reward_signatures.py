@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.config import RewardConfig, RunConfig
-from mmgrpo.config.registry import names, suggestion
-from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.config.registry import names, suggestion, unknown_name
+from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import is_python_target
 
 _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
@@ -105,7 +105,7 @@ def _parsed(source: Path, modified_ns: int) -> ast.Module:
 
 def _require(name: str, settings: Mapping[str, Any]) -> None:
     if not is_python_target(name) and name not in names("rewards"):
-        raise UnknownNameError(f"unknown name {name!r} among rewards{suggestion(name, names('rewards'))}")
+        raise unknown_name("rewards", name)
     signature = signature_at(name.removeprefix("python:") if is_python_target(name) else names("rewards")[name])
     if signature is not None:
         for setting in settings:

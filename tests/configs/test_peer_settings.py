@@ -21,7 +21,7 @@ from mmgrpo.config.registry import REWARDS, names, resolve, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.docgen.configuration import FUNCTIONS, configuration_page
 from mmgrpo.docgen.peers import peer_table
-from mmgrpo.docgen.reward_signatures import signature_at
+from mmgrpo.docgen.reward_signatures import require_rewards, signature_at
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.trl.arguments import ARGUMENTS, PEER
@@ -105,8 +105,12 @@ def test_rewards_in_place_of_those_of_a_library_exist_with_their_settings(name: 
     ],
 )
 def test_unknown_reward_names_that_of_another_library(name: str, message: str) -> None:
-    with pytest.raises(UnknownNameError, match=re.escape(f"unknown name {name!r} among rewards; {message}")):
-        resolve("rewards", name)
+    for raise_error in (
+        lambda: resolve("rewards", name),
+        lambda: require_rewards(validated({"rewards": [{"name": name}]})),
+    ):
+        with pytest.raises(UnknownNameError, match=re.escape(f"unknown name {name!r} among rewards; {message}")):
+            raise_error()
 
 
 def test_arguments_of_trl_are_complete() -> None:
