@@ -22,6 +22,8 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 GROWTH = 1.25
+STATIC_LENGTH, STATIC_ROWS = 256, 8
+"""Tokens and rows of a static cache are multiples of these, so that batches share compiled code."""
 OLD_NAME = "past_key_values"
 CACHE_NAME = OLD_NAME if any(field.name == OLD_NAME for field in fields(BaseModelOutputWithPast)) else "cache"
 
@@ -252,15 +254,26 @@ def with_growing_cache(prefix: Prefix) -> Prefix:
 
 
 def with_static_cache(prefix: Prefix, config: PreTrainedConfig, max_new_tokens: int) -> Prefix:
-    """The same prefix in a cache of fixed size, for a compiled forward; its mask covers the future tokens."""
-    length = prefix.length + max_new_tokens
+    """The same prefix in a cache of fixed size, for a compiled forward; its mask covers the future tokens.
+
+    Shapes: N rows of L tokens -> N rounded up to ``STATIC_ROWS``, by copies of the last row, in a cache of L +
+    ``max_new_tokens`` tokens, rounded up to ``STATIC_LENGTH``.
+    """
+    N = len(prefix.hidden_ND)
+    index = torch.arange(_rounded_up(N, STATIC_ROWS), device=prefix.hidden_ND.device).clamp(max=N - 1)
+    prefix = prefix.rows(index)
+    length = _rounded_up(prefix.length + max_new_tokens, STATIC_LENGTH)
     cache, source = StaticCache(config=config, max_cache_len=length), prefix.cache
     for number, layer in enumerate(cast("list[DynamicLayer]", source.layers)):
         cache.update(cast(Tensor, layer.keys), cast(Tensor, layer.values), number)
     mask_NL = prefix.mask_NL
     if mask_NL is None:
         mask_NL = torch.ones(len(prefix.hidden_ND), prefix.length, dtype=torch.bool, device=prefix.hidden_ND.device)
-    return replace(prefix, cache=cache, mask_NL=pad(mask_NL, (0, max_new_tokens), value=True))
+    return replace(prefix, cache=cache, mask_NL=pad(mask_NL, (0, length - prefix.length), value=True))
+
+
+def _rounded_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
 
 
 def _preallocated(states: Tensor, length: int) -> Tensor:

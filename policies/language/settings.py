@@ -127,7 +127,8 @@ class LanguageSettings(BaseModel):
     compile: bool = Field(
         default=False,
         description="decode over a static cache with torch.compile (CUDA graphs on a GPU); finished rows then stay in "
-        "the batch, and each new shape is compiled once: useful for small models and many tokens",
+        "the batch, whose rows and tokens are rounded up to multiples of 8 and 256, and each new shape is compiled "
+        "once: useful for small models and many tokens",
     )
     update_tokens: int = Field(
         default=16384, ge=1, description="tokens per forward in updates; the tokens of a shared prompt are counted once"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..prefix import Prefix, with_growing_cache, with_static_cache
 from ..token_buffer import TokenBuffer
@@ -24,7 +25,8 @@ def decode_rows(
         prefix: N rows.
         buffer: the buffer that samples and stores the tokens of the N rows.
         end_ids: tokens that end a completion.
-        compiled: whether to decode over a static cache with a compiled forward; no row then leaves the batch.
+        compiled: whether to decode over a static cache with a compiled forward; no row then leaves the batch, and the
+            cache has further rows, which are not read.
     """
     device, N = prefix.hidden_ND.device, len(prefix.hidden_ND)
     row_n, ended_n = torch.arange(N, device=device), torch.zeros(N, dtype=torch.bool, device=device)
@@ -33,7 +35,7 @@ def decode_rows(
     )
     look_every = LOOK_EVERY_ON_GPU if device.type == "cuda" else 1
     for t in range(buffer.length):
-        token_n = buffer.write(t, row_n, transformer.logits(prefix.hidden_ND))
+        token_n = buffer.write(t, row_n, transformer.logits(prefix.hidden_ND[: len(row_n)]))
         ended_n = ended_n | torch.isin(token_n, end_ids) | (buffer.limit_N[row_n] <= t + 1)
         if t + 1 == buffer.length:
             break
@@ -48,4 +50,5 @@ def decode_rows(
                     row_n[writing],
                     ended_n[writing],
                 )
-        prefix, _ = transformer.extend(prefix, token_n[:, None])
+        num_further = len(prefix.hidden_ND) - len(row_n)
+        prefix, _ = transformer.extend(prefix, pad(token_n, (0, num_further))[:, None])

@@ -11,12 +11,13 @@ from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policies.sampling import SamplingDistribution, Support, entropy, sample_tokens, token_logprobs
 from mmgrpo.policies.temperature_schedule import TemperatureSchedule
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from mmgrpo.algorithm import schedules_of
 from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
-from mmgrpo.types import Plan, Rollout
+from mmgrpo.types import Plan, Prompt, Rollout
 from tests.policies.contract import largest_difference, move, values
 from tests.policies.families import daily, families
 from tests.policies.tiny_language import TEMPERATURE, measured_policy_of, policy_of, prompts_of
@@ -206,6 +207,22 @@ def test_a_compiled_decode_over_a_static_cache_writes_the_same(name: str) -> Non
     plain, fast = rollout_of(policy, name), rollout_of(compiled, name)
     assert [sample.tokens for sample in fast.samples] == [sample.tokens for sample in plain.samples]
     assert largest_difference(fast.old_logprob_BT, plain.old_logprob_BT, plain.mask_BT) < 2e-6
+
+
+@pytest.mark.slow
+def test_prompts_and_groups_of_other_sizes_share_compiled_code() -> None:
+    policy, plain = policy_of("llama", compile=True), policy_of("llama")
+    texts = ("what", "what number", "how many red squares do you see", "in the picture on the left", "red squares")
+    torch.compiler.reset()
+    counters.clear()
+    for number, text in enumerate(texts * 2):
+        rollout, expected = (
+            each.rollout([Prompt(text)], group_size=2 + number % 4, seed=SEED) for each in (policy, plain)
+        )
+        assert [sample.tokens for sample in rollout.samples] == [sample.tokens for sample in expected.samples]
+        assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
+    assert len({policy._encoder(Prompt(text)).length for text in texts}) == len(texts)
+    assert counters["stats"]["unique_graphs"] <= 2
 
 
 def test_a_cache_that_forgets_is_not_compiled() -> None:
