@@ -132,7 +132,7 @@ def _policy_rows(config: RunConfig, settings: Mapping[str, Any] | None) -> Itera
         name = settings["cache"].get("name")
         yield (
             "",
-            f"other steps use {name}, a cache of diffusers, so that forwards are at most those below: policy.cache",
+            f"other steps use the cache {name}, so that forwards are at most those below: policy.cache",
         )
     if settings is not None and settings.get("step_quantization") is not None:
         name = settings["step_quantization"].get("name")

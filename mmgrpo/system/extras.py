@@ -41,6 +41,7 @@ EXTRA_OF: Mapping[str, str] = {
     "miniwob": "screens",
     "bitsandbytes": "quantization",
     "torchao": "quantization",
+    "cache_dit": "cache-dit",
 }
 """Module -> the extra that installs it; other modules come with every install."""
 

@@ -8,7 +8,6 @@ rollout that are not trained.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from torch import nn
 from mmgrpo.errors import ConfigError
 
 from .approximations import Approximation
+from .cache_stretches import CacheStretches
+from .dual_block_cache import NAME as DUAL_BLOCK_CACHE
 
 CONFIGS: Mapping[str, type] = {
     name: getattr(diffusers.hooks, f"{name}Config")
@@ -32,8 +33,6 @@ CONFIGS: Mapping[str, type] = {
 those of the first steps of a schedule."""
 
 TIMESTEP = "current_timestep_callback"
-
-logger = logging.getLogger(__name__)
 
 
 @final
@@ -59,39 +58,13 @@ class RolloutCache(Approximation):
         self._config = _config_of(pipeline, settings)
         self._denoisers = denoisers
         self._hooks: dict[nn.Module, list[_InstalledHook]] = {}
-        self._calls: dict[nn.Module, tuple[int, int]] = {}
-        self._has_warned = False
+        self._stretches = CacheStretches(self._name, self._num_filling, self._first_reuse)
         with self.installed():
             pass
 
     def require_effect(self, is_untrained: Callable[[int], bool], num_steps: int) -> None:
-        """Checks that the cache can skip something in a rollout; if only another window could, it warns once.
-
-        Args:
-            is_untrained: whether a step may use the cache.
-            num_steps: number of steps of the rollout.
-
-        Raises:
-            ConfigError: so few steps may use it that no window of this size leaves a step that reuses an earlier one.
-        """
-        steps = [step for step in range(num_steps) if is_untrained(step)]
-        if any(self._may_reuse(step, start) for step, start in zip(steps, _starts(steps), strict=True)):
-            return
-        idle = (
-            f"policy.cache: {len(steps)} of {num_steps} steps are not trained, and none of them reuses what "
-            f"{self._name} stored: it fills {self._num_filling} steps after each trained one"
-            + (f" and all up to step {self._first_reuse - 1}, from 0" if self._first_reuse else "")
-        )
-        last_steps = range(num_steps - len(steps), num_steps)
-        if not any(self._may_reuse(step, last_steps.start) for step in last_steps):
-            raise ConfigError(f"{idle}; train fewer steps (rollout.window), or remove policy.cache")
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning("%s; a rollout.window at one end of the schedule leaves longer stretches", idle)
-
-    def _may_reuse(self, step: int, start: int) -> bool:
-        """Whether the cache may skip something at a step of a stretch of cached steps from ``start`` on."""
-        return step - start >= self._num_filling and step >= self._first_reuse
+        """Raises ConfigError as ``CacheStretches.require_reuse``."""
+        self._stretches.require_reuse(is_untrained, num_steps)
 
     @property
     def _num_filling(self) -> int:
@@ -117,7 +90,7 @@ class RolloutCache(Approximation):
             for module in self._hooks:
                 cast(CacheMixin, module).disable_cache()
             self._hooks.clear()
-            self._calls.clear()
+            self._stretches.forget_calls()
 
     def is_on(self, module: nn.Module) -> bool:
         """Whether the cache is installed on a module; it is not on other weights than the current ones."""
@@ -140,10 +113,9 @@ class RolloutCache(Approximation):
         Yields:
             list[float]: after the context it has the share of the denoiser's parameters whose blocks ran, from 0 to 1.
         """
-        hooks, (last, ordinal) = self._hooks[module], self._calls.get(module, (iteration, -1))
-        ordinal = ordinal + 1 if iteration == last else 0
-        self._calls[module] = iteration, ordinal
-        if iteration - last > 1:
+        hooks = self._hooks[module]
+        ordinal, is_new_stretch = self._stretches.next_call(module, iteration)
+        if is_new_stretch:
             _reset(hooks)
         managers = [manager for hook in hooks for manager in _managers(hook.hook)]
         is_named = any(manager._context is not None for manager in managers)  # by the pipeline, as cond and uncond
@@ -205,7 +177,7 @@ class _InstalledHook:
 def _config_of(pipeline: Any, settings: Mapping[str, Any]) -> Any:
     name, fields = str(settings.get("name")), {key: value for key, value in settings.items() if key != "name"}
     if name not in CONFIGS:
-        raise ConfigError(f"policy.cache: unknown name {name!r}; use one of {', '.join(CONFIGS)}")
+        raise ConfigError(f"policy.cache: unknown name {name!r}; use one of {', '.join((*CONFIGS, DUAL_BLOCK_CACHE))}")
     kind: Any = CONFIGS[name]
     allowed = {field.name for field in dataclasses.fields(kind)}
     if unknown := [key for key in fields if key not in allowed]:
@@ -221,14 +193,6 @@ def _config_of(pipeline: Any, settings: Mapping[str, Any]) -> Any:
         return kind(**fields)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"policy.cache: {name}: {error}") from error
-
-
-def _starts(steps: Sequence[int]) -> Iterator[int]:
-    """The first step of the stretch of consecutive steps that each step is in."""
-    start = None
-    for step, previous in zip(steps, (None, *steps), strict=False):
-        start = step if start is None or previous is None or step > previous + 1 else start
-        yield start
 
 
 def _reset(hooks: Sequence[_InstalledHook]) -> None:

@@ -48,6 +48,8 @@ from .components import prepared_denoisers
 from .denoising_rows import call_has_media
 from .denoising_scorer import DenoisingScorer
 from .denoising_values import require_denoising_values
+from .dual_block_cache import NAME as DUAL_BLOCK_CACHE
+from .dual_block_cache import DualBlockCache
 from .encoder_cache import EncoderCache
 from .exactness import BATCH_ROUNDING, Exactness
 from .instrumented_pipeline import InstrumentedPipeline
@@ -383,7 +385,8 @@ def _approximations(
     """The approximations of the settings, for steps that are not trained."""
     result: list[Approximation] = []
     if settings.cache is not None:
-        result.append(RolloutCache(pipeline, settings.cache, denoisers))
+        is_dual = settings.cache.get("name") == DUAL_BLOCK_CACHE
+        result.append((DualBlockCache if is_dual else RolloutCache)(pipeline, settings.cache, denoisers))
     if settings.step_quantization is not None:
         if offloaded := sorted(denoisers.keys() & set(settings.offload)):
             raise ConfigError(f"policy.step_quantization does not support {', '.join(offloaded)} in policy.offload")

@@ -273,8 +273,9 @@ class DenoisingSettings(BaseModel):
     )
     cache: dict[str, Any] | None = Field(
         default=None,
-        description="cache of diffusers, for example {name: FirstBlockCache, threshold: 0.1}, at those steps of a "
-        "rollout that are not trained: outside the window, or with training_states: renoised all; null: none",
+        description="cache of diffusers or cache-dit (DBCache), for example {name: FirstBlockCache, threshold: 0.1}, "
+        "at those steps of a rollout that are not trained: outside the window, or with training_states: renoised all; "
+        "null: none",
     )
     step_quantization: dict[str, Any] | None = Field(
         default=None,
