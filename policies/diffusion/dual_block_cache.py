@@ -136,7 +136,7 @@ class DualBlockCache(Approximation):
     def _config_of(self, fields: Mapping[str, Any]) -> Any:
         if unknown := [key for key in fields if key not in FIELDS]:
             raise ConfigError(f"{KEY}: {NAME} has no {', '.join(unknown)}; it has {', '.join(FIELDS)}")
-        # calls with and without the prompt have contexts of their own here
+        # calls with and without the prompt have separate contexts here
         return self._library.DBCacheConfig(**fields, enable_separate_cfg=False)
 
     def _blocks_of(
