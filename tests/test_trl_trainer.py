@@ -28,6 +28,7 @@ from mmgrpo.config.validating import set_value
 from mmgrpo.errors import ConfigError
 from mmgrpo.trl import GRPOConfig, GRPOTrainer
 from mmgrpo.trl.arguments import ARGUMENTS
+from mmgrpo.trl.log_history import log_history
 from mmgrpo.trl.run_values import TrainingData, differences, log_interval, run_values
 from tests.policies.families import daily
 from tests.tiny.causal_models import text
@@ -347,6 +348,11 @@ def test_a_function_of_prompts_alone_is_called_as_trl_does(tmp_path: Path) -> No
 
     GRPOTrainer(folder_of(tmp_path), of_prompts, short(tmp_path / "out", max_steps=1), ROWS).train()
     assert set(prompts_of_call) == set(TEXTS)
+
+
+def test_the_log_has_metrics_that_the_last_step_lacks() -> None:
+    updates = [{"step": 0, "reward/mean": 0.5, "policy/loss": 1.0}, {"step": 1, "policy/loss": 3.0}]
+    assert log_history(updates, [], 1, every=2) == [{"step": 2, "reward": 0.5, "loss": 2.0}]
 
 
 def test_models_are_saved_and_evaluated(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def log_history(
     entries: list[dict[str, float]] = []
     for end in range(every, len(updates) + 1, every) if every else ():
         window = updates[end - every : end]
-        names = [name for name in window[-1] if name not in ("step", "update")]
+        names = dict.fromkeys(name for line in window for name in line if name not in ("step", "update"))
         values = {name: [line[name] for line in window if isinstance(line.get(name), int | float)] for name in names}
         means = {_name(name): sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
         entries.append({"step": end, **means})
