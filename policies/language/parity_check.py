@@ -147,7 +147,7 @@ def measure_path(path: ForwardPath, trial: ParityCase, *, alone: bool = False) -
             total = (weights.to(logprob_M) * logprob_M).sum()
             if parameters and not total.requires_grad:
                 raise ValueError("no gradient reaches the trained parameters")
-            grads = gradients_of(total, parameters) if parameters else ()
+        grads = gradients_of(total, parameters) if parameters else ()  # after the context, as in an update
         for number, gradient in enumerate(grads):
             if gradient is not None:
                 entries = _entries(gradient)
