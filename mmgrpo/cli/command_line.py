@@ -263,6 +263,23 @@ def report(
 
 
 @app.command()
+def watch(
+    runs: Annotated[list[Path], typer.Argument(help="A run folder, or several to compare; none has to exist yet.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of this machine; 0: a free one.")] = 8765,
+) -> None:
+    """Serve the report of a running run at http://127.0.0.1; the page reloads itself. Press Ctrl+C to end."""
+    with plain_errors():
+        from mmgrpo.report.live_server import ADDRESS, live_server
+
+        with live_server(runs, port) as server:
+            console.print_line(f"watching {', '.join(map(str, runs))} at http://{ADDRESS}:{server.server_port}")
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                console.print_line("ended")
+
+
+@app.command()
 def compare(
     methods: Annotated[
         list[str],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from mmgrpo.report.chart_sections import unique_sections
 from mmgrpo.report.image_grids import image_grids_of
 from mmgrpo.report.logs import by_step, by_tasks, mean_or_none, parse_mapping, read_log
 from mmgrpo.report.number_format import clip
-from mmgrpo.report.page_templates import write_page
+from mmgrpo.report.page_templates import render_page, write_page
 from mmgrpo.report.phase_times import phases
 from mmgrpo.report.run_charts import (
     completion_charts,
@@ -49,6 +50,20 @@ def write_report(run: Path) -> Path:
     return write_page(run / "report.html", "template.html.jinja", _page(run))
 
 
+def live_report(run: Path, links: Mapping[str, str], version: str) -> str:
+    """The report of a run as a page that reloads itself; nothing is written.
+
+    Args:
+        run: an existing run folder.
+        links: label -> path of the other pages of the server.
+        version: version of the page.
+
+    Returns:
+        HTML.
+    """
+    return render_page("template.html.jinja", {**_page(run), "links": links, "live": version})
+
+
 def _page(run: Path) -> dict[str, Any]:
     files = RunFiles(run)
     about, config_text = parse_mapping(files.text("run.json") or "") or {}, files.text("config.yaml")
@@ -66,6 +81,7 @@ def _page(run: Path) -> dict[str, Any]:
         "folder": run.resolve().name,
         "note": parse_note(config_text),
         "tasks": tasks,
+        "links": {},
         "facts": overview_rows(about, metrics),
         "headlines": headlines(evaluation),
         "evaluation": evaluation,

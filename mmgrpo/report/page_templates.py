@@ -13,10 +13,15 @@ from mmgrpo.report.number_format import abridged, clip, duration, number, signed
 from mmgrpo.system.files import replace_text
 
 
+def render_page(template: str, values: Mapping[str, Any]) -> str:
+    """Renders a template of this folder; ``live`` is the version of a page that reloads itself, None for a file."""
+    html = _environment().get_template(template).render({"live": None, **values})
+    return html.encode(errors="replace").decode()
+
+
 def write_page(path: Path, template: str, values: Mapping[str, Any]) -> Path:
     """Renders a template of this folder and writes the page; an earlier page is replaced."""
-    html = _environment().get_template(template).render(values)
-    replace_text(path, html.encode(errors="replace").decode())
+    replace_text(path, render_page(template, values))
     return path
 
 

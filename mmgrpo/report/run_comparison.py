@@ -14,7 +14,7 @@ from mmgrpo.report.image_grids import MEDIA_BYTES, CellBuilder
 from mmgrpo.report.logs import Log, parse_mapping, read_log
 from mmgrpo.report.movement import scales_of
 from mmgrpo.report.number_format import clip
-from mmgrpo.report.page_templates import write_page
+from mmgrpo.report.page_templates import render_page, write_page
 from mmgrpo.report.run_charts import Headline, headlines, measures
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.run_info import environment, overview_rows
@@ -65,19 +65,41 @@ def write_comparison(folders: Sequence[Path], out: Path | None = None) -> Path:
     Raises:
         DataError: a folder does not exist or is repeated, or there are too many or too few.
     """
-    if not 2 <= len(folders) <= MAX_RUNS:
-        raise DataError(f"cannot compare {len(folders)} runs; pass two to {MAX_RUNS}")
+    require_comparable(folders)
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"no run folder at {folder}; pass a folder that `mmgrpo train` wrote")
-    real = [folder.resolve() for folder in folders]
-    if len(set(real)) < len(real):
+    return write_page(out or folders[0] / "compare.html", "compare.html.jinja", _page(_runs(folders)))
+
+
+def live_comparison(folders: Sequence[Path], links: Mapping[str, str], version: str) -> str:
+    """The comparison of existing run folders as a page that reloads itself; nothing is written.
+
+    Args:
+        folders: two to six run folders.
+        links: label -> path of the other pages of the server.
+        version: version of the page.
+
+    Returns:
+        HTML.
+    """
+    return render_page("compare.html.jinja", {**_page(_runs(folders)), "links": links, "live": version})
+
+
+def require_comparable(folders: Sequence[Path]) -> None:
+    """Raises DataError if there are too few or too many folders, or one is repeated; none has to exist."""
+    if not 2 <= len(folders) <= MAX_RUNS:
+        raise DataError(f"cannot compare {len(folders)} runs; pass two to {MAX_RUNS}")
+    if len({folder.resolve() for folder in folders}) < len(folders):
         raise DataError("a run folder is repeated; pass each run folder once")
-    runs = [_read(folder, label) for folder, label in zip(folders, _labels(real), strict=True)]
-    return write_page(out or folders[0] / "compare.html", "compare.html.jinja", _page(runs))
 
 
-def _labels(folders: Sequence[Path]) -> list[str]:
+def _runs(folders: Sequence[Path]) -> list[ComparedRun]:
+    labels = run_labels([folder.resolve() for folder in folders])
+    return [_read(folder, label) for folder, label in zip(folders, labels, strict=True)]
+
+
+def run_labels(folders: Sequence[Path]) -> list[str]:
     """The last parts of each path, as many as make the labels unique."""
     for count in range(1, max(len(folder.parts) for folder in folders)):
         labels = ["/".join(folder.parts[-count:]) for folder in folders]
@@ -132,6 +154,7 @@ def _page(runs: Sequence[ComparedRun]) -> dict[str, Any]:
     requests = _shared_requests(runs)
     return {
         "labels": [run.label for run in runs],
+        "links": {},
         "statuses": [str(run.about.get("status") or "not recorded") for run in runs],
         "facts": _rows([dict(list(overview.items())[:MAX_ROWS]) for overview in overviews]),
         "differences": [row for row in _rows([run.settings for run in runs]) if len(set(row[1])) > 1],
