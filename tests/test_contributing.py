@@ -132,6 +132,10 @@ about:
     title: Cubed
     paper_title: Cubed Advantages for Sparse Rewards
     use_when: Use it when rewards are sparse and the few best samples should count more.
+    against: Cubes the advantages.
+    use_for: [sparse-reward]
+    holds: part, without the clip
+    provenance: paper
     paper: "2612.00001"
     applies_to: both
     sources:
@@ -196,7 +200,7 @@ pages, papers = method_pages(methods), papers_page(paper_index(methods))
 values = {
     "file": str(file),
     "command": CliRunner().invoke(app, ["methods", "cubed"], env={"COLUMNS": "200"}).output,
-    "search": CliRunner().invoke(app, ["methods", "--for", "sparse best samples"], env={"COLUMNS": "200"}).output,
+    "search": CliRunner().invoke(app, ["methods", "sparse", "best", "samples"], env={"COLUMNS": "200"}).output,
     "page": pages["advantages.md"],
     "index": pages["index.md"],
     "papers": papers,
@@ -220,10 +224,10 @@ def test_new_method_is_three_files(tmp_path: Path) -> None:
     assert output["file"] == str(tmp_path / "configs/methods/advantages/cubed.yaml")
     assert "A <- A^3" in output["command"]
     assert re.search(r"advantage\.estimators +\[cubed\] +Cubed, eq\. 2", output["command"])
-    assert re.search(r"^ *cubed +Use it when rewards are sparse", output["search"], re.MULTILINE)
+    assert re.search(r"^ *cubed +Cubes the advantages", output["search"], re.MULTILINE)
     assert "\n## Cubed {#cubed}\n" in output["page"]
-    assert "| [`cubed`](advantages.md#cubed) | tokens and denoising policies | rewards are sparse" in output["index"]
+    assert "- [cubed](advantages.md#cubed): Cubes the advantages\n" in output["index"].partition("## sparse-reward")[2]
     title = "[Cubed Advantages for Sparse Rewards](https://arxiv.org/abs/2612.00001)"
-    row = f"| `cubed` | {title} | [methods/cubed](methods/advantages.md#cubed); deviations: 1 |"
+    row = f"| `cubed` | {title} | [methods/cubed](methods/advantages.md#cubed); part, without the clip; deviations: 1 |"
     assert row in output["papers"].splitlines()
     assert output["faults"] == []

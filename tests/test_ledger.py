@@ -115,6 +115,27 @@ def test_open_paper_has_its_contribution_and_its_needs() -> None:
     assert "Its formula has not been read yet." in paper_section("cropi")
 
 
+def test_summary_counts_complete_and_partial_papers() -> None:
+    papers = [PAPERS[name] for name in ("gspo", "dapo", "dr-irl", "conciser", "ar-grpo", "hi-grpo")]
+    assert [paper.holds and paper.holds.split(",")[0] for paper in papers] == [
+        "all", "part", "your reward", "all", "part", None,
+    ]  # fmt: skip
+    assert summary(papers).endswith("2 are complete, 2 are implemented in part, and 1 need a reward of yours.")
+    states = [paper.holds for paper in PAPERS.values() if paper.state != "open"]
+    assert None not in states
+    assert PAPERS["grpo"].holds == "all"  # the most complete of its two files
+
+
+def test_readme_has_the_counts_of_the_papers() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    holds = [(paper.holds or "").split(",")[0] for paper in PAPERS.values() if paper.state == "file"]
+    expected = (
+        f"Of {len(holds)} papers with a file {holds.count('all')} are complete, {holds.count('part')} are implemented "
+        f"in part, and {holds.count('your reward')} need a reward of yours."
+    )
+    assert expected in readme
+
+
 def test_paper_is_found_by_number_and_by_each_of_its_files() -> None:
     section = paper_section("2503.14476")
     assert section.startswith(
@@ -166,17 +187,17 @@ def test_papers_on_the_command_line() -> None:
     assert "rl-100" in robotics
     assert "dr-grpo" not in robotics
     assert "Diffusion Policy Policy Optimization" in printed("--paper", "dppo")
-    denoising = printed("--papers", "--applies-to", "denoising", "--kind", "methods/sampling")
+    denoising = printed("--papers", "--policy", "denoising", "--kind", "methods/sampling")
     assert "flow-grpo" in denoising
     assert "s-grpo" not in denoising
 
 
 def test_methods_are_narrowed_on_the_command_line() -> None:
-    output = printed("--applies-to", "denoising", "--kind", "sampling")
+    output = printed("--policy", "denoising", "--kind", "sampling")
     assert " flow-grpo " in output
     assert " gspo " not in output
-    assert " gtpo " not in printed("--applies-to", "denoising")
-    assert " gtpo " in printed("--applies-to", "tokens")
+    assert " gtpo " not in printed("--policy", "denoising")
+    assert " gtpo " in printed("--policy", "tokens")
     wrong = CliRunner().invoke(app, ["methods", "--kind", "sampler"], env={"COLUMNS": "200"})
     assert wrong.exit_code == 2
     assert "--kind 'sampler' is unknown; use one of advantages, credit" in wrong.output
@@ -188,5 +209,5 @@ def test_page_has_a_row_per_paper() -> None:
     assert len(rows) == len(PAPERS)
     (row,) = [row for row in rows if row.startswith("| `gspo` |")]
     assert row.startswith("| `gspo` | [Group Sequence Policy Optimization](https://arxiv.org/abs/2507.18071) | ")
-    assert re.search(r"\| \[methods/gspo\]\(methods/ratios.md#gspo\); deviations: \d+ \|$", row)
+    assert re.search(r"\| \[methods/gspo\]\(methods/ratios.md#gspo\); all; deviations: \d+ \|$", row)
     assert "## Without a file: policies in robot environments; set in policy.name\n\n`policy_robotics`" in page

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from mmgrpo.cli import app
 from mmgrpo.config import MethodKind
 from mmgrpo.config.loading import find_config, load_config
+from mmgrpo.docgen.method_search import Entry, method_entries, search
 from mmgrpo.docgen.methods import KINDS, OTHERS, by_kind, method_index, method_pages, method_section
 from mmgrpo.errors import ConfigError, UnknownNameError
 
@@ -97,7 +98,8 @@ def test_methods_on_the_command_line() -> None:
     assert listed.output.index("Advantages: the adv") < listed.output.index(" bnpo ") < listed.output.index("Ratios:")
     narrow = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "80"}).output
     assert all(len(line) <= 80 for line in narrow.splitlines())
-    assert ["gspo", "2507.18071", "GSPO"] in [line.split() for line in narrow.splitlines()]
+    lines = [" ".join(line.split()) for line in narrow.splitlines()]
+    assert "gspo One ratio for a sample, the geometric mean of its token ratios." in lines
     assert len(narrow.splitlines()) < len(method_index()) + 4 * len(KINDS)  # a line each
     output = CliRunner().invoke(app, ["methods", "ngrpo"], env={"COLUMNS": "60"}).output
     assert "…" not in output
@@ -110,17 +112,57 @@ def test_methods_on_the_command_line() -> None:
     assert "no method 'nothing-like-it'" in none.output
 
 
-def test_methods_are_searched_by_when_to_use_them() -> None:
-    result = CliRunner().invoke(app, ["methods", "--for", "entropy collapse"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0
-    names = [line.split()[0] for line in result.output.splitlines() if "Use it when" in line]
+def listed(*words: str, columns: int = 200) -> list[str]:
+    """The names of a list, in order."""
+    result = CliRunner().invoke(app, ["methods", *words], env={"COLUMNS": str(columns)})
+    assert result.exit_code == 0, result.output
+    assert all(len(line) <= columns for line in result.output.splitlines())
+    return [line.split()[0] for line in result.output.splitlines() if line.startswith(" ")]
+
+
+def failure(*words: str) -> str:
+    """The error of a list."""
+    result = CliRunner().invoke(app, ["methods", *words], env={"COLUMNS": "400"})
+    assert result.exit_code == 2
+    return result.output
+
+
+def test_words_that_name_no_method_are_searched() -> None:
+    names = listed("entropy", "collapse", columns=40)
     assert {"dapo", "clip-cov", "kl-cov", "aepo"} <= set(names)
     assert "grpo" not in names
-    narrow = CliRunner().invoke(app, ["methods", "--for", "retrieval augmented"], env={"COLUMNS": "80"})
-    assert narrow.exit_code == 2
-    assert "matches no method" in narrow.output
-    both = CliRunner().invoke(app, ["methods", "--papers", "--for", "entropy"])
-    assert "remove --papers" in both.output
+    assert listed("guard")[0] == "grpo-guard"  # a part of its name
+    assert listed("crowd counting", "people")[0] == "papers/crowdvlm-r1"
+    assert "did you mean grpo-guard" in failure("grpo-gard")
+
+
+def test_search_orders_names_then_uses_then_sentences() -> None:
+    entries = [
+        Entry(include="", name=name, applies_to="both", against="", use_for=(), texts=texts)
+        for name, texts in (
+            ("sentence", ((8, "sentence"), (2, "Answers of a length."))),
+            ("use", ((8, "use"), (4, "length"))),
+            ("named", ((8, "length-grpo"), (1, "lengths"))),
+            ("none", ((8, "none"),)),
+        )
+    ]
+    assert [entry.name for entry in search(entries, "lengths")] == ["named", "use", "sentence"]
+    assert [entry.name for entry in search(entries, "length answer")] == ["sentence"]
+    assert search(entries, "nothing-like-it") == []
+
+
+def test_methods_for_a_problem_have_its_word() -> None:
+    names = listed("--for", "length")
+    assert {"gfpo", "delethink", "papers/open-rs"} <= set(names)
+    assert set(names) == {entry.name for entry in method_entries() if "length" in entry.use_for}
+    denoising = listed("--for", "token-credit", "--policy", "denoising")
+    assert set(denoising) == {"g2rpo", "tempflow-grpo", "ppl-position", "process-supervision", "prl", "g-opd"} | {
+        "on-policy-distillation"
+    }
+    assert "tempo" in listed("--for", "token-credit", "--policy", "tokens")
+    assert "--for 'entropy' is unknown; use one of baseline, sparse-reward" in failure("--for", "entropy")
+    assert "mmgrpo methods entropy" in failure("--for", "entropy")
+    assert "remove --papers" in failure("--papers", "--for", "length")
 
 
 def test_every_method_states_its_use() -> None:
@@ -167,12 +209,16 @@ def test_pages_have_the_methods_of_a_kind_with_the_source_of_each_value() -> Non
     pages = method_pages(row for row in method_index() if row.include.startswith("methods/"))
     assert set(pages) == {"index.md", *(f"{kind}.md" for kind in KINDS)}
     assert (
-        "| [`gspo`](ratios.md#gspo) | tokens and denoising policies | token ratios are too noisy" in pages["index.md"]
+        "- [gspo](ratios.md#gspo): One ratio for a sample, the geometric mean of its token ratios\n"
+        in pages["index.md"]
     )
+    assert "- [gfpo](selection.md#gfpo) (T): Generates more members" in pages["index.md"].partition("## length")[2]
+    assert "- Against GRPO: One ratio for a sample" in pages["ratios.md"]
+    assert "- Needs: rows with `solution`" in pages["off_policy.md"]
     assert (
         "\n## GSPO {#gspo}\n\n`methods/gspo`, [arXiv:2507.18071](https://arxiv.org/abs/2507.18071), "
         in pages["ratios.md"]
     )
     assert "| `objective.ratio_level` | segment | arXiv:2510.21583, the geometric mean" in pages["ratios.md"]
     assert "## GSPO" not in pages["advantages.md"]
-    assert len(pages["index.md"].encode()) < 34_000
+    assert len(pages["index.md"].encode()) <= 30_000

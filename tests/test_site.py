@@ -48,7 +48,7 @@ def test_reference_has_the_keys_commands_methods_papers_rewards_and_the_api(page
     )
     assert "\n## GSPO {#gspo}\n" in pages["reference/methods/ratios.md"]
     assert row_of(pages["reference/papers.md"], "`dr-grpo`").endswith(
-        "| [methods/dr-grpo](methods/advantages.md#dr-grpo); deviations: 1 |"
+        "| [methods/dr-grpo](methods/advantages.md#dr-grpo); all; deviations: 1 |"
     )
     assert "| `column` | text | `tests` |" in pages["reference/rewards/code_tests.md"]
     assert "\n::: mmgrpo.training.trainer.Trainer\n" in pages["reference/api/training.md"]

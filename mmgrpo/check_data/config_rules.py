@@ -81,6 +81,20 @@ def explained(data: DataFiles, name: str) -> Iterator[Finding]:
             yield "", "its explanation is empty"
 
 
+def description(data: DataFiles, name: str) -> Iterator[Finding]:
+    """A method, or a run of a paper, states its difference from GRPO, its uses, its completeness and its provenance."""
+    path = data.path(name)
+    section = METHOD if name.startswith("methods/") else "about"
+    values = at(data.stated(name), section, None) or {}
+    for key in ("against", "use_for", "holds", "provenance"):
+        if not values.get(key):
+            yield f"{section}.{key}", "is missing; docs/how-to/methods.md describes its values"
+    comments = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    sentence = (values.get("against") or "").rstrip(".").lower()
+    if sentence and sentence in " ".join(line.lstrip("# ") for line in comments).lower():
+        yield f"{section}.against", "repeats a comment of the file; remove the comment"
+
+
 @cache
 def _yaml_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.yaml"))
@@ -99,6 +113,7 @@ CONFIG_RULES = (
     rule_of(unique_name),
     rule_of(numbers),
     rule_of(evidence_files),
+    rule_of(description, "methods", "papers"),
     rule_of(round_trip, *RUNS, "plain"),
     rule_of(explained, *RUNS),
 )

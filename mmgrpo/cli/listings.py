@@ -54,28 +54,32 @@ def rewards(name: Annotated[str | None, typer.Argument(help="Show the page of a 
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show the section of a method.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Show the section of a method by its NAME, or search: entropy collapse.")
+    ] = None,
     papers: Annotated[bool, typer.Option("--papers", help="List the surveyed papers and their state.")] = False,
     paper: Annotated[str | None, typer.Option(help="Show one paper, by its id or arXiv number.")] = None,
-    applies_to: Annotated[
+    policy: Annotated[
         Literal["tokens", "denoising", "masked"] | None, typer.Option(help="Only those for this kind of policy.")
     ] = None,
     kind: Annotated[str | None, typer.Option(help="Only those of this kind; with --papers, of this group.")] = None,
-    query: Annotated[
-        str | None, typer.Option("--for", help='Search titles, kinds and uses: --for "entropy collapse".')
+    use: Annotated[
+        str | None, typer.Option("--for", help="Only those for this problem: length, diversity, agents.")
     ] = None,
 ) -> None:
-    """List the published methods by kind, or the papers, or show the values and sources of one."""
+    """List the published methods by kind, by problem or by search, or the papers, or show one."""
     from mmgrpo.cli.method_lists import method_lines, method_text, paper_lines
 
+    query = " ".join(words) if words else None
     with plain_errors():
-        if name is not None or paper is not None:
-            console.print(markdown_page(method_text(name, paper)))
+        if papers and use is not None:
+            raise ConfigError("--for lists methods; remove --papers")
+        has_page = (query or paper) is not None and use is None
+        if has_page and (page := method_text(query, paper)) is not None:
+            console.print(markdown_page(page))
             return
-        if papers and query is not None:
-            raise ConfigError("--for searches methods; remove --papers")
-        methods_text = method_lines(applies_to, kind, query, width=console.width)
-        for line in paper_lines(applies_to, kind) if papers else methods_text:
+        lines = method_lines(policy, kind, use, query, width=console.width)
+        for line in paper_lines(policy, kind) if papers else lines:
             console.print(line)
 
 

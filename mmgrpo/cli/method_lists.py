@@ -1,4 +1,4 @@
-"""The output of ``mmgrpo methods``: the methods by kind, those that match a search, the papers by group, or one."""
+"""The output of ``mmgrpo methods``: the methods by kind, by problem or by search, the papers by group, or one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mmgrpo.config import POLICIES
-from mmgrpo.docgen.methods import KINDS, MethodRow, by_kind, method_index, method_section, search_methods
+from mmgrpo.config.methods import USES
+from mmgrpo.docgen.method_search import Entry, method_entries, search
+from mmgrpo.docgen.methods import KINDS, method_index, method_section
 from mmgrpo.docgen.papers import (
     HEAD,
     Paper,
@@ -20,72 +22,86 @@ from mmgrpo.docgen.papers import (
     state_text,
     summary,
 )
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.system.console import styled
 
 MAX_NAME_WIDTH = 24
 """Width of the column of names; longer names move the rest of their line."""
 
 
-def method_text(name: str | None, paper: str | None) -> str:
+def method_text(name: str | None, paper: str | None) -> str | None:
     """The section of a method, of a paper, or of both.
 
     Args:
-        name: name of a method, or the name that a configuration includes.
+        name: name of a method, or the name that a configuration includes; or words of a search.
         paper: id or arXiv number, in any case.
 
     Returns:
-        Markdown.
+        Markdown; None: there is no such method, but methods that match the words.
 
     Raises:
-        UnknownNameError: there is no such method, or no such paper.
+        UnknownNameError: there is no such method and no match, or no such paper.
     """
-    sections = [] if name is None else [method_section(name)]
+    try:
+        sections = [] if name is None else [method_section(name)]
+    except UnknownNameError:
+        if paper is None and name is not None and search(method_entries(), name):
+            return None
+        raise
     return "\n".join([*sections, *([] if paper is None else [paper_section(paper)])])
 
 
 def method_lines(
-    applies_to: str | None, kind: str | None, query: str | None = None, *, width: int = 80
-) -> Iterator[Table | Text | str]:
-    """The methods by kind, a line each, or those that match a search with the sentence on when to use them.
+    policy: str | None, kind: str | None, use: str | None = None, query: str | None = None, *, width: int = 80
+) -> Iterator[Text | str]:
+    """The methods by kind, or those for a problem or that match a search, with their difference from GRPO.
 
     Args:
-        applies_to: tokens, denoising or masked; None: all.
+        policy: tokens, denoising or masked; None: all.
         kind: kind of the methods; None: all.
+        use: a word of ``USES``; None: all.
         query: words to search for; None: no search.
-        width: maximum length of a line of the list.
+        width: maximum length of a line.
 
     Yields:
-        Table | Text | str: parts of the output.
+        Text | str: a line of the output.
 
     Raises:
-        ConfigError: the kind is unknown, or no method matches.
+        ConfigError: the kind or the use is unknown, or no method remains.
     """
     if kind is not None:
         _require_kind(kind, tuple(KINDS))
-    rows = [
-        row
-        for row in method_index()
-        if _is_for(POLICIES[row.method.applies_to], applies_to) and kind in (None, row.method.kind)
+    if use is not None and use not in USES:
+        raise ConfigError(
+            f"--for {use!r} is unknown; use one of {', '.join(USES)}, or search all texts: mmgrpo methods {use}"
+        )
+    headings = {row.include: row.heading for row in method_index() if kind in (None, row.method.kind)}
+    entries = [
+        entry
+        for entry in method_entries()
+        if _is_for(POLICIES[entry.applies_to], policy)
+        and (entry.include in headings or kind is None)
+        and (use is None or use in entry.use_for)
     ]
     if query is not None:
-        matches = search_methods(rows, query)
-        if not matches:
-            raise ConfigError(f"--for {query!r} matches no method; use other words, or list all: mmgrpo methods")
-        yield from _table(
-            f"Methods for {query!r}", ((_name(row), row.method.use_when or row.method.title) for row in matches), 0
-        )
+        entries = search(entries, query)
+    if not entries:
+        raise ConfigError("no method remains; leave out --for, --policy, --kind or words")
+    if use is None and query is None:
+        for heading in dict.fromkeys([*KINDS.values(), *headings.values()]):
+            members = [entry for entry in entries if headings.get(entry.include) == heading]
+            yield from _entry_lines(heading, members, width) if members else ()
     else:
-        for title, members in by_kind(rows).items():
-            yield from _method_table(title, members, width)
+        title = f"{use}: {USES[use]}" if use in USES else f"Methods for {query!r}"
+        yield from _entry_lines(title, entries, width)
     yield "mmgrpo methods NAME shows a method's formulas, values and sources; include it as methods/NAME."
 
 
-def paper_lines(applies_to: str | None, group: str | None) -> Iterator[Table | str]:
+def paper_lines(policy: str | None, group: str | None) -> Iterator[Table | str]:
     """The counts of papers by state, then the papers by the group of their main contribution.
 
     Args:
-        applies_to: tokens, denoising or masked; None: all.
+        policy: tokens, denoising or masked; None: all.
         group: group of the papers; None: all.
 
     Yields:
@@ -97,7 +113,7 @@ def paper_lines(applies_to: str | None, group: str | None) -> Iterator[Table | s
     papers = paper_index()
     if group is not None:
         _require_kind(group, tuple(by_group(papers)))
-    papers = [p for p in papers if _is_for(p.applies_to, applies_to) and group in (None, p.group)]
+    papers = [p for p in papers if _is_for(p.applies_to, policy) and group in (None, p.group)]
     yield _counted(papers)
     yield f"\n{summary(papers)}\n"
     for name, members in by_group(papers).items():
@@ -111,22 +127,18 @@ def _require_kind(kind: str, valid_kinds: tuple[str, ...]) -> str:
     return kind
 
 
-def _is_for(policies: str, applies_to: str | None) -> bool:
+def _is_for(policies: str, policy: str | None) -> bool:
     """Whether a method or paper for these policies, in words, is for the requested kind of policy."""
-    return applies_to is None or policies in (POLICIES[applies_to], POLICIES["both"])
+    return policy is None or policies in (POLICIES[policy], POLICIES["both"])
 
 
-def _name(row: MethodRow) -> str:
-    return row.include.removeprefix("methods/")
-
-
-def _method_table(heading: str, rows: Iterable[MethodRow], width: int) -> Iterator[Text | str]:
-    """Name, paper and title of each method on a line of at most ``width`` characters; longer titles are truncated."""
-    rows = list(rows)
-    name_width = max((len(_name(row)) for row in rows if len(_name(row)) <= MAX_NAME_WIDTH), default=0)
+def _entry_lines(heading: str, entries: Iterable[Entry], width: int) -> Iterator[Text | str]:
+    """Name and difference from GRPO on a line of at most ``width`` characters each; longer sentences are truncated."""
+    entries = list(entries)
+    name_width = max((len(entry.name) for entry in entries if len(entry.name) <= MAX_NAME_WIDTH), default=0)
     yield styled(heading, "bold")
-    for row in rows:
-        line = f" {_name(row):<{name_width}}  {row.method.paper or '-':<10}  {row.method.title}"
+    for entry in entries:
+        line = f" {entry.name:<{name_width}}  {entry.against}"
         yield line if len(line) <= width else f"{line[: width - 1]}…"
     yield ""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -36,6 +37,78 @@ or was trained to score; ``step_rewards``: the reward that an estimator reads by
 ``environment_reward``: an environment that rewards its turns, or an estimator of turns that names a reward of the run;
 ``engine``: ``rollout.engine``.
 """
+
+Use = Literal[
+    "baseline",
+    "sparse-reward",
+    "length",
+    "diversity",
+    "off-policy",
+    "token-credit",
+    "curriculum",
+    "rollout-cost",
+    "no-labels",
+    "teacher",
+    "several-rewards",
+    "preferences",
+    "reward-hacking",
+    "agents",
+    "images",
+    "video",
+]
+"""Words for the problem that a method solves; ``USES`` describes them."""
+
+USES: Mapping[Use, str] = dict(
+    zip(
+        get_args(Use),
+        (
+            "a simple objective, to start from or to compare with",
+            "groups that are all wrong, or all equal, give no signal",
+            "answers grow too long, or are too long for the context",
+            "entropy collapses, or pass@k falls while pass@1 rises",
+            "several updates a rollout, replay, or an engine with other numerics",
+            "tokens, steps, segments or turns need separate credit",
+            "some prompts are too easy or too hard at a time",
+            "samples or updates cost too much",
+            "prompts have no right answers",
+            "a stronger model, demonstrations, solutions or hints are available",
+            "several rewards are combined",
+            "pairs, judges, rubrics or reward models instead of a verifier",
+            "the reward is noisy, or can be gamed",
+            "several turns, with tools or an environment",
+            "images are generated, edited or read",
+            "videos are generated or read",
+        ),
+        strict=True,
+    )
+)
+"""Words of ``use_for`` -> the problem, in a phrase."""
+
+Provenance = Literal["code-run", "code-read", "paper", "abstract"]
+
+PROVENANCES: Mapping[Provenance, str] = {
+    "code-run": "published code and this file ran on the same inputs",
+    "code-read": "the published code was read",
+    "paper": "the paper was read",
+    "abstract": "the abstract, notes or reviews were read",
+}
+"""Values of ``provenance`` -> the origin of the formulas, in a phrase."""
+
+Against = Annotated[
+    str | None,
+    Field(max_length=160, pattern=r"\.$", description="the difference from plain GRPO, in one sentence"),
+]
+UseFor = Annotated[tuple[Use, ...], Field(description="problems that it solves; mmgrpo methods --for lists by them")]
+Holds = Annotated[
+    str | None,
+    Field(
+        pattern="^(all|(part|your reward), .+)$",
+        description="how much of the paper it holds: all; 'part, ..' with the part; 'your reward, ..' with the reward "
+        "that you bring",
+    ),
+]
+Origin = Annotated[Provenance | None, Field(description="origin of its formulas")]
+
 
 AppliesTo = Literal["tokens", "denoising", "masked", "both"]
 
@@ -76,8 +149,12 @@ class MethodConfig(Section):
     name: str
     title: str
     use_when: str | None = Field(
-        default=None, description="when to use it, in one sentence; mmgrpo methods --for searches it"
+        default=None, description="when to use it, in one sentence; mmgrpo methods WORDS searches it"
     )
+    against: Against = None
+    use_for: UseFor = ()
+    holds: Holds = None
+    provenance: Origin = None
     paper_title: str | None = Field(default=None, description="title of the paper; null: as title")
     paper: str | None = Field(default=None, description="its number on arXiv; null: it is not published")
     kind: MethodKind | None = Field(
@@ -125,6 +202,10 @@ class AboutConfig(Section):
     note: str | None = Field(default=None, description="note for readers of the report")
     title: str | None = Field(default=None, description="title of the paper that the run reproduces; null: none")
     paper: str | None = Field(default=None, description="its number on arXiv; null: it is not published")
+    against: Against = None
+    use_for: UseFor = ()
+    holds: Holds = None
+    provenance: Origin = None
     sources: dict[str, str] = Field(
         default_factory=dict, description="config key -> section, table or file that its value comes from"
     )

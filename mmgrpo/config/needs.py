@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,7 @@ class Inputs:
 def require_needs(
     config: RunConfig, *, rewards: Sequence[RewardConfig] | None = None, prompts: Sequence[Any] | None = None
 ) -> None:
-    """Checks the needs of the run's methods.
+    """Checks the needs of the run's methods, and the columns that its functions read.
 
     Args:
         config: the run.
@@ -61,13 +62,56 @@ def require_needs(
         prompts: its rows, each a ``Prompt``; None: not read, so that needs of rows are not checked.
 
     Raises:
-        ConfigError: the run lacks something; the message names it.
+        ConfigError: the run lacks something, or the rows a column that its functions read; the message names it.
     """
     inputs = Inputs(config=config, rewards=rewards or config.rewards or None, prompts=prompts)
     for method in config.about.methods:
         for need in method.needs:
             if (lack := CHECKS[need](inputs)) is not None:
                 raise ConfigError(f"methods/{method.name} needs {lack}")
+    if prompts:
+        _require_columns(config, prompts)
+
+
+def row_columns(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """The columns of the data rows that the functions of a run read: dotted key of the setting, column.
+
+    Those of estimators and filters are checked with their numbers when the prompts are sampled.
+    """
+    strategy = config.rollout.strategy
+    parts = {f"rollout.prompt_templates.{name}": part for name, part in config.rollout.prompt_templates.items()}
+    if strategy.name in ROW_STRATEGIES:
+        parts["rollout.strategy"] = strategy
+    for auxiliary in config.objective.auxiliary:
+        if auxiliary.name == "answers":
+            parts[f"objective.auxiliary.{auxiliary.label or auxiliary.name}"] = auxiliary
+    for key, part in parts.items():
+        settings = part.settings
+        yield from ((f"{key}.column", name) for name in _texts(settings.get("column")))
+        yield from ((f"{key}.further", name) for name in _texts(settings.get("further")))
+        yield from ((f"{key}.columns", name) for name in _texts(settings.get("columns")))
+        if part.name == "template":
+            fields = re.findall(r"{(\w+)}", settings.get("text", ""))
+            yield from ((f"{key}.text", name) for name in fields if name != "prompt")
+
+
+ROW_STRATEGIES = ("with_answer", "answers_of_source")
+"""Strategies that take answers from columns of the rows."""
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _require_columns(config: RunConfig, prompts: Sequence[Any]) -> None:
+    """Raises ConfigError for a column that functions of the run read and none of the prompts has."""
+    available = {name for prompt in prompts for name, value in prompt.columns.items() if value is not None}
+    for key, column in row_columns(config):
+        if column not in available:
+            raise ConfigError(
+                f"{key} reads the column {column!r}, which none of the {len(prompts)} prompts has: add it to the rows, "
+                f"or name another one there; the columns are {', '.join(sorted(available)) or 'none'}"
+            )
 
 
 def _verifier(inputs: Inputs) -> str | None:

@@ -6,14 +6,15 @@ the path of a YAML file: configurations include it as ``methods/NAME``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from mmgrpo.config import POLICIES, MethodConfig, MethodKind
+from mmgrpo.config import POLICIES, AboutConfig, MethodConfig, MethodKind
 from mmgrpo.config.loading import find_config, packaged, read_layers, shipped, validated
+from mmgrpo.config.methods import PROVENANCES, USES
+from mmgrpo.config.needs import row_columns
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import at, has
 from mmgrpo.docgen.composition import composition, formulas
@@ -22,10 +23,27 @@ from mmgrpo.explain.method_settings import formatted_value
 
 PREAMBLE = """# Methods
 
-`mmgrpo methods` prints this list, `mmgrpo methods --for "entropy collapse"` the methods that match, and `mmgrpo methods
-NAME` one of them. Include a method by `include: methods/NAME`; [Methods](../../how-to/methods.md) shows how to use one
-and how to write one, [coming from TRL](../../coming-from/trl.md#losses) its losses.
+`mmgrpo methods --for length` prints the methods for a problem, `mmgrpo methods entropy collapse` those whose texts
+match, and `mmgrpo methods NAME` one of them. Include a method by `include: methods/NAME`;
+[Methods](../../how-to/methods.md) shows how to use one and how to write one, [coming from
+TRL](../../coming-from/trl.md#losses) its losses.
+
+## Start with
+
+- **Text**: [grpo](advantages.md#grpo), or [dapo](surrogates.md#dapo) for long answers; [gspo](ratios.md#gspo) for
+  mixtures of experts; [raft](advantages.md#raft) if rewards are right or wrong and you want the simplest.
+- **Vision-language**: [grpo](advantages.md#grpo); [papo](views.md#papo) if answers ignore the image;
+  [gigpo](environments.md#gigpo) for agents over several turns.
+- **Image**: [flow-grpo](sampling.md#flow-grpo), or [flow-grpo-fast](sampling.md#flow-grpo-fast) with fewer trained
+  steps; [diffusion-nft](sampling.md#diffusion-nft) for any solver, without likelihoods.
+- **Video**: [dance-grpo](sampling.md#dance-grpo), or [mix-grpo](sampling.md#mix-grpo) with fewer trained steps.
+
+Then by need. Each method is listed under the first of its needs, with its difference from GRPO; (D) marks methods of
+denoising policies, (T) those of tokens, (M) those of masked models.
 """
+
+MARKS = {"tokens": " (T)", "denoising": " (D)", "masked": " (M)", "both": ""}
+"""``applies_to`` -> its mark on the index page."""
 
 KINDS: Mapping[MethodKind, str] = {
     "advantages": "Advantages: the advantage of a sample within its group",
@@ -58,6 +76,7 @@ class MethodRow:
         formulas: formulas of its advantage, its loss and its ratio.
         sources: (dotted configuration key, value, source of the value).
         published: the same for the scale of the published run.
+        columns: columns of the rows that its functions read.
     """
 
     include: str
@@ -66,6 +85,7 @@ class MethodRow:
     formulas: tuple[str, ...]
     sources: tuple[tuple[str, str, str], ...]
     published: tuple[tuple[str, str, str], ...]
+    columns: tuple[str, ...]
 
     @property
     def heading(self) -> str:
@@ -76,11 +96,6 @@ class MethodRow:
     def page(self) -> str:
         """File name of the page of its kind."""
         return f"{self.method.kind or OTHERS.lower()}.md"
-
-    @property
-    def search_text(self) -> str:
-        """The texts that a search reads: name, title, kind and ``use_when``."""
-        return " ".join([self.method.name, self.method.title, self.heading, self.method.use_when or ""])
 
 
 def method_index() -> list[MethodRow]:
@@ -93,29 +108,6 @@ def method_index() -> list[MethodRow]:
         ConfigError: a file cannot be read, or has no block ``about.method``.
     """
     return [*_shipped_rows(), *map(_row, packaged())]
-
-
-def search_methods(rows: Iterable[MethodRow], query: str) -> list[MethodRow]:
-    """The methods whose texts have the most words of a query, in the order of the rows.
-
-    A word of the query matches words that start with it, plurals aside: "collapse" matches "collapses".
-
-    Args:
-        rows: the methods to search.
-        query: words, such as "entropy collapse".
-
-    Returns:
-        The methods with the largest number of matching words; none if no word matches.
-    """
-    stems = [word.rstrip("s") if len(word) > 3 else word for word in re.findall(r"\w+", query.lower())]
-    scored = [(_num_matches(row.search_text, stems), row) for row in rows]
-    best = max((score for score, _ in scored), default=0)
-    return [row for score, row in scored if score == best > 0]
-
-
-def _num_matches(text: str, stems: Iterable[str]) -> int:
-    words = re.findall(r"\w+", text.lower())
-    return sum(any(word.startswith(stem) for word in words) for stem in stems)
 
 
 def by_kind(rows: Iterable[MethodRow]) -> dict[str, list[MethodRow]]:
@@ -138,19 +130,22 @@ def method_pages(rows: Iterable[MethodRow]) -> dict[str, str]:
     rows = list(rows)
     kinds = {members[0].page: (heading, members) for heading, members in by_kind(rows).items()}
     pages = {page: _kind_page(heading, members) for page, (heading, members) in kinds.items()}
-    return {"index.md": _index(kinds), **pages}
+    return {"index.md": _index(rows), **pages}
 
 
-def _index(kinds: Mapping[str, tuple[str, list[MethodRow]]]) -> str:
-    lines = [PREAMBLE]
-    for page, (heading, members) in kinds.items():
-        lines += ["", f"## [{heading}]({page})", "", "| method | policies | use it when |", "| --- | --- | --- |"]
-        lines += [
-            f"| [`{row.method.name}`]({page}#{row.method.name}) | "
-            f"{POLICIES[row.method.applies_to].removeprefix('for ')} | "
-            f"{_cell((row.method.use_when or '').removeprefix('Use it when '))} |"
-            for row in members
-        ]
+def _index(rows: Iterable[MethodRow]) -> str:
+    members: dict[str, list[MethodRow]] = {use: [] for use in USES}
+    for row in rows:
+        members[row.method.use_for[0] if row.method.use_for else "baseline"].append(row)
+    lines = [PREAMBLE.rstrip()]
+    for use, description in USES.items():
+        if members[use]:
+            lines += ["", f"## {use}", "", f"{description[0].upper()}{description[1:]}.", ""]
+            lines += [
+                f"- [{row.method.name}]({row.page}#{row.method.name}){MARKS[row.method.applies_to]}: "
+                f"{_escaped((row.method.against or row.method.title).rstrip('.'))}"
+                for row in members[use]
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -196,6 +191,7 @@ def _row(include: str) -> MethodRow:
         formulas=tuple(formulas(config)),
         sources=tuple(_sources(values, method)),
         published=tuple(_sources(method.paper_hparams, method)),
+        columns=tuple(dict.fromkeys(column for _, column in row_columns(config))),
     )
 
 
@@ -218,6 +214,9 @@ def _section(row: MethodRow, *, with_anchor: bool = False) -> Iterator[str]:
     yield f"`{row.include}`, {_link(method.paper)}, {POLICIES[method.applies_to]}: {_escaped(row.composition)}."
     if method.use_when:
         yield from ("", _escaped(method.use_when))
+    facts = [*facts_of(method), *needs_of(row)]
+    if facts:
+        yield from ("", *(f"- {_escaped(fact)}" for fact in facts))
     yield from ("", "```text", *row.formulas, "```", "")
     yield from _values(row.sources)
     if row.published:
@@ -227,6 +226,26 @@ def _section(row: MethodRow, *, with_anchor: bool = False) -> Iterator[str]:
     for heading, items in (("Deviations", method.deviations), ("Evidence", method.evidence)):
         if items:
             yield from ("", f"{heading}:", "", *(f"- {_escaped(item)}" for item in items))
+
+
+def facts_of(about: MethodConfig | AboutConfig) -> Iterator[str]:
+    """The difference of a method or a run from GRPO, its uses, its completeness and its provenance, a line each."""
+    if about.against:
+        yield f"Against GRPO: {about.against}"
+    if about.use_for:
+        yield f"For: {', '.join(about.use_for)}"
+    if about.holds:
+        yield f"Holds: {about.holds}"
+    if about.provenance:
+        yield f"Provenance: {PROVENANCES[about.provenance]}"
+
+
+def needs_of(row: MethodRow) -> Iterator[str]:
+    """The needs of a method in a line, if it has any: those that it states, and columns of the rows."""
+    parts = [need.replace("_", " ") for need in row.method.needs]
+    parts += [f"rows with `{column}`" for column in row.columns]
+    if parts:
+        yield f"Needs: {', '.join(parts)}"
 
 
 def _values(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:

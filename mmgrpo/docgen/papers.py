@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -28,6 +28,9 @@ LEDGER = CONFIGS / "papers.jsonl"
 
 State = Literal["file", "setting", "open"]
 STATES: tuple[State, ...] = ("file", "setting", "open")
+
+COMPLETENESS = ("all", "your reward", "part")
+"""The first words of ``holds``, the most complete first."""
 
 GROUPS: Mapping[str, tuple[str, str | None]] = {
     "none": ("No new function", "advantage, objective, rewards"),
@@ -125,6 +128,8 @@ class Paper:
         files: names of its files.
         num_deviations: number of deviations that its files state.
         evidence: checks of its files.
+        holds: how much of the paper is implemented, as ``holds`` of its most complete file; a setting is part of the
+            paper if its row leaves something out; None: nothing is, or its files do not state it.
         row: its line in the ledger; None: it has a file.
     """
 
@@ -136,6 +141,7 @@ class Paper:
     files: tuple[str, ...] = ()
     num_deviations: int = 0
     evidence: tuple[str, ...] = ()
+    holds: str | None = None
     row: PaperRow | None = None
 
     @property
@@ -212,9 +218,12 @@ def summary(papers: Iterable[Paper]) -> str:
     papers = list(papers)
     states = Counter(paper.state for paper in papers)
     missing = sum(paper.state == "open" and bool(paper.lacks) for paper in papers)
+    complete = {kind: sum((paper.holds or "").startswith(kind) for paper in papers) for kind in COMPLETENESS}
     return (
         f"{len(papers)} papers: {states['file']} have a file, {states['setting']} are a setting, {states['open']} are "
-        f"open, of which {missing} need a feature that the engine does not have yet."
+        f"open, of which {missing} need a feature that the engine does not have yet. Of those with a file or a setting "
+        f"{complete['all']} are complete, {complete['part']} are implemented in part, and {complete['your reward']} "
+        "need a reward of yours."
     )
 
 
@@ -279,7 +288,8 @@ def _state_cell(paper: Paper) -> str:
     """The state of a paper in a table: its methods as links, or its row."""
     if paper.row is not None:
         return _cell(state_text(paper))
-    return f"{', '.join(map(_file_link, paper.files))}; deviations: {paper.num_deviations}"
+    holds = f"; {_cell(paper.holds)}" if paper.holds else ""
+    return f"{', '.join(map(_file_link, paper.files))}{holds}; deviations: {paper.num_deviations}"
 
 
 def _file_link(file: str) -> str:
@@ -319,6 +329,7 @@ class _File:
     applies_to: str
     num_deviations: int
     evidence: tuple[str, ...]
+    holds: str | None
 
 
 def _method_file(row: MethodRow) -> _File:
@@ -332,14 +343,20 @@ def _method_file(row: MethodRow) -> _File:
         applies_to=POLICIES[method.applies_to],
         num_deviations=len(method.deviations),
         evidence=method.evidence,
+        holds=method.holds,
     )
+
+
+@cache
+def run_section(include: str) -> dict[str, Any]:
+    """The section ``about`` of a run of a paper, without the values that it includes."""
+    return parse_yaml(find_config(include).read_text(encoding="utf-8")).get("about") or {}
 
 
 @cache
 def _run_file(include: str) -> _File:
     """The file of a run of a paper, without the values that it includes."""
-    path = find_config(include)
-    section = parse_yaml(path.read_text(encoding="utf-8")).get("about") or {}
+    path, section = find_config(include), run_section(include)
     return _File(
         include=include,
         name=path.stem,
@@ -349,6 +366,7 @@ def _run_file(include: str) -> _File:
         applies_to=POLICIES["denoising" if path.parent.name in GENERATORS else "tokens"],
         num_deviations=len(section.get("deviations", ())),
         evidence=tuple(section.get("evidence", ())),
+        holds=section.get("holds"),
     )
 
 
@@ -359,6 +377,7 @@ def _is_of(row: PaperRow, file: _File) -> bool:
 
 def _paper_of_files(files: Sequence[_File]) -> Paper:
     first, policies = files[0], {file.applies_to for file in files}
+    holds = [file.holds for kind in COMPLETENESS for file in files if file.holds and file.holds.startswith(kind)]
     return Paper(
         id=first.name,
         title=first.title,
@@ -368,6 +387,7 @@ def _paper_of_files(files: Sequence[_File]) -> Paper:
         files=tuple(file.include for file in files),
         num_deviations=sum(file.num_deviations for file in files),
         evidence=tuple(item for file in files for item in file.evidence),
+        holds=holds[0] if holds else None,
     )
 
 
@@ -379,6 +399,7 @@ def _paper_of_row(row: PaperRow) -> Paper:
         arxiv=row.arxiv or "",
         group=row.group,
         applies_to=POLICIES["denoising" if is_generator else "tokens"],
+        holds=(f"part, without {row.leaves_out}" if row.leaves_out else "all") if row.setting else None,
         row=row,
     )
 
@@ -395,6 +416,8 @@ def _section(paper: Paper) -> Iterator[str]:
     if paper.arxiv:
         yield f"arXiv:{paper.arxiv}."
     yield from ("", f"- {state_text(paper)}")
+    if paper.holds and row is None:
+        yield f"- holds: {paper.holds}"
     if row is not None:
         yield from (f"- needs `{name}`: {group_text(name)}" for name in row.needs)
         if row.code:

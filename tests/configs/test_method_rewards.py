@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,33 @@ def test_a_run_of_live_functions_and_a_method_is_not_plain_grpo(name: str, tmp_p
 
 def parity(samples: Sequence[Sample]) -> list[float]:
     return [float(sample.member % 2) for sample in samples]
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "column"),
+    [
+        ("luffy", "rollout.strategy.column", "solution"),
+        ("ampo", "rollout.strategy.further", "teacher_2"),
+        ("guide-grpo", "rollout.prompt_templates.hint.column", "hint"),
+        ("r1-sharevl", "rollout.prompt_templates.variant.text", "variant"),
+        ("mm-helix", "objective.auxiliary.expert.column", "solution"),
+    ],
+)
+def test_columns_that_functions_read_are_checked(method: str, key: str, column: str) -> None:
+    config = load_config(f"methods/{method}", {"policy": None})
+    rows = [Prompt("a", columns={"teacher_1": "b", "answer": "c"})]
+    with pytest.raises(
+        ConfigError,
+        match=rf"{re.escape(key)} reads the column '{column}', which none of the 1 prompts has: add it to the rows, or "
+        "name another one there; the columns are answer, teacher_1",
+    ):
+        require_needs(config, rewards=[RewardConfig(name="live:right")], prompts=rows)
+    names = [name for _, name in needs.row_columns(config)]
+    require_needs(
+        config,
+        rewards=[RewardConfig(name="live:right")],
+        prompts=[Prompt("a", columns=dict.fromkeys(names, "x"))],
+    )
 
 
 def test_method_of_a_judge_needs_a_reward_by_a_model() -> None:
