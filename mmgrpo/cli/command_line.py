@@ -252,14 +252,27 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Page of several runs (default: compare.html in the first folder).")
     ] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Write the images or videos before and after to this file instead.")
+    ] = None,
+    gif: Annotated[
+        Path | None, typer.Option(help="Write the images or videos over the steps to this file instead.")
+    ] = None,
 ) -> None:
     """Write report.html into a run folder, or one page that compares several runs."""
     with plain_errors():
-        from mmgrpo.report import write_comparison, write_report
+        from mmgrpo.report import write_comparison, write_gif, write_png, write_report
 
         if len(runs) == 1 and out is not None:
             raise ConfigError("--out is for several runs; the report of one is report.html in its folder")
-        console.print_line(str(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs, out)))
+        if len(runs) > 1 and (png or gif):
+            raise ConfigError("--png and --gif are of one run; pass one run folder")
+        pictures = [(write_png, png), (write_gif, gif)]
+        for write, path in pictures:
+            if path is not None:
+                console.print_line(str(write(runs[0], path)))
+        if png is None and gif is None:
+            console.print_line(str(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs, out)))
 
 
 @app.command()

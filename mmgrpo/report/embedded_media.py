@@ -31,6 +31,16 @@ STRIP_SHARE = 4
 """The film strip of a video takes 1 / STRIP_SHARE of its bytes."""
 MIME = {"PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp", "JPEG": "image/jpeg"}
 MP4 = "video/mp4"
+UNREADABLE_MEDIA = (
+    *UNREADABLE,
+    DataError,
+    EOFError,
+    struct.error,
+    KeyError,
+    IndexError,
+    ZeroDivisionError,
+    MemoryError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +81,23 @@ def embed_image(files: RunFiles, path: Path, share: int) -> EmbeddedImage | None
             if len(data) <= share:
                 return _carried(data, MIME[image.format or ""], image.size, exact=True)
             return _reduced(image, share)
-    except (*UNREADABLE, DataError, EOFError, struct.error, KeyError, IndexError, ZeroDivisionError, MemoryError):
+    except UNREADABLE_MEDIA:
         return None
+
+
+def load_frames(files: RunFiles, path: Path, most: int) -> list[Image.Image]:
+    """At most ``most`` frames of a video, evenly spaced, or one image, as RGB; empty if the file cannot be read."""
+    data = files.bytes_of(path)
+    if data is None:
+        return []
+    try:
+        if data[4:8] == b"ftyp":
+            return [frame.convert("RGB") for frame in evenly(decoded(data, max_pixels=MAX_PIXELS)[0], most)]
+        quiet = warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning)
+        with quiet, Image.open(io.BytesIO(data), formats=list(MIME)) as image:
+            return [] if image.width * image.height > MAX_PIXELS else evenly(_frames(image)[0], most)
+    except UNREADABLE_MEDIA:
+        return []
 
 
 def with_sound(image: EmbeddedImage | None, files: RunFiles, path: Path, share: int) -> EmbeddedImage | None:
@@ -150,6 +175,11 @@ def _webp(frames: Sequence[Image.Image], frame_ms: float) -> bytes:
 def _carried(data: bytes, mime: str, size: tuple[int, int], *, exact: bool, frames: str | None = None) -> EmbeddedImage:
     uri = f"data:{mime};base64,{_base64(data)}"
     return EmbeddedImage(uri=uri, width=size[0], height=size[1], exact=exact, frames=frames)
+
+
+def data_uri(data: bytes, form: str) -> str:
+    """The data URI of an image file in one of the formats of ``MIME``."""
+    return f"data:{MIME[form]};base64,{_base64(data)}"
 
 
 def _base64(data: bytes) -> str:

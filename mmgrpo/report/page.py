@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmgrpo.errors import DataError
 from mmgrpo.report.chart_sections import unique_sections
+from mmgrpo.report.contact_sheet import contact_sheet, encoded_image, opening_strip, steps_gif
+from mmgrpo.report.embedded_media import data_uri
 from mmgrpo.report.image_grids import image_grids_of
 from mmgrpo.report.logs import by_step, by_tasks, mean_or_none, parse_mapping, read_log
 from mmgrpo.report.number_format import clip
@@ -25,15 +27,22 @@ from mmgrpo.report.run_charts import (
     unrecorded_titles,
 )
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.run_info import environment, overview_rows, parse_note, parse_tasks
-from mmgrpo.report.sample_sets import read_sample_sets
+from mmgrpo.report.run_info import environment, overview_rows, parse_note, parse_tasks, run_name, training_summary
+from mmgrpo.report.sample_sets import SampleSet, read_sample_sets
 from mmgrpo.report.text_samples import MEDIA_BYTES, texts_of
+from mmgrpo.system.files import replace_bytes
+
+PREVIEW = "preview.png"
+MAX_GIF_BYTES = 900_000
+"""Of the animation that the page offers to save; ``mmgrpo report --gif`` writes larger ones."""
 
 ALERT_KEYS = ("step", "kind", "measured", "suggested_fix")
 
 
 def write_report(run: Path) -> Path:
     """Renders a run folder into ``report.html`` inside it; an earlier report is replaced.
+
+    A run with images or videos also gets ``preview.png``, the picture that a link to the page shows.
 
     Args:
         run: the run folder; any of its files may be missing.
@@ -47,7 +56,11 @@ def write_report(run: Path) -> Path:
     run = Path(run)
     if not run.is_dir():
         raise DataError(f"no run folder at {run}; a report is made from the folder that `mmgrpo train` wrote")
-    return write_page(run / "report.html", "template.html.jinja", _page(run))
+    values = _page(run)
+    if (sheet := contact_sheet(RunFiles(run))) is not None:
+        replace_bytes(run / PREVIEW, encoded_image(sheet, "PNG"))
+        values["preview"] = PREVIEW
+    return write_page(run / "report.html", "template.html.jinja", values)
 
 
 def live_report(run: Path, links: Mapping[str, str], version: str) -> str:
@@ -77,11 +90,15 @@ def _page(run: Path) -> dict[str, Any]:
     versions = about.get("versions")
     return {
         "about": about,
-        "name": about.get("name") or run.resolve().name,
+        "name": run_name(files),
         "folder": run.resolve().name,
         "note": parse_note(config_text),
         "tasks": tasks,
         "links": {},
+        "preview": None,
+        "summary": training_summary(config_text),
+        "opening": opening_strip(files, sample_sets),
+        "gif": _embedded_gif(files, sample_sets) if image_grids else None,
         "facts": overview_rows(about, metrics),
         "headlines": headlines(evaluation),
         "evaluation": evaluation,
@@ -117,3 +134,9 @@ def _page(run: Path) -> dict[str, Any]:
             if log.num_unreadable
         ],
     }
+
+
+def _embedded_gif(files: RunFiles, sample_sets: Sequence[SampleSet]) -> str | None:
+    """The animation over the steps as a data URI; None if it is too large or has one step."""
+    data = steps_gif(files, sample_sets) if len(sample_sets) > 1 else None
+    return data_uri(data, "GIF") if data is not None and len(data) <= MAX_GIF_BYTES else None

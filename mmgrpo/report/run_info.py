@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mmgrpo.config.tasks import TASK_NAME
-from mmgrpo.report.logs import Log, is_finite
+from mmgrpo.report.logs import Log, is_finite, parse_mapping
 from mmgrpo.report.number_format import clip, duration
+from mmgrpo.report.run_files import RunFiles
+from mmgrpo.system.targets import is_python_target
 from mmgrpo.system.yamls import YamlError, parse_yaml
 
 MAX_ROWS = 30
@@ -28,6 +30,45 @@ def parse_tasks(config_text: str | None) -> list[str]:
     tasks = _config_value(config_text, "tasks")
     names = list(tasks)[:MAX_ROWS] if isinstance(tasks, dict) else []
     return [name for name in names if isinstance(name, str) and re.fullmatch(TASK_NAME, name)]
+
+
+def run_name(files: RunFiles) -> str:
+    """The name of a run: that of run.json, else that of its folder."""
+    name = (parse_mapping(files.text("run.json") or "") or {}).get("name")
+    return name if isinstance(name, str) and name else files.root.name
+
+
+def training_summary(config_text: str | None) -> str | None:
+    """One sentence: the model, the method if the configuration names one, the rewards and the prompts.
+
+    None for a configuration without a model, such as that of a mixed run.
+    """
+    about, policy, prompts = (_mapping(_config_value(config_text, key)) for key in ("about", "policy", "prompts"))
+    model, method = policy.get("model"), _mapping(about.get("method")).get("name")
+    if not isinstance(model, str):
+        return None
+    rewards = _config_value(config_text, "rewards")
+    members = [_mapping(reward) for reward in rewards] if isinstance(rewards, list) else []
+    labels = [str(name) for reward in members if (name := reward.get("label") or reward.get("name"))]
+    listed = prompts.get("sources")
+    sources = [_mapping(source) for source in listed] if isinstance(listed, list) and listed else [prompts]
+    names = [_short_source(source) for value in sources if isinstance(source := value.get("source"), str)]
+    parts = [
+        _short_source(model),
+        f"trained by {method}" if isinstance(method, str) else "trained",
+        f"for {', '.join(labels)}" if labels else "",
+        f"on the prompts of {', '.join(names)}" if names else "",
+    ]
+    return clip(" ".join(filter(None, parts)), 400)
+
+
+def _short_source(source: str) -> str:
+    """A path or hub id; of an object in Python its name, without the module."""
+    return source.rpartition(":")[2] if is_python_target(source) else source
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _config_value(config_text: str | None, key: str) -> object:

@@ -59,12 +59,17 @@ def output_errors(path: Path) -> Iterator[None]:
 
 def replace_text(path: Path, text: str) -> None:
     """Replaces a file atomically: it always has the old or the new text."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Replaces a file atomically: it always has the old or the new content."""
     temporary = path.with_name(f".{path.name}.new")
     with output_errors(path):
         try:
             temporary.unlink(missing_ok=True)  # a link of that name would lead elsewhere
-            with temporary.open("x", encoding="utf-8") as file:
-                file.write(text)
+            with temporary.open("xb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

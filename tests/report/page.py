@@ -39,8 +39,11 @@ class Page(HTMLParser):
         for _, text in self.open:
             text.append(data)
 
-    def attributes(self, tag: str) -> list[dict[str, str]]:
-        return [attrs for name, attrs, _ in self.elements if name == tag]
+    def attributes(self, tag: str, css: str | None = None) -> list[dict[str, str]]:
+        """Of the elements of a class; without one, of all but the strip in the head of the page."""
+        elements = [attrs for name, attrs, _ in self.elements if name == tag]
+        classes = [attrs.get("class", "") for attrs in elements]
+        return [a for a, name in zip(elements, classes, strict=True) if (name == css if css else name != "strip")]
 
     def texts(self, tag: str, css: str = "") -> list[str]:
         result = (text for name, attrs, text in self.elements if name == tag and css in attrs.get("class", ""))
