@@ -13,6 +13,7 @@ from mmgrpo.report.curves import Chart, MetricCurve, draw_chart, span
 from mmgrpo.report.logs import parse_mapping
 from mmgrpo.report.number_format import MINUS, duration, number, within
 from mmgrpo.report.page_templates import write_page
+from mmgrpo.report.run_comparison import same_requests
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.run_info import environment
 from mmgrpo.report.seed_stats import (
@@ -108,6 +109,7 @@ def write_methods(title: str, command: str, members: Sequence[MethodRuns], folde
         "notes": notes,
         "table": [*table, "", *legend, *notes],
         "environment": environment(about),
+        **same_requests(_seed_folders(members)),
         "date": str(about.get("started", ""))[:10],
     }
     replace_text(folder / "comparison.md", "\n".join(values["table"]) + "\n")
@@ -266,6 +268,15 @@ def _bars(rows: Sequence[MethodSummary]) -> list[dict[str, Any]]:
         }
         for name, gap in differences
     ]
+
+
+def _seed_folders(members: Sequence[MethodRuns]) -> dict[str, Path]:
+    """Method -> its run of the first seed that most methods finished."""
+    by_seed = [
+        {member.name: path for member in members if (path := member.folders[seed])}
+        for seed in range(min(len(member.folders) for member in members))
+    ]
+    return max(by_seed, key=len, default={})
 
 
 def _about(folder: Path) -> dict[str, Any]:

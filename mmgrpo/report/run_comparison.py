@@ -151,18 +151,14 @@ def _by_name(members: Sequence[Any]) -> dict[str, Any] | None:
 def _page(runs: Sequence[ComparedRun]) -> dict[str, Any]:
     overviews = [dict(overview_rows(run.about, run.metrics)) | dict(environment(run.about)) for run in runs]
     measures_by_run = [{item.name: item for item in headlines(run.evaluation)} for run in runs]
-    requests = _shared_requests(runs)
     return {
-        "labels": [run.label for run in runs],
         "links": {},
         "statuses": [str(run.about.get("status") or "not recorded") for run in runs],
         "facts": _rows([dict(list(overview.items())[:MAX_ROWS]) for overview in overviews]),
         "differences": [row for row in _rows([run.settings for run in runs]) if len(set(row[1])) > 1],
         "measured": _rows(measures_by_run),
         "section": unique_sections({"all": _charts(runs)})["all"],
-        "requests": requests,
-        "verdicts": binary_rewards([record for run in runs if run.sample_set for record in run.sample_set.records]),
-        "steps": [run.sample_set.step if run.sample_set else None for run in runs],
+        **_request_values(runs),
         "left_out": [(run.label, name) for run in runs for name in [*run.files.refused, *run.files.cut][:MAX_ROWS]],
         "unreadable": [
             (run.label, log.name, log.num_unreadable)
@@ -170,6 +166,27 @@ def _page(runs: Sequence[ComparedRun]) -> dict[str, Any]:
             for log in (run.metrics, run.evaluation, *([run.sample_set.log] if run.sample_set else []))
             if log.num_unreadable
         ],
+    }
+
+
+def same_requests(folders: Mapping[str, Path]) -> dict[str, Any]:
+    """The values of the section of requests for runs by label; of more than six runs, of the first six.
+
+    Args:
+        folders: label -> run folder.
+
+    Returns:
+        The values of ``requests.html.jinja``; ``requests`` is empty if the runs share none.
+    """
+    return _request_values([_read(folder, label) for label, folder in list(folders.items())[:MAX_RUNS]])
+
+
+def _request_values(runs: Sequence[ComparedRun]) -> dict[str, Any]:
+    return {
+        "labels": [run.label for run in runs],
+        "requests": _shared_requests(runs),
+        "verdicts": binary_rewards([record for run in runs if run.sample_set for record in run.sample_set.records]),
+        "steps": [run.sample_set.step if run.sample_set else None for run in runs],
     }
 
 

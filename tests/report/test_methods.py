@@ -12,6 +12,7 @@ from mmgrpo.report.seed_stats import Difference, SeedMean, difference, over_seed
 from tests.report.browser import BROWSERS, browser, layouts
 from tests.report.folder import write_lines
 from tests.report.page import Page
+from tests.report.test_texts import write_texts
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -137,3 +138,22 @@ def test_no_text_is_cut(members: list[MethodRuns], tmp_path: Path) -> None:
     assert {layout.width: (layout.cut, layout.overhang) for layout in result} == dict.fromkeys(
         (390, 1000, 1920), ([], 0)
     )
+
+
+def test_the_same_requests_are_displayed_under_each_method(tmp_path: Path) -> None:
+    """Of the first seed that most methods finished: here the second, which the first method did not miss."""
+    for name, answer in (("plain-1", "3"), ("other-0", "0"), ("other-1", "7")):
+        write_texts(write_seed(tmp_path / name, accuracy=0.5, reward=1.0), "step-000004", [[answer]])
+    members = [
+        MethodRuns(name="plain", folders=(None, tmp_path / "plain-1")),
+        MethodRuns(name="other", folders=(tmp_path / "other-0", tmp_path / "other-1")),
+    ]
+    page = Page(write_methods("task", "mmgrpo compare", members, tmp_path).read_text())
+    assert page.texts("p", "label") == ["plain", "other"]
+    answers = page.texts("p", "wrote")
+    assert [text[-1] for text in answers] == ["3", "7"]
+
+
+def test_methods_without_samples_have_no_section_of_requests(members: list[MethodRuns], tmp_path: Path) -> None:
+    page = Page(write_methods("task", "mmgrpo compare", members, tmp_path).read_text())
+    assert "The same requests" not in page.texts("h2")
