@@ -29,7 +29,7 @@ from mmgrpo.system.extras import is_installed
 from tests import test_world_sizes as scenarios
 from tests.forked import on_processes
 from tests.policies import tiny_language, tiny_policies
-from tests.policies.contract import gradients
+from tests.policies.contract import gradients, values
 from tests.policies.tiny_language import prompts_of
 
 pytestmark = pytest.mark.nightly  # `.ci/run` has ten minutes
@@ -309,6 +309,37 @@ def test_gradients_of_checkpointed_layers_in_parts(engine: str, tmp_path: Path) 
     assert apart == [dict.fromkeys(("llama", "qwen2.5-vl"), pytest.approx(0.0, abs=1e-5))] * 2
 
 
+def compiled_gradients_apart(folder: Path, names: Sequence[str]) -> dict[str, list[float]]:
+    """Of a sharded and compiled model and of a plain one: the distance of their log-probabilities and gradients; of the
+    first, the on-policy gap."""
+    ask(in_parts=True)
+    job, result = Job(Accelerator()), {}
+    assert job.sharding is not None
+    loras: dict[str, Any] = {"lora": {"rank": 2}, "full": None}
+    for name in names:
+        settings = {"lora": loras[name], "call": {"num_inference_steps": 3}}
+        policies = [tiny_policies.policy_of("flux", compile=on, **settings) for on in (False, True)]
+        policies[1].shard(job.sharding.shard)
+        rollouts = [each.rollout(tiny_policies.prompts_of("flux"), group_size=2, seed=1) for each in policies]
+        job.barrier()
+        apart = float((rollouts[0].old_logprob_BT - rollouts[1].old_logprob_BT).abs().max())
+        gap = float((values(policies[1], rollouts[1]) - rollouts[1].old_logprob_BT).abs().max())
+        ours, theirs = (gradients(policy, rollout) for policy, rollout in zip(policies, rollouts, strict=True))
+        shards = local_shards(policies[1].trainable)
+        theirs = [both(gradient, shard, job) for gradient, shard in zip(theirs, shards, strict=True)]
+        norms = [float((x - y).norm() / x.norm().clamp(min=1e-12)) for x, y in zip(ours, theirs, strict=True)]
+        result[name] = [apart, gap, max(norms)]
+        job.barrier()
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_compiled_blocks_are_sharded(weights: str, tmp_path: Path) -> None:
+    result = on_two(tmp_path, (weights,), function="compiled_gradients_apart")
+    assert result == {weights: pytest.approx([0.0, 0.0, 0.0], abs=1e-5)}
+
+
 def test_unsupported_sharding_raises() -> None:
     accelerator = Accelerator(cpu=True)
     with pytest.raises(ConfigError, match="set fsdp_version: 2"):
@@ -316,7 +347,7 @@ def test_unsupported_sharding_raises() -> None:
     sharding = Sharding(accelerator, FullyShardedDataParallelPlugin(fsdp_version=2))
     with pytest.raises(ConfigError, match=r"head cannot be sharded: Linear names no blocks"):
         sharding.shard("head", torch.nn.Linear(2, 2).requires_grad_(False))
-    with pytest.raises(ConfigError, match=r"policy.compile does not support sharded denoisers"):
+    with pytest.raises(ConfigError, match=r"policy.compile does not support sharding the .*is compiled as one module"):
         scenarios.make_policy(lora={"rank": 2}, compile=True).shard(sharding.shard)
 
 

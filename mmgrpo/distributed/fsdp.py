@@ -24,10 +24,12 @@ class FSDP2:
     Attributes:
         name: name for messages and checkpoints.
         shards_frozen_bases: whether a frozen model that carries an adapter is sharded.
+        shards_compiled: whether compiled blocks are sharded.
     """
 
     name = "FSDP2"
     shards_frozen_bases = True
+    shards_compiled = True
 
     def __init__(self, accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin) -> None:
         """Checks the settings; shards nothing yet.

@@ -37,6 +37,11 @@ class WeightSharder(Protocol):
         """Whether a frozen model that carries an adapter is sharded."""
         ...
 
+    @property
+    def shards_compiled(self) -> bool:
+        """Whether compiled blocks are sharded."""
+        ...
+
     def shard_blocks(
         self,
         module: nn.Module,
@@ -108,7 +113,7 @@ class Sharding:
             within: the module that contains it and is saved as one; None: itself.
 
         Raises:
-            ConfigError: the module names no blocks, or the processes loaded different weights.
+            ConfigError: the module names no blocks, is compiled but not block by block, or the processes loaded different weights.
         """
         has_adapter = len({parameter.requires_grad for parameter in module.parameters()}) > 1
         blocks = blocks_of(module)
@@ -117,6 +122,7 @@ class Sharding:
                 f"{name} cannot be sharded: {type(module).__name__} names no blocks; list their classes in "
                 "_no_split_modules"
             )
+        self._require_compiled_blocks(name, module, blocks)
         sharded = {id(p) for block in blocks for p in block.parameters() if not (has_adapter and p.requires_grad)}
         replicated = {p for p in module.parameters() if id(p) not in sharded}  # sharded ones are freed block by block
         is_trained = has_adapter or any(p.requires_grad for p in module.parameters())
@@ -153,6 +159,18 @@ class Sharding:
                 yield
             finally:
                 self.call_order.finish()  # an empty call needs the same gathered weights as the call that it answers
+
+    def _require_compiled_blocks(self, name: str, module: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Raises ConfigError for compiled code that calls sharded blocks, or that the engine does not shard."""
+        compiled = {part for part in module.modules() if part._compiled_call_impl is not None}
+        within_blocks = {part for block in blocks for part in block.modules()}
+        if compiled and not self._engine.shards_compiled:
+            raise ConfigError(f"policy.compile does not support {self.engine}: use FSDP2, or remove it")
+        if compiled - within_blocks:
+            raise ConfigError(
+                f"policy.compile does not support sharding the {name}: {type(module).__name__} is compiled as one module, "
+                "not block by block; remove it"
+            )
 
     def _require_same_weights(self, name: str, sums: Sequence[float]) -> None:
         self.call_order.finish()

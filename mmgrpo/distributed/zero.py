@@ -70,6 +70,7 @@ class DeepSpeedZero:
     Attributes:
         name: name for messages and checkpoints.
         shards_frozen_bases: whether a frozen model that carries an adapter is sharded; True for ZeRO-3.
+        shards_compiled: whether compiled blocks are sharded; False.
     """
 
     def __init__(self, plugin: DeepSpeedPlugin) -> None:
@@ -86,6 +87,7 @@ class DeepSpeedZero:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for CPU-only jobs; compiles at first use
         self.name = f"DeepSpeed ZeRO-{stage}"
         self.shards_frozen_bases = stage == 3
+        self.shards_compiled = False
         self._sharded: Any = WeakKeyDictionary()
 
     def shard_blocks(

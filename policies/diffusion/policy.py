@@ -276,8 +276,6 @@ class DenoisingPolicy(
 
     def shard(self, shard: ModuleSharder) -> None:
         """Shards the denoisers; text encoders and the autoencoder are replicated."""
-        if self.settings.compile:
-            raise ConfigError("policy.compile does not support sharded denoisers; remove it")
         self._require_real_weights("sharded")
         require_no_offloading(self.weights.modules.values(), "sharding")
         self.weights.shard(shard)

@@ -16,6 +16,7 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import validated
 from mmgrpo.doctor.examination import examine
 from mmgrpo.errors import ConfigError
+from mmgrpo.explain.explanation import explanation
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan
 from tests.policies.contract import gradients, relative_difference, sample_difference, values
@@ -111,6 +112,13 @@ def test_a_window_over_all_steps_is_an_error() -> None:
 def test_sharded_weights_are_an_error() -> None:
     with pytest.raises(ConfigError, match="step_quantization does not support sharded denoisers"):
         quantized_policy(FLOAT8).shard(lambda *args, **kwargs: None)
+
+
+def test_explain_names_the_format() -> None:
+    policy = {"name": "denoising", "model": "m", "step_quantization": FLOAT8, "call": {"num_inference_steps": STEPS}}
+    config = validated({"policy": policy, "rollout": {"window": {"name": "fixed", "start": 2, "size": 2}}})
+    lines = " ".join(explanation(config).split())
+    assert "other steps run with weights of Float8WeightOnlyConfig" in lines
 
 
 def test_a_run_trains_and_doctor_measures_ratio_1(tmp_path: Path) -> None:
