@@ -113,7 +113,8 @@ class Sharding:
             within: the module that contains it and is saved as one; None: itself.
 
         Raises:
-            ConfigError: the module names no blocks, is compiled but not block by block, or the processes loaded different weights.
+            ConfigError: the module names no blocks, is compiled but not block by block, or the processes loaded
+                different weights.
         """
         has_adapter = len({parameter.requires_grad for parameter in module.parameters()}) > 1
         blocks = blocks_of(module)
@@ -168,8 +169,8 @@ class Sharding:
             raise ConfigError(f"policy.compile does not support {self.engine}: use FSDP2, or remove it")
         if compiled - within_blocks:
             raise ConfigError(
-                f"policy.compile does not support sharding the {name}: {type(module).__name__} is compiled as one module, "
-                "not block by block; remove it"
+                f"policy.compile does not support sharding the {name}: {type(module).__name__} is compiled as one "
+                "module, not block by block; remove it"
             )
 
     def _require_same_weights(self, name: str, sums: Sequence[float]) -> None:
