@@ -1,4 +1,4 @@
-"""Rollouts of answers whose lengths vary tenfold: CPU seconds in slots that refill, and batch after batch.
+"""Rollouts of answers whose lengths vary tenfold: CPU seconds and forwards in slots that refill, and batch after batch.
 
 python -m benchmarks.slots [--rows 128] [--slots 16] [--width 64] [--layers 2] [--mean-length 40] [--repeat 2]
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from statistics import fmean, quantiles
 from typing import Any
 
@@ -63,10 +64,13 @@ def main() -> None:
     for _ in range(arguments.repeat):
         spent_s: dict[bool, float] = {}
         rollouts: dict[bool, Rollout] = {}
+        forwards: Counter[bool] = Counter()
         for in_slots, policy in policies.items():
+            hook = policy.model.base_model.register_forward_hook(lambda *_, key=in_slots: forwards.update([key]))
             start_s = time.process_time()
             rollouts[in_slots] = policy.rollout(prompts, group_size=arguments.rows // len(prompts), seed=0)
             spent_s[in_slots] = time.process_time() - start_s
+            hook.remove()
         texts = [[sample.tokens for sample in rollout.samples] for rollout in rollouts.values()]
         lengths = [len(tokens or ()) for tokens in texts[0]]
         tenths = quantiles(lengths, n=10)
@@ -74,6 +78,8 @@ def main() -> None:
             "batches_s": round(spent_s[False], 2),
             "slots_s": round(spent_s[True], 2),
             "ratio": round(spent_s[False] / spent_s[True], 2),
+            "batches_forwards": forwards[False],
+            "slots_forwards": forwards[True],
             "equal_samples": texts[0] == texts[1],
             "length_mean": round(fmean(lengths), 1),
             "length_tenths": [round(tenths[0]), round(tenths[-1])],
