@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from mmgrpo.policies.engines.vllm_server import VllmServer
 from mmgrpo import Trainer
 from mmgrpo.errors import EngineError
 from mmgrpo.types import Sample
+from tests.forked import on_processes
 from tests.policies.test_engine_vllm import PROMPTS, PYTHON, VARIABLES, policy_of, pytestmark, started
 from tests.policies.test_vllm_server import program
 from tests.test_process_guard import wait_until_ended
@@ -40,8 +41,11 @@ def digits(samples: list[Sample]) -> list[float]:
 
 
 def trainer_of(output: Path, *, resume: Path | None = None, steps: int = 3, **engine: Any) -> Trainer:
+    """A run of ``policy_of``; one step ahead of its update if the engine is, with weights for it."""
     policy = policy_of()
+    ahead = {"advantage": {"estimators": [{"name": "sampler_weight_truncated"}]}} if "steps_ahead" in engine else {}
     config = {
+        **ahead,
         "output": str(output),
         "steps": steps,
         "rollout": {"prompts_per_step": 2, "group_size": 8, "engine": {"name": "vllm", "retries": 0, **engine}},
@@ -83,13 +87,13 @@ def workers_of(server: VllmServer) -> list[psutil.Process]:
     return workers
 
 
-def interrupt(trainer: Trainer, act: Callable[[VllmServer], None]) -> None:
-    """At the first request of the third step the server stops to compute; two seconds later ``act`` is called."""
+def interrupt(trainer: Trainer, act: Callable[[VllmServer], None], *, after: int = 2) -> None:
+    """At the first request after so many steps the server stops to compute; two seconds later ``act`` is called."""
     engine = trainer.algorithm.engine
     submit, done = engine.submit, threading.Event()
 
     def interrupted(request: Any) -> Future[Any]:
-        if len(trainer.folder.lines("metrics.jsonl")) == 2 and not done.is_set():
+        if len(trainer.folder.lines("metrics.jsonl")) == after and not done.is_set():
             done.set()
             for worker in workers_of(engine._server):
                 worker.suspend()
@@ -166,6 +170,38 @@ def test_server_that_hangs_in_a_rollout_costs_no_step(
     assert len(processes) >= 2
     assert wait_until_ended(processes) == []
     require_resumed(trainer, server, expected)
+
+
+@pytest.mark.parametrize("kill", [kill_server, suspend_server])
+def test_server_that_ends_in_an_update_costs_that_step(
+    kill: Callable[[VllmServer], None], server: VllmServer, tmp_path: Path
+) -> None:
+    """One step ahead: a step ends when it has the completions of the next one, which its checkpoint contains."""
+    complete = trainer_of(tmp_path / "complete", url=server.url, steps_ahead=1)
+    complete.train()
+    engine = {"python": PYTHON, "options": OPTIONS, "variables": VARIABLES, "timeout_s": 30.0}
+    trainer = trainer_of(tmp_path / "killed", steps_ahead=1, **engine)
+    interrupt(trainer, kill, after=1)  # in the second step, at the requests of the third
+    with pytest.raises(EngineError, match="the server has ended|does not answer /health"):
+        trainer.train()
+    folder = trainer.folder.path
+    assert [line["step"] for line in trainer.folder.lines("metrics.jsonl")] == [1]
+    resumed = trainer_of(folder.parent, resume=folder, url=server.url, python=None, steps_ahead=1)
+    assert resumed.step == 1
+    resumed.train()
+    assert torch.equal(weights(resumed), weights(complete))
+
+
+def outcome(folder: Path, _names: Sequence[str]) -> torch.Tensor:
+    """The trained weights of a run that starts a server."""
+    trainer = trainer_of(folder, python=PYTHON, options=OPTIONS, variables=VARIABLES)
+    trainer.train()
+    return weights(trainer)
+
+
+def test_processes_share_a_server_that_one_of_them_starts(expected: torch.Tensor, tmp_path: Path) -> None:
+    trained = on_processes(tmp_path, [], module=RUN_MODULE, function="outcome")
+    assert float((trained - expected).norm() / expected.norm()) < 1e-6
 
 
 def replace_server(trainer: Trainer, url: str, *, labeled: bool) -> None:
