@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 from collections import Counter
+from functools import partial
 from statistics import fmean, quantiles
 from typing import Any
 
@@ -49,6 +50,10 @@ def policy_of(arguments: argparse.Namespace, *, in_slots: bool) -> LanguagePolic
     return policy
 
 
+def _count(forwards: Counter[bool], in_slots: bool, *_: object) -> None:
+    forwards[in_slots] += 1
+
+
 def main() -> None:
     """Prints CPU seconds and lengths, alternating batches and slots, and the ratio of each pair."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -66,7 +71,7 @@ def main() -> None:
         rollouts: dict[bool, Rollout] = {}
         forwards: Counter[bool] = Counter()
         for in_slots, policy in policies.items():
-            hook = policy.model.base_model.register_forward_hook(lambda *_, key=in_slots: forwards.update([key]))
+            hook = policy.model.base_model.register_forward_hook(partial(_count, forwards, in_slots))
             start_s = time.process_time()
             rollouts[in_slots] = policy.rollout(prompts, group_size=arguments.rows // len(prompts), seed=0)
             spent_s[in_slots] = time.process_time() - start_s

@@ -182,7 +182,7 @@ def test_server_that_ends_in_an_update_costs_that_step(
     engine = {"python": PYTHON, "options": OPTIONS, "variables": VARIABLES, "timeout_s": 30.0}
     trainer = trainer_of(tmp_path / "killed", steps_ahead=1, **engine)
     interrupt(trainer, kill, after=1)  # in the second step, at the requests of the third
-    with pytest.raises(EngineError, match="the server has ended|does not answer /health"):
+    with pytest.raises(EngineError, match=r"the server has ended|does not answer /health"):
         trainer.train()
     folder = trainer.folder.path
     assert [line["step"] for line in trainer.folder.lines("metrics.jsonl")] == [1]
