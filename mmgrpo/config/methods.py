@@ -27,7 +27,16 @@ MethodKind = Literal[
 ]
 
 Need = Literal[
-    "verifier", "judge", "step_rewards", "critic", "images", "videos", "turns", "environment_reward", "engine"
+    "verifier",
+    "judge",
+    "step_rewards",
+    "critic",
+    "images",
+    "videos",
+    "turns",
+    "environment_reward",
+    "engine",
+    "segments",
 ]
 """Kinds of needs.
 
@@ -35,7 +44,7 @@ Need = Literal[
 or was trained to score; ``step_rewards``: the reward that an estimator reads by its label; ``critic``: the section
 ``advantage.critic``; ``images`` and ``videos``: rows that have one; ``turns``: ``rollout.environment``;
 ``environment_reward``: an environment that rewards its turns, or an estimator of turns that names a reward of the run;
-``engine``: ``rollout.engine``.
+``engine``: ``rollout.engine``; ``segments``: ``policy.segment_end``.
 """
 
 Use = Literal[
@@ -58,7 +67,7 @@ Use = Literal[
 ]
 """Words for the problem that a method solves; ``USES`` describes them."""
 
-USES: Mapping[Use, str] = dict(
+USES: Mapping[str, str] = dict(
     zip(
         get_args(Use),
         (

@@ -105,8 +105,11 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _require_columns(config: RunConfig, prompts: Sequence[Any]) -> None:
     """Raises ConfigError for a column that functions of the run read and none of the prompts has."""
-    available = {name for prompt in prompts for name, value in prompt.columns.items() if value is not None}
-    for key, column in row_columns(config):
+    columns = list(row_columns(config))
+    if not columns:
+        return
+    available = {name for prompt in prompts for name in prompt.columns if prompt.columns[name] is not None}
+    for key, column in columns:
         if column not in available:
             raise ConfigError(
                 f"{key} reads the column {column!r}, which none of the {len(prompts)} prompts has: add it to the rows, "
@@ -213,6 +216,16 @@ def _engine(inputs: Inputs) -> str | None:
     return "a server that samples, and the run has none: set rollout.engine"
 
 
+def _segments(inputs: Inputs) -> str | None:
+    policy = inputs.config.policy
+    if policy is None or policy.name != "language" or policy.settings.get("segment_end"):
+        return None
+    return (
+        "segments of answers, and policy.segment_end is not set: set the text that ends a segment, for example "
+        r"policy.segment_end: \"\n\" for lines"
+    )
+
+
 CHECKS: Mapping[Need, Callable[[Inputs], str | None]] = {
     "verifier": _verifier,
     "judge": _judge,
@@ -223,5 +236,6 @@ CHECKS: Mapping[Need, Callable[[Inputs], str | None]] = {
     "turns": _turns,
     "environment_reward": _environment_reward,
     "engine": _engine,
+    "segments": _segments,
 }
 """The check of each need: the lack with its fix, or None."""

@@ -17,6 +17,7 @@ from mmgrpo.rewards.groups.explorability import Explorability
 
 from mmgrpo.algorithm import Algorithm, prompt_sampler
 from mmgrpo.config.loading import load_config
+from mmgrpo.config.needs import row_columns
 from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Answer, Request, Setting
@@ -171,5 +172,7 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
 def test_an_unknown_source_raises(tmp_path: Path) -> None:
     small = {"rewards": [], "output": str(tmp_path), "policy": None, "rollout.prompts_per_step": 2}
     config = load_config("methods/oorl", {**small, "update.minibatches": 1})
+    columns = {name: "x" for _, name in row_columns(config)}
+    rows = [replace(prompt, columns=columns) for prompt in prompts_of("llama")[:2]]
     with pytest.raises(ConfigError, match=r"rollout.strategy.source: 'equivalents' is the label of none"):
-        Trainer(measured_policy_of("llama"), [NamedReward("right", first_is_right)], prompts_of("llama")[:2], config)
+        Trainer(measured_policy_of("llama"), [NamedReward("right", first_is_right)], rows, config)
