@@ -92,7 +92,7 @@ def method_lines(
             members = [entry for entry in entries if headings.get(entry.include) == heading]
             yield from _entry_lines(heading, members, width) if members else ()
     else:
-        title = f"{use}: {USES[use]}" if use in USES else f"Methods for {query!r}"
+        title = f"{use}: {USES[use]}" if use is not None else f"Methods for {query!r}"
         yield from _entry_lines(title, entries, width)
     yield "mmgrpo methods NAME shows a method's formulas, values and sources; include it as methods/NAME."
 
