@@ -316,11 +316,18 @@ def test_right_without_weights_raises() -> None:
 
 
 def test_unsupported_examples_raise(tmp_path: Path) -> None:
+    answers = {"auxiliary": [{"name": "answers", "column": "answer"}]}
+    with pytest.raises(
+        ConfigError, match=r"auxiliary\.supervised\.column reads the column 'answer', which none of the"
+    ):
+        words(tmp_path / "a", prompts=answered(), objective=answers)
+    further = Prompt("a row that has it", columns={"answer": "b"})
     with pytest.raises(DataError, match=r"a text is supervised by the column 'answer'; the row has \['solution'\]"):
-        words(tmp_path / "a", prompts=answered(), objective={"auxiliary": [{"name": "answers", "column": "answer"}]})
+        words(tmp_path / "d", prompts=[*answered(), further], objective=answers)
     with pytest.raises(ConfigError, match=r"auxiliary .supervised.: weight_by_success: unknown name 'bellow'"):
         words(
             tmp_path / "b",
+            prompts=answered(),
             objective={"auxiliary": [{"name": "answers", "column": "solution", "weight_by_success": "bellow"}]},
         )
     with pytest.raises(ConfigError, match="logged by label"):
