@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,32 @@ def test_card_of_a_transformers_model_loads_it(kind: str, form: str, tmp_path: P
     assert (logits_of(variables["model"].eval()) - trained).norm() < 3e-6 * trained.norm()
     words = variables.get("tokenizer") or variables["processor"].tokenizer
     assert words("red").input_ids
+
+
+@pytest.mark.parametrize("named", ["by its base", "by the type of its base", "by its own type"])
+def test_class_of_a_vision_model_that_names_none_is_of_its_configuration(named: str, tmp_path: Path) -> None:
+    """Adapters that peft wrote for a plain model name no class, and a configuration may lack ``architectures``."""
+    base, folder = tmp_path / "base", tmp_path / "exported"
+    folder.mkdir()
+    policy = tiny_language.policy_of("qwen2-vl", lora=LORA)
+    tiny_language.policy_of("qwen2-vl").export(base)
+    if named == "by its own type":
+        policy.export(folder)
+    else:
+        policy.save(folder)
+        without_key(folder / "adapter_config.json", "auto_mapping")
+    if named != "by its base":
+        without_key((folder if named == "by its own type" else base) / "config.json", "architectures")
+    variables, code = run_card(folder, BaseModelSource(model=str(base)))
+    assert "AutoModelForImageTextToText" in code
+    assert "AutoModelForCausalLM" not in code
+    assert (logits_of(variables["model"].eval()) - logits_of(policy.model)).abs().max() < 1e-5
+
+
+def without_key(file: Path, key: str) -> None:
+    values = json.loads(file.read_text())
+    assert values.pop(key) is not None
+    file.write_text(json.dumps(values))
 
 
 def test_class_of_the_part_that_writes_is_its_own() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+import mmgrpo
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 README = (ROOT / "README.md").read_text()
@@ -75,6 +77,7 @@ def test_workflow_runs_the_commands_of_the_readme_and_of_ci() -> None:
     commands = {step["run"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "run" in step}
     assert commands == {
         ".ci/run",
+        ".ci/distribution",
         tests,
         tests.replace("uv run", "uv run --resolution lowest-direct"),
         f"{train} steps=1",
@@ -83,6 +86,17 @@ def test_workflow_runs_the_commands_of_the_readme_and_of_ci() -> None:
         f"pip install uv && {environments}",
     }
     assert any(site in block for block in bash_blocks(GUIDE))
+
+
+def test_release_uploads_the_tested_distributions_by_trusted_publishing() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    build, publish = (jobs["build"]["steps"], jobs["publish"])
+    assert ".ci/distribution" in [step.get("run") for step in build]
+    assert publish["needs"] == "build"
+    assert publish["permissions"] == {"id-token": "write"}
+    upload, download = build[-1], publish["steps"][0]
+    assert upload["with"]["path"] == download["with"]["path"] == "dist"
+    assert publish["steps"][-1] == {"uses": "pypa/gh-action-pypi-publish@release/v1"}
 
 
 def test_workflow_covers_every_python_of_the_project() -> None:
@@ -106,11 +120,14 @@ def test_pre_commit_runs_the_checks_of_ci() -> None:
 
 def test_citation_and_changelog_are_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    version, urls = PROJECT["project"]["version"], PROJECT["project"]["urls"]
-    assert citation["version"] == version
+    urls = PROJECT["project"]["urls"]
+    assert PROJECT["tool"]["hatch"]["version"]["path"] == "mmgrpo/__init__.py"  # the version has one place
+    assert "version" not in {*citation, *PROJECT["project"]}
     assert citation["license"] == PROJECT["project"]["license"]
     assert citation["repository-code"] == urls["Repository"]
-    assert re.search(rf"^## \[(Unreleased|{re.escape(version)})\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert re.search(
+        rf"^## \[(Unreleased|{re.escape(mmgrpo.__version__)})\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
     files = [url.partition("/main/")[2] for url in urls.values() if "/main/" in url]
     assert [path for path in files if not (ROOT / path).exists()] == []
 

@@ -95,6 +95,24 @@ def test_packages_of_extras_are_not_in_the_core() -> None:
     assert {"torch", "diffusers", "transformers", "accelerate", "peft", "qwen-vl-utils", "open-clip-torch"} <= CORE
 
 
+def named_extras() -> Iterator[tuple[str, str]]:
+    """(file, extra) of every install command in code, configurations and docs: --extra NAME, mmgrpo[NAME], .[NAME]."""
+    folders = ("mmgrpo", "policies", "rewards", "examples", "configs", "docs")
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.*")) if OUTSIDE not in path.parents]
+    for path in (ROOT / "README.md", *paths):
+        text = path.read_text(encoding="utf-8") if path.suffix in (".py", ".md", ".yaml") else ""
+        for single, several in re.findall(r"--extra ([a-z][\w-]*)|(?:mmgrpo|[\"' ]\.)\[([a-z][\w, -]*)\][\"']", text):
+            names = [single] if single else re.split(r"\s*,\s*", several)
+            yield from ((str(path.relative_to(ROOT)), name) for name in names)
+
+
+def test_extras_that_errors_and_docs_name_are_defined() -> None:
+    assert set(EXTRA_OF.values()) <= set(EXTRAS)
+    named = set(named_extras())
+    assert {name for _, name in named} >= {"rewards", "quantization"}
+    assert {(file, name) for file, name in named if name not in EXTRAS} == set()
+
+
 def test_readme_lists_the_extras() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     (sentence,) = re.findall(r"The extras are (.*?); an error", readme, re.DOTALL)

@@ -17,10 +17,9 @@ from mmgrpo.report.number_format import clip, number
 from mmgrpo.report.run_charts import measures, total_rewards
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.run_info import overview_rows
-from mmgrpo.report.usage_code import BaseModelSource, ExportedModel, exported_in, usage
+from mmgrpo.report.usage_code import BaseModelSource, ExportedModel, base_file, exported_in, usage
 from mmgrpo.runs.adapter_files import is_hub_id
 from mmgrpo.system.console import escape_controls
-from mmgrpo.system.targets import is_python_target
 from mmgrpo.system.yamls import YamlError, parse_yaml
 
 MAX_POINTS = 12
@@ -43,7 +42,7 @@ def license_of(model: str | None, revision: str | None = None) -> Mapping[str, s
     Returns:
         The fields that are plain names or addresses.
     """
-    card = _card_of(model, revision)
+    card = base_file(model, "README.md", revision)
     try:
         text = "" if card is None else _beginning(card)
         head = parse_yaml(text.split("\n---", 1)[0].removeprefix("---")) if text.startswith("---") else None
@@ -219,20 +218,6 @@ def _parse_config(text: str | None) -> Mapping[str, Any]:
         return _mapping(parse_yaml(text or ""))
     except YamlError:
         return {}
-
-
-def _card_of(model: str | None, revision: str | None) -> Path | None:
-    if model is None or is_python_target(model):
-        return None
-    if Path(model).is_dir():
-        card = Path(model) / "README.md"
-        return card if card.is_file() else None
-    if not is_hub_id(model):
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(model, "README.md", revision=revision)
-    return Path(cached) if isinstance(cached, str) else None
 
 
 def _beginning(file: Path) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.runs.adapter_files import ADAPTERS, PEFT_CONFIG
+from mmgrpo.runs.adapter_files import ADAPTERS, PEFT_CONFIG, is_hub_id
 from mmgrpo.system.targets import is_python_target
 
 FOLDER = '"THIS_FOLDER_OR_REPOSITORY"'
@@ -92,13 +92,11 @@ def exported_in(folder: Path) -> ExportedModel:
             library="diffusers", is_adapter=False, model_class=kind, absent=absent_in(index), dtypes=parts
         )
     config = _json(folder / "config.json") or {}
-    architectures = config.get("architectures")
-    first = architectures[0] if isinstance(architectures, list) and architectures else None
     dtype = config.get("dtype") or config.get("torch_dtype")
     return ExportedModel(
         library="transformers",
         is_adapter=False,
-        model_class=_name(first),
+        model_class=_first_class(config),
         model_type=_name(config.get("model_type")),
         dtypes={"": dtype} if isinstance(dtype, str) and dtype in DTYPES.values() else {},
         processor=processor,
@@ -133,6 +131,7 @@ def _quantization_note(exported: ExportedModel, base: BaseModelSource) -> str:
 
 
 def _peft_model(exported: ExportedModel, base: BaseModelSource) -> str:
+    exported = exported if exported.model_class else _with_class_of_base(exported, base)
     kind = auto_class(exported.model_class, exported.model_type)
     classes: list[str] = sorted({kind, *([exported.processor] if exported.processor else [])})
     load = f"base = {kind}.from_pretrained({_literal(base)}, {_arguments(base)}{_remote(exported)})"
@@ -145,6 +144,32 @@ def _peft_model(exported: ExportedModel, base: BaseModelSource) -> str:
         f"model = PeftModel.from_pretrained(base, {FOLDER})",
     ]
     return "\n".join(lines + _processor(exported))
+
+
+def _with_class_of_base(exported: ExportedModel, base: BaseModelSource) -> ExportedModel:
+    """The adapters with class and type of the base model, if its config.json is available locally."""
+    config = _json(base_file(base.model, "config.json", base.options.get("revision"))) or {}
+    return replace(exported, model_class=_first_class(config), model_type=_name(config.get("model_type")))
+
+
+def base_file(model: str | None, name: str, revision: str | None) -> Path | None:
+    """A file of a base model, in its folder or in the cache of the hub; None if it is absent; nothing is downloaded."""
+    if model is None or is_python_target(model):
+        return None
+    if Path(model).is_dir():
+        file = Path(model) / name
+        return file if file.is_file() else None
+    if not is_hub_id(model):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model, name, revision=revision)
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _first_class(config: Mapping[str, Any]) -> str | None:
+    architectures = config.get("architectures")
+    return _name(architectures[0]) if isinstance(architectures, list) and architectures else None
 
 
 def _pipeline_adapters(exported: ExportedModel, base: BaseModelSource) -> str:
@@ -229,14 +254,14 @@ def auto_class(model_class: str | None, model_type: str | None = None) -> str:
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
-    if model_class is None:
-        return "AutoModelForCausalLM"
     tasks = {
         "AutoModelForImageTextToText": auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         "AutoModelForCausalLM": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "AutoModelForMultimodalLM": auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
         "AutoModelForMaskedLM": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     }
+    if model_class is None:
+        return next((name for name, classes in tasks.items() if model_type in classes), "AutoModelForCausalLM")
     for name, classes in tasks.items():
         types = [of for of, kind in classes.items() if model_class in (kind if isinstance(kind, tuple) else (kind,))]
         if types and not any(of.endswith("_thinker") for of in types):  # part of a model with a separate index
@@ -291,9 +316,9 @@ def _dtype_in(folder: Path) -> str | None:
     return None
 
 
-def _json(file: Path) -> Mapping[str, Any] | None:
+def _json(file: Path | None) -> Mapping[str, Any] | None:
     try:
-        return _mapping(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+        return _mapping(json.loads(file.read_text(encoding="utf-8"))) if file and file.is_file() else None
     except (OSError, ValueError):
         return None
 
