@@ -116,8 +116,9 @@ def listed(*words: str, columns: int = 200) -> list[str]:
     """The names of a list, in order."""
     result = CliRunner().invoke(app, ["methods", *words], env={"COLUMNS": str(columns)})
     assert result.exit_code == 0, result.output
-    assert all(len(line) <= columns for line in result.output.splitlines())
-    return [line.split()[0] for line in result.output.splitlines() if line.startswith(" ")]
+    lines = result.stdout.splitlines()
+    assert [line for line in lines if len(line) > columns] == []
+    return [line.split()[0] for line in lines if line.startswith(" ")]
 
 
 def failure(*words: str) -> str:

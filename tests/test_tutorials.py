@@ -71,7 +71,7 @@ def run_commands(commands: list[str]) -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    for module in ("letters", "my_rewards"):
+    for module in ("letter_policy", "my_rewards"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     return tmp_path
 
@@ -108,8 +108,10 @@ def test_image_generator_of_the_tutorial_trains_and_is_exported(folder: Path) ->
 
 def test_smallest_policy_of_the_tutorial_learns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commands = write_files("smallest-policy.md", folder)
-    (code,) = re.findall(r"```python\n# letters\.py\n(.*?)```", (LEARN / "smallest-policy.md").read_text(), re.DOTALL)
-    (folder / "letters.py").write_text(code)
+    (code,) = re.findall(
+        r"```python\n# letter_policy\.py\n(.*?)```", (LEARN / "smallest-policy.md").read_text(), re.DOTALL
+    )
+    (folder / "letter_policy.py").write_text(code)
     run_commands(commands)
     share = float(capsys.readouterr().out.splitlines()[-1].partition("tensor(")[2].rstrip(")"))
     assert share > 0.3  # 1 / 26 before

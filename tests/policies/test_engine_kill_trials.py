@@ -6,6 +6,7 @@ Each run is interrupted in its third step, and resumes with another server to th
 from __future__ import annotations
 
 import copy
+import itertools
 import signal
 import subprocess
 import sys
@@ -87,14 +88,13 @@ def workers_of(server: VllmServer) -> list[psutil.Process]:
     return workers
 
 
-def interrupt(trainer: Trainer, act: Callable[[VllmServer], None], *, after: int = 2) -> None:
-    """At the first request after so many steps the server stops to compute; two seconds later ``act`` is called."""
+def interrupt(trainer: Trainer, act: Callable[[VllmServer], None], *, after: int = 2, skip: int = 0) -> None:
+    """At a request after so many steps, and after others, the server stops; ``act`` follows in two seconds."""
     engine = trainer.algorithm.engine
-    submit, done = engine.submit, threading.Event()
+    submit, requests = engine.submit, itertools.count(1)
 
     def interrupted(request: Any) -> Future[Any]:
-        if len(trainer.folder.lines("metrics.jsonl")) == after and not done.is_set():
-            done.set()
+        if len(trainer.folder.lines("metrics.jsonl")) == after and next(requests) == skip + 1:
             for worker in workers_of(engine._server):
                 worker.suspend()
             threading.Timer(2.0, act, [engine._server]).start()
@@ -173,23 +173,34 @@ def test_server_that_hangs_in_a_rollout_costs_no_step(
 
 
 @pytest.mark.parametrize("kill", [kill_server, suspend_server])
-def test_server_that_ends_in_an_update_costs_that_step(
+def test_server_that_ends_in_an_update_costs_no_step(
     kill: Callable[[VllmServer], None], server: VllmServer, tmp_path: Path
 ) -> None:
-    """One step ahead: a step ends when it has the completions of the next one, which its checkpoint contains."""
+    """One step ahead: the checkpoint of the step has no samples, so the next one has those of the current weights."""
+    resumed = resumed_ahead(kill, server, tmp_path, skip=2)
+    assert resumed.step == 2
+    resumed.train()
+    assert [line["rollout/staleness"] for line in resumed.folder.lines("metrics.jsonl")] == [0, 1, 0]
+
+
+def test_server_that_ends_before_an_update_costs_that_step(server: VllmServer, tmp_path: Path) -> None:
+    """At the first of two requests that check its weights."""
     complete = trainer_of(tmp_path / "complete", url=server.url, steps_ahead=1)
     complete.train()
-    engine = {"python": PYTHON, "options": OPTIONS, "variables": VARIABLES, "timeout_s": 30.0}
-    trainer = trainer_of(tmp_path / "killed", steps_ahead=1, **engine)
-    interrupt(trainer, kill, after=1)  # in the second step, at the requests of the third
-    with pytest.raises(EngineError, match=r"the server has ended|does not answer /health"):
-        trainer.train()
-    folder = trainer.folder.path
-    assert [line["step"] for line in trainer.folder.lines("metrics.jsonl")] == [1]
-    resumed = trainer_of(folder.parent, resume=folder, url=server.url, python=None, steps_ahead=1)
+    resumed = resumed_ahead(kill_server, server, tmp_path, skip=0)
     assert resumed.step == 1
     resumed.train()
     assert torch.equal(weights(resumed), weights(complete))
+
+
+def resumed_ahead(kill: Callable[[VllmServer], None], server: VllmServer, folder: Path, *, skip: int) -> Trainer:
+    """A run whose server ends in the second step, after so many requests."""
+    engine = {"python": PYTHON, "options": OPTIONS, "variables": VARIABLES, "timeout_s": 30.0}
+    trainer = trainer_of(folder, steps_ahead=1, **engine)
+    interrupt(trainer, kill, after=1, skip=skip)
+    with pytest.raises(EngineError, match=r"the server has ended|does not answer /health"):
+        trainer.train()
+    return trainer_of(folder, resume=trainer.folder.path, url=server.url, python=None, steps_ahead=1)
 
 
 def outcome(folder: Path, _names: Sequence[str]) -> torch.Tensor:

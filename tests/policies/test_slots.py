@@ -76,8 +76,8 @@ def assert_identical(first: Rollout, second: Rollout) -> None:
 
 
 def num_bytes(cache: Any) -> int:
-    """Bytes of the storages of a cache."""
-    tensors = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+    """Bytes of the storages of a cache; without those of layers that a forward does not change, as in updates."""
+    tensors = [x for layer in cache.layers for x in (layer.keys, layer.values) if x is not None]
     return sum(storage.nbytes() for storage in {x.data_ptr(): x.untyped_storage() for x in tensors}.values())
 
 

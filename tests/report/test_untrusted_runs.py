@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import struct
 import tracemalloc
 import zlib
@@ -95,7 +96,7 @@ class TestPlaces:
         (run / "checkpoints").rename(run / "kept")
         (run / "checkpoints").symlink_to(outside.parent)
         page = report(run)
-        assert "4711" not in (run / "report.html").read_text()
+        assert "4711" not in re.sub("base64,[A-Za-z0-9+/=]*", "", (run / "report.html").read_text())
         note = next(text for text in page.texts("p") if text.startswith("Not read"))
         for name in ("metrics.jsonl", "evaluation.jsonl", "run.json", "config.yaml", "samples/step-000030"):
             assert name in note
