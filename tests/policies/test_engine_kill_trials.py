@@ -297,7 +297,8 @@ def test_memory_of_trainer_and_server_does_not_grow(tmp_path: Path) -> None:
     trainer.train()
     assert len(megabytes) > 30
     for name in megabytes[0]:
-        assert megabytes[-1][name] - megabytes[10][name] < 20, [round(sizes[name], 1) for sizes in megabytes]
+        growth = [sizes[name] - megabytes[10][name] for sizes in megabytes]
+        assert growth[-1] < 2 * len(growth[10:]), growth  # vLLM takes up to 1 MB a step
 
 
 if __name__ == "__main__":
