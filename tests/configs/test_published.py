@@ -216,11 +216,13 @@ def test_every_method_is_explained() -> None:
     for name in data.names("methods"):
         needs = data.merged(name)["about"]["method"].get("needs", ())
         rollout: dict[str, Any] = {}
+        policy = {"segment_end": "\n"} if "segments" in needs else {}
         if "turns" in needs or "environment_reward" in needs:
             rollout["environment"] = environment
         if "engine" in needs:
             rollout["engine"] = {"name": "vllm", "url": "http://127.0.0.1:8000"}
-        config = with_paper_hparams(data, name, **({"rollout": rollout} if rollout else {}))
+        sections = {"rollout": rollout, "policy": policy}
+        config = with_paper_hparams(data, name, **{key: values for key, values in sections.items() if values})
         assert config.about.method is not None
         assert f" method {config.about.method.title} " in rows(config), name
 
