@@ -222,7 +222,7 @@ def _segments(inputs: Inputs) -> str | None:
         return None
     return (
         "segments of answers, and policy.segment_end is not set: set the text that ends a segment, for example "
-        r"policy.segment_end: \"\n\" for lines"
+        r'policy.segment_end: "\n" for lines'
     )
 
 

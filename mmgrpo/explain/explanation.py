@@ -136,7 +136,11 @@ def _policy_rows(config: RunConfig, settings: Mapping[str, Any] | None) -> Itera
         )
     if settings is not None and settings.get("step_quantization") is not None:
         name = settings["step_quantization"].get("name")
-        yield "", f"other steps run with weights of {name}, made at the start of each run: policy.step_quantization"
+        yield (
+            "",
+            f"other steps run with weights of {name}, which rollouts hold besides the real ones and the memory below "
+            "leaves out: policy.step_quantization",
+        )
     if config.rollout.same_initial_noise:
         yield "noise", "shared by the group, which computes its common steps once"
     tree = config.rollout.tree

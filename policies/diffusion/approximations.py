@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import prod
 
@@ -60,3 +60,9 @@ def approximated(approximations: Sequence[Approximation], run: PipelineRun, modu
                 stack.enter_context(approximation.off())
         yield result
     result.append(prod(share[0] for share in shares))
+
+
+def share_that_ran(module: nn.Module, skipped: Iterable[nn.Module]) -> float:
+    """The share of a denoiser's parameters that are not in skipped blocks, from 0 to 1."""
+    num_skipped = sum(parameter.numel() for block in skipped for parameter in block.parameters())
+    return 1.0 - num_skipped / max(sum(parameter.numel() for parameter in module.parameters()), 1)

@@ -21,7 +21,7 @@ from torch import nn
 
 from mmgrpo.errors import ConfigError
 
-from .approximations import Approximation
+from .approximations import Approximation, share_that_ran
 from .cache_stretches import CacheStretches
 from .dual_block_cache import NAME as DUAL_BLOCK_CACHE
 
@@ -133,8 +133,8 @@ class RolloutCache(Approximation):
             except (TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
                 kind = type(module).__name__
                 raise RuntimeError(f"{error}; policy.cache: {self._name} may not support {kind}: remove it") from error
-        skipped = sum(hook.num_parameters for number, hook in enumerate(hooks) if number not in ran)
-        share.append(1.0 - skipped / max(_num_parameters(module), 1))
+        skipped = [hook.owner for number, hook in enumerate(hooks) if number not in ran and hook.may_skip]
+        share.append(share_that_ran(module, skipped))
 
     def _tell_step(self, manager: StateManager, iteration: int) -> None:
         if manager._state_cls is MagCacheState:
@@ -169,9 +169,9 @@ class _InstalledHook:
     hook: Any
 
     @property
-    def num_parameters(self) -> int:
-        """Of the block that the hook may skip; 0 if it only prepares others."""
-        return 0 if self.hook.fn_ref.original_forward is None else _num_parameters(self.owner)
+    def may_skip(self) -> bool:
+        """Whether the hook may skip its block; else it only prepares others."""
+        return self.hook.fn_ref.original_forward is not None
 
 
 def _config_of(pipeline: Any, settings: Mapping[str, Any]) -> Any:
@@ -220,10 +220,6 @@ def _noted(hook: Any, ran: set[int], number: int) -> Iterator[None]:
         yield
     finally:
         hook.fn_ref.original_forward = original
-
-
-def _num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def cache_names(modules: Sequence[nn.Module]) -> list[str]:

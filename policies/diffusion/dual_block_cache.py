@@ -14,7 +14,7 @@ from torch import nn
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import required
 
-from .approximations import Approximation
+from .approximations import Approximation, share_that_ran
 from .cache_stretches import CacheStretches
 
 NAME = "DBCache"
@@ -130,8 +130,7 @@ class DualBlockCache(Approximation):
         finally:
             for handle in handles:
                 handle.remove()
-        skipped = sum(_num_parameters(block) for block in blocks if block not in ran)
-        share.append(1.0 - skipped / max(_num_parameters(module), 1))
+        share.append(share_that_ran(module, [block for block in blocks if block not in ran]))
 
     def _config_of(self, fields: Mapping[str, Any]) -> Any:
         if unknown := [key for key in fields if key not in FIELDS]:
@@ -203,7 +202,3 @@ def _imported() -> Any:
         if name.partition(".")[0] == "cache_dit":
             logging.getLogger(name).setLevel(logging.ERROR)
     return library
-
-
-def _num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

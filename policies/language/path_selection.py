@@ -150,15 +150,17 @@ def path_candidates(
         )
         in_slots = transformer.takes_slots and not settings.compile
         per_row = [replace(batches, slots=True), batches] if in_slots else [batches]
-    per_group = [replace(path, shared=True) for path in per_row] if _may_share(settings, transformer) else []
+    per_group = [replace(path, shared=True) for path in per_row] if _may_share(model, settings, transformer) else []
     return PathCandidates(per_group, per_row, PlainPath(model=model, autocast=autocast, **limits), against)
 
 
-def _may_share(settings: LanguageSettings, transformer: Transformer | None) -> bool:
+def _may_share(model: PreTrainedModel, settings: LanguageSettings, transformer: Transformer | None) -> bool:
     wanted = settings.share_prefix
     can = transformer is not None and transformer.shares_prefix
     if wanted and not can:
-        raise ConfigError("policy.share_prefix is true, but its cache cannot; leave it unset")
+        raise ConfigError(
+            f"policy.share_prefix is true, but rows cannot share the cache of {type(model).__name__}; leave it unset"
+        )
     return can if wanted is None else wanted
 
 

@@ -330,7 +330,9 @@ def parity(samples: Sequence[Sample]) -> list[float]:
 @pytest.mark.parametrize("method", ["rank-grpo", "direct-advantage-policy-optimization"])
 def test_method_of_segments_needs_their_end(method: str) -> None:
     policy = {"name": "language", "model": "some/model"}
-    with pytest.raises(ConfigError, match=rf"methods/{method} needs segments of .* policy\.segment_end is not"):
+    with pytest.raises(
+        ConfigError, match=rf"methods/{method} needs segments of .* policy\.segment_end: \"\\n\" for lines"
+    ):
         require_needs(load_config(f"methods/{method}", {"policy": policy}))
     require_needs(load_config(f"methods/{method}", {"policy": {**policy, "segment_end": "\n"}}))
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,8 +30,8 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import validated
 from mmgrpo.doctor.examination import examine
 from mmgrpo.errors import ConfigError
-from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt
+from tests.policies.approximated_runs import require_separate_calls, run_config, train_on_exact_steps
 from tests.policies.contract import gradients, move, relative_difference, sample_difference, values
 from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of, settings_of
 
@@ -240,16 +239,9 @@ def test_window_that_splits_the_steps_of_a_cache_warns_once(caplog: pytest.LogCa
     assert rollout.num_forwards < STEPS
 
 
-def test_calls_with_and_without_the_prompt_have_caches_of_their_own() -> None:
-    """Guided, Wan calls its transformer twice a step: the second call does not use what the first one stored."""
+def test_calls_with_and_without_the_prompt_have_separate_caches() -> None:
     call = {**settings_of("wan")["call"], "num_inference_steps": STEPS, "guidance_scale": 3.0}
-    policies = [policy_of("wan", call=call, cache=cache) for cache in (FIRST_BLOCK, None)]
-    rollouts = [each.rollout(prompts_of("wan"), group_size=1, seed=SEED, plan=ALONE) for each in policies]
-    assert sample_difference(rollouts[0].samples, rollouts[1].samples) == 0
-    assert rollouts[0].num_forwards == rollouts[1].num_forwards == 2 * STEPS * len(rollouts[1].samples)
-    rollout = policies[0].rollout(prompts_of("wan"), group_size=1, seed=SEED, plan=Plan(stochastic=(2,)))
-    assert rollout.num_forwards < rollouts[0].num_forwards
-    assert torch.equal(values(policies[1], rollout), rollout.old_logprob_BT)
+    require_separate_calls([policy_of("wan", call=call, cache=cache) for cache in (FIRST_BLOCK, None)], STEPS)
 
 
 def test_rows_of_a_cache_with_an_interval_do_not_depend_on_their_batch() -> None:
@@ -307,20 +299,8 @@ def test_a_cache_that_the_pipeline_gives_no_steps_is_an_error() -> None:
 
 def test_a_run_with_a_cache_trains_on_exact_steps(tmp_path: Path) -> None:
     policy = _caching(FIRST_BLOCK)
-    config = validated(
-        {
-            "output": str(tmp_path),
-            "steps": 2,
-            "policy": {"name": "denoising", **policy.settings.model_dump(exclude_unset=True)},
-            "rollout": {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 2, "size": 2}},
-            "update": {"optimizer": {"lr": 0.01}},
-        }
-    )
-    run = Trainer(policy, {"brightness": Brightness()}, ["a red fox", "a blue square"], config).train()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["policy/on_policy_gap"] for line in lines] == [0, 0]
+    lines = train_on_exact_steps(policy, run_config(policy, tmp_path))
     assert all(2 + 4 < line["count/forwards_per_sample"] < 2 + STEPS for line in lines)  # 2 of updates, 4 to 8 sampled
-    assert all(line["optimizer/grad_norm"] > 0 for line in lines)
 
 
 def test_doctor_measures_ratio_1_with_a_cache() -> None:

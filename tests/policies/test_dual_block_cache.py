@@ -10,6 +10,7 @@ from mmgrpo.policies.diffusion.policy import DenoisingPolicy
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Plan
+from tests.policies.approximated_runs import require_separate_calls
 from tests.policies.contract import gradients, relative_difference, sample_difference, values
 from tests.policies.tiny_policies import policy_of, prompts_of, settings_of
 
@@ -17,8 +18,6 @@ pytest.importorskip("cache_dit", reason="the extra cache-dit is not installed")
 
 SEED, STEPS, WINDOW = 3, 8, (2, 3)
 CACHE = {"name": "DBCache", "Fn_compute_blocks": 1, "max_warmup_steps": 1, "residual_diff_threshold": 100.0}
-SPLIT = Plan(stochastic=tuple(range(1, STEPS - 1)))
-"""Two steps that are not trained, the first and the last: each fills the cache, and none uses it."""
 
 
 def caching_policy(cache: dict[str, Any] | None, family: str = "sd3", **call: Any) -> DenoisingPolicy:
@@ -48,14 +47,7 @@ def test_a_rollout_with_the_cache_is_scored_as_it_was_sampled(family: str) -> No
 
 
 def test_each_stretch_and_each_call_of_a_step_begin_empty() -> None:
-    """Guided, Wan calls its transformer twice a step; no call uses what another one or the first step stored."""
-    policies = [caching_policy(cache, "wan", guidance_scale=3.0) for cache in (CACHE, None)]
-    rollouts = [each.rollout(prompts_of("wan"), group_size=1, seed=SEED, plan=SPLIT) for each in policies]
-    assert sample_difference(rollouts[0].samples, rollouts[1].samples) == 0
-    assert rollouts[0].num_forwards == rollouts[1].num_forwards == 2 * STEPS * len(rollouts[1].samples)
-    rollout = policies[0].rollout(prompts_of("wan"), group_size=1, seed=SEED, plan=Plan(stochastic=(2,)))
-    assert rollout.num_forwards < rollouts[0].num_forwards
-    assert torch.equal(values(policies[1], rollout), rollout.old_logprob_BT)
+    require_separate_calls([caching_policy(cache, "wan", guidance_scale=3.0) for cache in (CACHE, None)], STEPS)
 
 
 def test_evaluations_do_not_use_the_cache() -> None:

@@ -59,7 +59,9 @@ def test_a_prompt_computed_once_per_group_keeps_log_probabilities(name: str, lor
 def test_a_linear_attention_cache_is_not_shared() -> None:
     policy = policy_of("qwen3.5")
     assert not policy.shares_prefix
-    with pytest.raises(ConfigError, match="share_prefix is true, but its cache cannot"):
+    with pytest.raises(
+        ConfigError, match="share_prefix is true, but rows cannot share the cache of Qwen3_5ForCausalLM"
+    ):
         policy_of("qwen3.5", share_prefix=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from mmgrpo.config.loading import validated
 from mmgrpo.doctor.examination import examine
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan
+from tests.policies.approximated_runs import run_config, train_on_exact_steps
 from tests.policies.contract import gradients, relative_difference, sample_difference, values
 from tests.policies.tiny_policies import policy_of, prompts_of, settings_of
 
@@ -118,23 +117,12 @@ def test_explain_names_the_format() -> None:
     policy = {"name": "denoising", "model": "m", "step_quantization": FLOAT8, "call": {"num_inference_steps": STEPS}}
     config = validated({"policy": policy, "rollout": {"window": {"name": "fixed", "start": 2, "size": 2}}})
     lines = " ".join(explanation(config).split())
-    assert "other steps run with weights of Float8WeightOnlyConfig" in lines
+    assert "other steps run with weights of Float8WeightOnlyConfig, which rollouts hold besides" in lines
 
 
 def test_a_run_trains_and_doctor_measures_ratio_1(tmp_path: Path) -> None:
     policy = quantized_policy(FLOAT8)
-    config = validated(
-        {
-            "output": str(tmp_path),
-            "steps": 2,
-            "policy": {"name": "denoising", **policy.settings.model_dump(exclude_unset=True)},
-            "rollout": {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 2, "size": 2}},
-            "update": {"optimizer": {"lr": 0.01}},
-        }
-    )
+    config = run_config(policy, tmp_path)
     results = {r.check: r for r in examine(config, policy, {"brightness": Brightness()}, prompts_of("sd3"))}
     assert results["on-policy gap"].measured.startswith("log-prob 0.0e+00, log-ratio 0.0e+00;")
-    run = Trainer(policy, {"brightness": Brightness()}, ["a red fox", "a blue square"], config).train()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["policy/on_policy_gap"] for line in lines] == [0, 0]
-    assert all(line["optimizer/grad_norm"] > 0 for line in lines)
+    train_on_exact_steps(policy, config)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mmgrpo.config.peers import texts
 from mmgrpo.config.peers.peer import Peer
-from mmgrpo.config.peers.texts import GUIDANCE, STEPS
 
 PEER = Peer(
     name="ai-toolkit",
@@ -35,8 +35,8 @@ PEER = Peer(
         "sample.width": "policy.call: {width: N}",
         "sample.height": "policy.call: {height: N}",
         "sample.seed": "evaluation.seed",
-        "sample.guidance_scale": GUIDANCE,
-        "sample.sample_steps": STEPS,
+        "sample.guidance_scale": texts.GUIDANCE,
+        "sample.sample_steps": texts.STEPS,
         "sample.neg": "policy.call: {negative_prompt: TEXT}",
     },
     replacements={

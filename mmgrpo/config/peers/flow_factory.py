@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from mmgrpo.config.peers import texts
 from mmgrpo.config.peers.peer import Peer
-from mmgrpo.config.peers.texts import ADAPTERS, CLIPPED, EVALUATION_STEPS, GUIDANCE, PROJECT, SIZE, STEPS, SUBSET, WANDB
 
 PEER = Peer(
     name="Flow-Factory",
     keys={
         "model.model_name_or_path": "policy.model",
-        "model.finetune_type": ADAPTERS,
+        "model.finetune_type": texts.ADAPTERS,
         "model.lora_rank": "policy.lora.rank",
         "model.lora_alpha": "policy.lora.alpha",
         "model.target_modules": "policy.lora.targets",
@@ -19,21 +19,21 @@ PEER = Peer(
         "data.dataset_dir": "prompts.source",
         "data.max_dataset_size": "prompts.limit",
         "log.run_name": "about.name",
-        "log.project": PROJECT,
-        "log.logging_backend": WANDB,
+        "log.project": texts.PROJECT,
+        "log.logging_backend": texts.WANDB,
         "log.save_dir": "output",
         "log.save_freq": "checkpoint.every",
         "train.max_epochs": "steps",
         "train.advantage_aggregation": "advantage.scale: gdpo, or group for sum",
-        "train.clip_range": CLIPPED,
+        "train.clip_range": texts.CLIPPED,
         "train.adv_clip_range": "advantage.clamp",
         "train.kl_type": (
             "objective.kl.divergence: velocity_mse for v-based; gaussian, divided by the variance, for x-based"
         ),
         "train.kl_beta": "objective.kl.beta",
-        "train.resolution": SIZE,
-        "train.num_inference_steps": STEPS,
-        "train.guidance_scale": GUIDANCE,
+        "train.resolution": texts.SIZE,
+        "train.num_inference_steps": texts.STEPS,
+        "train.guidance_scale": texts.GUIDANCE,
         "train.per_device_batch_size": "policy.rollout_batch, policy.update_batch",
         "train.group_size": "rollout.group_size",
         "train.global_std": "advantage.scale: batch, or group for false",
@@ -50,11 +50,11 @@ PEER = Peer(
         "train.enable_gradient_checkpointing": "policy.gradient_checkpointing",
         "scheduler.dynamics_type": "policy.sampler: flow_sde, dance_sde or cps",
         "scheduler.noise_level": "policy.strength",
-        "scheduler.num_sde_steps": SUBSET,
-        "scheduler.sde_steps": SUBSET,
+        "scheduler.num_sde_steps": texts.SUBSET,
+        "scheduler.sde_steps": texts.SUBSET,
         "eval.eval_freq": "evaluation.every",
         "eval.resolution": "policy.evaluation_call: {height: SIZE, width: SIZE}",
-        "eval.num_inference_steps": EVALUATION_STEPS,
+        "eval.num_inference_steps": texts.EVALUATION_STEPS,
         "eval.guidance_scale": "policy.evaluation_call: {guidance_scale: NUMBER}",
         "eval.seed": "evaluation.seed",
         "rewards.reward_model": "rewards[].name",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mmgrpo.config.peers import texts
 from mmgrpo.config.peers.peer import Peer
-from mmgrpo.config.peers.texts import CLIPPED, EVALUATION_STEPS, GUIDANCE, SIZE, STEPS, WINDOW
 
 PEER = Peer(
     name="flow_grpo",
@@ -13,12 +13,12 @@ PEER = Peer(
         "use_lora": "policy.lora: {rank: 32, alpha: 64}",
         "train.lora_path": "policy.adapter",
         "mixed_precision": "policy.dtype: bfloat16, float16 or float32",
-        "resolution": SIZE,
+        "resolution": texts.SIZE,
         "dataset": "prompts.source",
         "reward_fn": "rewards: [{name: NAME, weight: NUMBER}]",
-        "sample.num_steps": STEPS,
-        "sample.eval_num_steps": EVALUATION_STEPS,
-        "sample.guidance_scale": GUIDANCE,
+        "sample.num_steps": texts.STEPS,
+        "sample.eval_num_steps": texts.EVALUATION_STEPS,
+        "sample.guidance_scale": texts.GUIDANCE,
         "sample.train_batch_size": "policy.rollout_batch",
         "sample.num_image_per_prompt": "rollout.group_size",
         "sample.num_batches_per_epoch": (
@@ -27,15 +27,15 @@ PEER = Peer(
         "sample.global_std": "advantage.scale: batch, or group for false",
         "sample.noise_level": "policy.strength",
         "sample.sde_type": "policy.sampler: flow_sde or cps",
-        "sample.sde_window_size": WINDOW,
-        "sample.sde_window_range": WINDOW,
+        "sample.sde_window_size": texts.WINDOW,
+        "sample.sde_window_range": texts.WINDOW,
         "sample.same_latent": "rollout.same_initial_noise",
         "per_prompt_stat_tracking": "advantage.scale",
         "train.batch_size": "policy.update_batch",
         "train.gradient_accumulation_steps": "update.minibatches: num_batches_per_epoch / gradient_accumulation_steps",
         "train.num_inner_epochs": "update.epochs",
         "train.timestep_fraction": "rollout.window: {name: fixed, start: 0, size: N}",
-        "train.clip_range": CLIPPED,
+        "train.clip_range": texts.CLIPPED,
         "train.adv_clip_max": "advantage.clamp",
         "train.beta": "objective.kl.beta",
         "train.learning_rate": "update.optimizer.lr",

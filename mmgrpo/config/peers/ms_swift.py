@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from mmgrpo.config.peers import texts
 from mmgrpo.config.peers.peer import Peer
-from mmgrpo.config.peers.texts import ADAPTERS, FOUR_BIT, FUNCTION, OVERLONG, REFILL, SERVER
 
 PEER = Peer(
     name="ms-swift",
     keys={
         "model": "policy.model",
         "adapters": "policy.adapter",
-        "tuner_type": ADAPTERS,
-        "train_type": ADAPTERS,
+        "tuner_type": texts.ADAPTERS,
+        "train_type": texts.ADAPTERS,
         "lora_rank": "policy.lora.rank",
         "lora_alpha": "policy.lora.alpha",
         "target_modules": "policy.lora.targets, by default all linear layers of the language model",
         "init_weights": "policy.lora.init",
         "freeze_vit": "policy.freeze_vision",
         "attn_impl": "policy.attention",
-        "quant_bits": FOUR_BIT,
-        "quant_method": FOUR_BIT,
+        "quant_bits": texts.FOUR_BIT,
+        "quant_method": texts.FOUR_BIT,
         "system": "policy.system",
         "enable_thinking": "policy.template: {enable_thinking: false}",
         "max_pixels": "policy.processor: {max_pixels: N}",
@@ -27,12 +27,12 @@ PEER = Peer(
         "val_dataset": "evaluation.prompts.source",
         "dataset_shuffle": "prompts.sampler: {name: in_order} for false",
         "reward_model": "rewards: [{name: reward_model, model: NAME}]",
-        "external_plugins": FUNCTION,
+        "external_plugins": texts.FUNCTION,
         "dynamic_sample": "rollout.strategy: {name: refill}",
-        "max_resample_times": REFILL,
+        "max_resample_times": texts.REFILL,
         "overlong_filter": "objective.truncated: zero",
-        "soft_max_length": OVERLONG,
-        "soft_cache_length": OVERLONG,
+        "soft_max_length": texts.OVERLONG,
+        "soft_cache_length": texts.OVERLONG,
         "cosine_max_len": "rewards: [{name: cosine_length}]",
         "repetition_n_grams": "rewards: [{name: repetition}]",
         "multi_turn_scheduler": "rollout.environment",
@@ -54,8 +54,8 @@ PEER = Peer(
         "load_from_cache_file": "leave it out: rows are read when the run starts",
         "lazy_tokenize": "leave it out: prompts are tokenized when they are sampled",
         "use_hf": "leave it out: prompts.source and policy.model are names of the Hugging Face hub, or paths",
-        "sleep_level": SERVER,
-        "vllm_enable_lora": SERVER,
+        "sleep_level": texts.SERVER,
+        "vllm_enable_lora": texts.SERVER,
         "log_entropy": "leave it out: the entropy is a metric of each step",
     },
     rewards={
