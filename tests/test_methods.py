@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
+from mmgrpo.cli.plain_errors import console
 from mmgrpo.config import MethodKind
 from mmgrpo.config.loading import find_config, load_config
 from mmgrpo.docgen.method_search import Entry, method_entries, search
@@ -112,12 +113,12 @@ def test_methods_on_the_command_line() -> None:
     assert "no method 'nothing-like-it'" in none.output
 
 
-def listed(*words: str, columns: int = 200) -> list[str]:
-    """The names of a list, in order."""
-    result = CliRunner().invoke(app, ["methods", *words], env={"COLUMNS": str(columns)})
+def listed(*words: str) -> list[str]:
+    """The names of a list, in order; its lines are as wide as the terminal at most."""
+    result = CliRunner().invoke(app, ["methods", *words])
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert [line for line in lines if len(line) > columns] == []
+    assert [line for line in lines if len(line) > console.width] == []
     return [line.split()[0] for line in lines if line.startswith(" ")]
 
 
@@ -128,8 +129,10 @@ def failure(*words: str) -> str:
     return result.output
 
 
-def test_words_that_name_no_method_are_searched() -> None:
-    names = listed("entropy", "collapse", columns=40)
+def test_words_that_name_no_method_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(console, "_width", 40)  # COLUMNS has no effect on a console that was made with another number
+        names = listed("entropy", "collapse")
     assert {"dapo", "clip-cov", "kl-cov", "aepo"} <= set(names)
     assert "grpo" not in names
     assert listed("guard")[0] == "grpo-guard"  # a part of its name
