@@ -5,17 +5,24 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from mmgrpo.cli import app
+from mmgrpo.cli.init import starter_kinds
 from mmgrpo.config.loading import shipped
 from mmgrpo.config.registry import REWARDS, resolve
 from mmgrpo.docgen.reward_signatures import signature_at
+from tests.tiny.language_models import save
+from tests.tiny.pipelines import PIPELINES
 
 SMALL = ["steps=1", "update.warmup.steps=2", "rollout.group_size=2", "evaluation.samples_per_prompt=2"]
 
@@ -35,13 +42,13 @@ def output_of(*command: str, folder: Path, **environment: str) -> str:
 
 def test_files_of_init_are_explained_and_trained_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = output_of("init", "mine", folder=tmp_path)
-    assert answer.splitlines() == ["wrote mine/run.yaml", "wrote mine/my_rewards.py", "wrote mine/prompts.jsonl",
+    assert answer.splitlines() == ["wrote mine/my_rewards.py", "wrote mine/prompts.jsonl", "wrote mine/run.yaml",
                                  "cd mine && mmgrpo train run.yaml"]  # fmt: skip
     folder = tmp_path / "mine"
-    assert "10 prompts x 16 members = 160 samples a step" in output_of("explain", "run.yaml", folder=folder)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command appends the folder
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # of another test
+    assert "10 prompts x 16 members = 160 samples a step" in call("explain", "run.yaml").output
     assert call("train", "run.yaml", *SMALL).exit_code == 0
     (line,) = {row["step"]: row for row in map(json.loads, (folder / "runs/my-run/metrics.jsonl").open())}.values()
     total = line["reward/digit_verifier/mean"] + 0.1 * line["reward/brightness/mean"]
@@ -49,8 +56,83 @@ def test_files_of_init_are_explained_and_trained_unchanged(tmp_path: Path, monke
     before = (folder / "run.yaml").read_text()
     again = call("init", str(folder))
     assert again.exit_code == 2
-    assert "has run.yaml and my_rewards.py and prompts.jsonl already" in again.stderr
+    assert "has my_rewards.py and prompts.jsonl and run.yaml already" in again.stderr
     assert (folder / "run.yaml").read_text() == before
+
+
+CALL = {"height": 16, "width": 16, "num_inference_steps": 6, "max_sequence_length": 16}
+TINY_DENOISER = {"lora": {"rank": 2}, "evaluation_call": {"num_inference_steps": 2}}
+TINY_TEXT = {"max_new_tokens": 4, "lora": {"rank": 2}}
+TINY_RUNS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "text": ("qwen2", TINY_TEXT, ["number", "brevity"]),
+    "vlm": ("qwen2.5-vl", TINY_TEXT | {"processor": {}}, ["count", "number_alone"]),
+    "image": ("sd3", TINY_DENOISER | {"call": CALL}, ["tint"]),
+    "edit": ("flux-kontext", TINY_DENOISER | {"call": CALL | {"max_area": 256}}, ["recolored", "image_similarity"]),
+    "video": ("wan", TINY_DENOISER | {"call": CALL | {"height": 32, "width": 32, "num_frames": 5}}, ["movement"]),
+}
+"""Kind -> its tiny model, the settings that make a call of it small, and the rewards of the run."""
+NIGHTLY = pytest.mark.nightly
+FEW = [
+    "steps=1",
+    "rollout.prompts_per_step=2",
+    "rollout.group_size=2",
+    "evaluation.prompts.limit=2",
+    "runtime.device=cpu",
+]
+
+
+KINDS = [kind for kind in starter_kinds() if kind != "digits"]
+
+
+@pytest.fixture
+def first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a first run, in which its rewards are imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # of another test
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_run_of_each_kind_is_explained(kind: str, first_run: Path) -> None:
+    written = call("init", ".", "--kind", kind).output.splitlines()
+    assert [line.removeprefix("wrote ") for line in written[:-1]] == sorted(path.name for path in first_run.iterdir())
+    assert written[-1] == "mmgrpo train run.yaml"
+    explained = call("explain", "run.yaml")
+    assert explained.exit_code == 0, explained.output
+    (reward,) = re.findall(r"^reward +(.*)", explained.output, re.MULTILINE)
+    assert re.findall(r"[a-z_]{2,}", reward) == TINY_RUNS[kind][2]
+
+
+@pytest.mark.parametrize("kind", [kind if kind == "text" else pytest.param(kind, marks=NIGHTLY) for kind in KINDS])
+def test_run_of_each_kind_trains_a_tiny_model(kind: str, first_run: Path) -> None:
+    model, policy, rewards = TINY_RUNS[kind]
+    assert call("init", ".", "--kind", kind).exit_code == 0
+    if kind in ("text", "vlm"):
+        save(model, first_run / "model")
+    else:
+        PIPELINES[model].build().save_pretrained(first_run / "model")
+    for path in (first_run / "images").glob("*.png") if kind == "edit" else ():  # an edit has the size of its source
+        Image.open(path).resize((16, 16)).save(path)
+    small = {"include": ["run.yaml"], "policy": {"model": "model", "dtype": "float32", **policy}}
+    Path("small.yaml").write_text(yaml.safe_dump(small))
+    result = call("train", "small.yaml", *FEW)
+    assert result.exit_code == 0, result.output
+    (line,) = [json.loads(row) for row in Path("runs/my-run/metrics.jsonl").read_text().splitlines()]
+    assert {name: line[f"reward/{name}/applies_frac"] for name in rewards} == dict.fromkeys(rewards, 1.0)
+    before, after = [json.loads(row) for row in Path("runs/my-run/evaluation.jsonl").read_text().splitlines()]
+    held_out = {key for key in after if key.endswith("/mean")}
+    assert (before["step"], after["step"]) == (0, 1)
+    assert len(held_out) >= 2
+    assert held_out <= before.keys()
+
+
+def test_unknown_kind_names_the_nearest() -> None:
+    refused = call("init", "mine", "--kind", "vlms")
+    assert refused.exit_code == 2
+    assert "--kind vlms is unknown; did you mean vlm?; the kinds are digits, edit, image, text, video, vlm" in (
+        " ".join(refused.stderr.split())
+    )
 
 
 def test_recipes_lists_every_recipe_with_its_note() -> None:

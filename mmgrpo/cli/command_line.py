@@ -465,6 +465,10 @@ def init(
     folder: Annotated[
         Path, typer.Argument(help="Output folder, created if missing; with --from the file to read.")
     ] = Path(),
+    kind: Annotated[
+        str,
+        typer.Option(help="The model of the first run: text, vlm, image, edit, video; digits is a small one."),
+    ] = "digits",
     library: Annotated[
         str | None,
         typer.Option(
@@ -472,7 +476,7 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Write a configuration, a reward and prompts to edit; or convert a run of TRL."""
+    """Write a first run to edit: a configuration, a reward, prompts; or convert a run of TRL."""
     with plain_errors():
         from mmgrpo.cli.init import write_converted_run, write_starter_files
 
@@ -480,7 +484,7 @@ def init(
             console.print_line(f"wrote {write_converted_run(library, folder)}")
             console.print_line("mmgrpo explain run.yaml")
             return
-        for path in write_starter_files(folder):
+        for path in write_starter_files(folder, kind):
             console.print_line(f"wrote {path}")
         console.print_line(f"{'' if folder == Path() else f'cd {shlex.quote(str(folder))} && '}mmgrpo train run.yaml")
 

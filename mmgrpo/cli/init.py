@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,75 +11,47 @@ from mmgrpo.config.loading import find_config, read_layers, shipped
 from mmgrpo.config.registry import suggestion
 from mmgrpo.errors import OutputError, UnknownNameError
 from mmgrpo.system.files import output_errors
+from mmgrpo.system.folders import TOP
 from mmgrpo.system.targets import import_attribute
 
-DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-
-CONFIG = """\
-# mmgrpo explain run.yaml    prints the plan of the run
-# mmgrpo train run.yaml      trains; a trial of a few seconds: mmgrpo train run.yaml update.warmup.steps=2 steps=2
-#
-# It includes a small model of handwritten digits. For your model, replace the include with a model and a method, such
-# as [models/sd3.5-medium, methods/flow-grpo-fast] (mmgrpo methods; mmgrpo recipes), and remove digit_verifier, the
-# warm-up and the two null sections. Every key: https://mmgrpo.github.io/mmgrpo/reference/configuration/.
-include: [quickstart/digits-image]
-about: {name: my-run, note: A first run written by mmgrpo init}
-steps: 20
-
-prompts: {source: prompts.jsonl}            # one row per line; the other columns go to the rewards
-
-rewards:
-  - {name: digit_verifier}                  # mmgrpo rewards lists all; mmgrpo rewards digit_verifier shows its page
-  - {name: "python:my_rewards:brightness", weight: 0.1}
-
-rollout: {prompts_per_step: 10, group_size: 16}
-
-evaluation:
-  prompts: {source: prompts.jsonl}          # better: held-out prompts
-  samples_per_prompt: 8
-  every: 10
-  rewards:
-    - {name: held_out_judge, label: held_out_accuracy}
-    - {name: "python:my_rewards:brightness", label: brightness}
-"""
-
-REWARD = '''\
-"""Custom rewards: one number per sample, None where the reward does not apply."""
-
-from PIL import ImageStat
+STARTERS = TOP / "examples" / "starters"
+"""A folder for each kind of first run; ``mmgrpo init`` copies it."""
 
 
-def brightness(samples):
-    """Mean gray level of each image, from 0 to 1."""
-    return [ImageStat.Stat(sample.image.convert("L")).mean[0] / 255 for sample in samples]
-'''
+def starter_kinds() -> list[str]:
+    """The kinds of first runs."""
+    return sorted(path.name for path in STARTERS.iterdir() if (path / "run.yaml").is_file())
 
 
-def write_starter_files(folder: Path) -> list[Path]:
-    """Writes ``run.yaml``, ``my_rewards.py`` and ``prompts.jsonl``; replaces no file.
+def write_starter_files(folder: Path, kind: str) -> list[Path]:
+    """Writes a first run: ``run.yaml``, ``my_rewards.py``, its prompts and their images; replaces no file.
 
     Args:
         folder: output folder; created if missing.
+        kind: one of ``starter_kinds()``.
 
     Returns:
-        The paths of the files.
+        The files and folders in it.
 
     Raises:
+        UnknownNameError: there is no such kind.
         OutputError: one of the files exists, or they cannot be written.
     """
-    rows = [{"prompt": f"a handwritten digit {word}", "digit": digit} for digit, word in enumerate(DIGITS)]
-    texts = {
-        folder / "run.yaml": CONFIG,
-        folder / "my_rewards.py": REWARD,
-        folder / "prompts.jsonl": "".join(f"{json.dumps(row)}\n" for row in rows),
-    }
-    if existing := [path.name for path in texts if path.exists()]:
+    kinds = starter_kinds()
+    if kind not in kinds:
+        raise UnknownNameError(f"--kind {kind} is unknown{suggestion(kind, kinds)}; the kinds are {', '.join(kinds)}")
+    paths = [folder / path.name for path in sorted((STARTERS / kind).iterdir()) if path.name != "__pycache__"]
+    if existing := [path.name for path in paths if path.exists()]:
         raise OutputError(f"{folder} has {' and '.join(existing)} already; use another folder: mmgrpo init FOLDER")
     with output_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
-    return list(texts)
+        shutil.copytree(
+            STARTERS / kind,
+            folder,
+            copy_function=shutil.copyfile,  # without the modes of the installed files
+            ignore=shutil.ignore_patterns("__pycache__"),
+            dirs_exist_ok=True,
+        )
+    return paths
 
 
 CONVERTERS: Mapping[str, str] = {"trl": "mmgrpo.trl.conversion:converted"}
