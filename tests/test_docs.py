@@ -30,9 +30,8 @@ from mmgrpo.docgen.configuration import configuration_page
 from mmgrpo.docgen.site import reference_pages
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.system.yamls import parse_yaml
+from mmgrpo.testing import LAWS, Subject
 from mmgrpo.types import Plan, Prompt, Sample
-from tests.policies import contract
-from tests.policies.contract import Subject
 from tests.tiny.language_models import make as make_language_model
 from tests.words import per_thousand
 
@@ -54,19 +53,13 @@ def make() -> Any:
     return page_names("learn/smallest-policy.md")["LetterPolicy"]
 
 
-def test_own_policy_keeps_the_contract(make: Any, tmp_path: Path) -> None:
+def test_own_policy_keeps_the_contract(make: Any) -> None:
     def parameters_of(policy: Any) -> list[nn.Parameter]:
         return [policy.logits]
 
     subject = Subject(make=lambda batch: make(), parameters=parameters_of, prompts=PROMPTS)
-    contract.check_on_policy_gap(subject)
-    contract.check_every_decision_once(subject)
-    contract.check_rows_and_batches(subject)
-    contract.check_seeds(subject)
-    contract.check_prompt_ids(subject)
-    contract.check_reference(subject)
-    contract.check_save_and_load(subject, tmp_path)
-    contract.check_gradients(subject)
+    for law in LAWS:
+        law(subject)
 
 
 def test_own_policy_without_noise_repeats_itself(make: Any) -> None:
