@@ -1,7 +1,8 @@
 """The laws that every policy obeys, as checks for any policy.
 
 A test module wraps its policy in a ``Subject`` and calls the checks in ``LAWS``. Each check builds new policies, so
-that no check sees weights that another one has trained. A check that fails raises AssertionError.
+that no check sees weights that another one has trained. A check that fails raises AssertionError with what the policy
+does wrong, by how much, and where to look.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ from mmgrpo.types import Plan, Prompt, Rollout, Sample, Source
 
 SEED = 11
 GROUP_SIZE = 2
+LOOK_AT_BATCHES = (
+    "Look at padding, attention masks and position numbers: a row must not depend on the rows that share its batch"
+)
+LOOK_AT_SEEDS = (
+    "Look at the random numbers: each sample needs a generator whose seed is derived from seed, prompt id and member "
+    "(mmgrpo.maths.seeds.derive_seed), and no global random state"
+)
+LOOK_AT_TRAINABLE = "Look at trainable: it lists the parameters that evaluate uses and that are trained, and no others"
 GRADIENT_ROUNDING = 1e-4  # tolerance of a float32 gradient for another batch composition, relative to its norm
 
 
@@ -60,11 +69,21 @@ def check_on_policy_gap(subject: Subject, plan: Plan | None = None) -> None:
     """The log-probabilities of the rollout equal those of an evaluation with the same weights."""
     policy = subject.make(subject.rows)
     rollout = subject.rollout(policy, plan)
-    values_BT = values(policy, rollout)
-    assert rollout.mask_BT.any()
-    assert largest_difference(values_BT, rollout.old_logprob_BT, rollout.mask_BT) <= subject.gap
-    unbatched_BT = values(subject.make(1), rollout)
-    assert largest_difference(unbatched_BT, rollout.old_logprob_BT, rollout.mask_BT) < subject.rounding
+    assert rollout.mask_BT.any(), (
+        "no decision of the rollout is trained: mask_BT is False everywhere. Look at the mask that rollout returns; "
+        "it is True where a decision was sampled"
+    )
+    gap = largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT)
+    assert gap <= subject.gap, (
+        "evaluate returns other log-probabilities than rollout stored, with the same weights: they differ by "
+        f"{gap:.3g}, allowed is {subject.gap:.3g}. Look for dropout, a temperature or a dtype that only one of the "
+        "two applies, and at the trace: does it hold exactly the decisions that were sampled?"
+    )
+    gap = largest_difference(values(subject.make(1), rollout), rollout.old_logprob_BT, rollout.mask_BT)
+    assert gap < subject.rounding, (
+        f"evaluate returns other log-probabilities for one row at a time: they differ by {gap:.3g}, rounding explains "
+        f"{subject.rounding:.3g}. {LOOK_AT_BATCHES}"
+    )
 
 
 def check_every_decision_once(subject: Subject) -> None:
@@ -76,12 +95,25 @@ def check_every_decision_once(subject: Subject) -> None:
     dropped_BT[1, :] = True
     dropped_BT[0, int(rollout.mask_BT[0].nonzero()[0])] = True
     rollout = rollout.keep(~dropped_BT)
-    assert torch.equal(counts(policy, rollout), rollout.mask_BT.int())
+    require_once(counts(policy, rollout), rollout.mask_BT.int(), "evaluate(rollout)")
     chosen = [B - 1, 0]
     expected_BT = torch.zeros(B, T, dtype=torch.int32)
     expected_BT[chosen] = rollout.mask_BT[chosen].int()
-    assert torch.equal(counts(policy, rollout, chosen), expected_BT)
-    assert torch.equal(counts(policy, rollout, torch.tensor(chosen)), expected_BT)
+    require_once(counts(policy, rollout, chosen), expected_BT, f"evaluate(rollout, rows={chosen})")
+    require_once(
+        counts(policy, rollout, torch.tensor(chosen)), expected_BT, f"evaluate(rollout, rows=tensor({chosen}))"
+    )
+
+
+def require_once(count_BT: Tensor, expected_BT: Tensor, call: str) -> None:
+    """Raises AssertionError for the first decision that was streamed more or less often than expected."""
+    for row, column in (count_BT != expected_BT).nonzero().tolist():
+        number, expected = int(count_BT[row, column]), int(expected_BT[row, column])
+        raise AssertionError(
+            f"{call} yields the decision of row {row}, column {column} {number} times, and {expected} is right. Look "
+            "at the slices: Evaluation.rows has the row numbers in the rollout, its columns the decisions, and only "
+            "those with rollout.mask_BT are to be yielded, each once"
+        )
 
 
 def check_rows_and_batches(subject: Subject) -> None:
@@ -91,31 +123,63 @@ def check_rows_and_batches(subject: Subject) -> None:
     move(wide.trainable)
     move(narrow.trainable)
     batched_BT, single_BT = values(wide, rollout), values(narrow, rollout)
-    assert largest_difference(batched_BT, single_BT, rollout.mask_BT) < subject.rounding
+    difference = largest_difference(batched_BT, single_BT, rollout.mask_BT)
+    assert difference < subject.rounding, (
+        f"log-probabilities depend on the batch size: they differ by {difference:.3g}, rounding explains "
+        f"{subject.rounding:.3g}. {LOOK_AT_BATCHES}"
+    )
     chosen = [rollout.shape[0] - 1, 1]
     other_rows = [b for b in range(rollout.shape[0]) if b not in chosen]
     chosen_BT = values(wide, rollout, chosen)
-    assert largest_difference(chosen_BT[chosen], batched_BT[chosen], rollout.mask_BT[chosen]) < subject.rounding
+    difference = largest_difference(chosen_BT[chosen], batched_BT[chosen], rollout.mask_BT[chosen])
+    assert difference < subject.rounding, (
+        f"log-probabilities depend on which rows are requested: they differ by {difference:.3g}, rounding explains "
+        f"{subject.rounding:.3g}. Look at the indices into the trace: rows are numbers of rows in the rollout, in any "
+        "order"
+    )
     all_gradients = gradients(wide, rollout)
-    assert relative_difference(gradients(narrow, rollout), all_gradients) < GRADIENT_ROUNDING
+    difference = relative_difference(gradients(narrow, rollout), all_gradients)
+    assert difference < GRADIENT_ROUNDING, (
+        f"the gradient depends on the batch size: it changes by {difference:.3g} of its norm. Look for a mean over "
+        "the rows of a batch, or a value that is detached in some batches"
+    )
     parts = zip(gradients(wide, rollout, chosen), gradients(wide, rollout, other_rows), strict=True)
-    assert relative_difference([first + second for first, second in parts], all_gradients) < GRADIENT_ROUNDING
+    difference = relative_difference([first + second for first, second in parts], all_gradients)
+    assert difference < GRADIENT_ROUNDING, (
+        f"the gradients of two parts of the rows do not add up to that of all rows: they differ by {difference:.3g} "
+        "of its norm. Look for a value that depends on the other rows, such as a mean over the batch"
+    )
 
 
 def check_seeds(subject: Subject) -> None:
     """A sample is a function of seed, prompt id and member, under any batching; each of the three matters."""
     policy = subject.make(subject.rows)
     first, again = subject.rollout(policy), subject.rollout(policy)
-    assert sample_difference(first.samples, again.samples) == 0
-    assert torch.equal(first.old_logprob_BT, again.old_logprob_BT)
+    assert sample_difference(first.samples, again.samples) == 0, (
+        f"two rollouts with one seed have different samples. {LOOK_AT_SEEDS}"
+    )
+    assert torch.equal(first.old_logprob_BT, again.old_logprob_BT), (
+        "two rollouts with one seed have the same samples and different log-probabilities. Look for dropout in rollout"
+    )
     unbatched = subject.rollout(subject.make(1))
-    assert sample_difference(first.samples, unbatched.samples) <= 1  # a level of 255, where rounding tips it
-    assert largest_difference(first.old_logprob_BT, unbatched.old_logprob_BT, first.mask_BT) < subject.rounding
+    assert sample_difference(first.samples, unbatched.samples) <= 1, (  # a level of 255, where rounding tips it
+        f"a sample depends on the batch that it is sampled in. {LOOK_AT_SEEDS}"
+    )
+    difference = largest_difference(first.old_logprob_BT, unbatched.old_logprob_BT, first.mask_BT)
+    assert difference < subject.rounding, (
+        f"the stored log-probabilities depend on the batch size: they differ by {difference:.3g}. {LOOK_AT_BATCHES}"
+    )
     other_seed = policy.rollout(subject.prompts, group_size=GROUP_SIZE, seed=SEED + 1)
     for old, new in zip(first.samples, other_seed.samples, strict=True):
-        assert sample_difference([old], [new]) > 0
+        assert sample_difference([old], [new]) > 0, (
+            f"member {old.member} of group {old.group} is the same under another seed. Look at the random generator: "
+            "its seed must depend on the argument seed"
+        )
     for members in (first.samples[b : b + GROUP_SIZE] for b in range(0, subject.rows, GROUP_SIZE)):
-        assert sample_difference(members[:1], members[1:2]) > 0
+        assert sample_difference(members[:1], members[1:2]) > 0, (
+            f"the members of group {members[0].group} are equal, so its advantages are 0. Look at the random "
+            "generator: its seed must depend on the member"
+        )
 
 
 def check_prompt_ids(subject: Subject) -> None:
@@ -125,16 +189,32 @@ def check_prompt_ids(subject: Subject) -> None:
     """
     policy = subject.make(GROUP_SIZE)
     numbered = policy.rollout(subject.prompts, group_size=GROUP_SIZE, seed=SEED, plan=Plan(prompt_ids=(5, 9)))
-    assert numbered.prompt_index_B.tolist() == [5] * GROUP_SIZE + [9] * GROUP_SIZE
-    assert [sample.member for sample in numbered.samples] == list(range(GROUP_SIZE)) * 2
+    index, expected = numbered.prompt_index_B.tolist(), [5] * GROUP_SIZE + [9] * GROUP_SIZE
+    assert index == expected, (
+        f"prompt_index_B is {index} where plan.prompt_ids = (5, 9) makes it {expected}. Look at prompt_index_B in "
+        "rollout: it has the ids of the plan; the positions of the prompts only where the plan has none"
+    )
+    members = [sample.member for sample in numbered.samples]
+    assert members == list(range(GROUP_SIZE)) * 2, (
+        f"the members of two groups are numbered {members}. Look at the order of the rows: prompt by prompt, and in "
+        "each group from 0"
+    )
     last = policy.rollout(subject.prompts[1:2], group_size=GROUP_SIZE, seed=SEED, plan=Plan(prompt_ids=(9,)))
-    assert sample_difference(numbered.samples[GROUP_SIZE:], last.samples) <= 1
-    assert (
-        largest_difference(numbered.old_logprob_BT[GROUP_SIZE:], last.old_logprob_BT, last.mask_BT) < subject.rounding
+    assert sample_difference(numbered.samples[GROUP_SIZE:], last.samples) <= 1, (
+        "the samples of a prompt depend on the prompts before it. Look at the random generator: its seed must depend "
+        "on the id of the prompt in the plan, and not on its position"
+    )
+    difference = largest_difference(numbered.old_logprob_BT[GROUP_SIZE:], last.old_logprob_BT, last.mask_BT)
+    assert difference < subject.rounding, (
+        f"the log-probabilities of a prompt depend on the prompts before it: they differ by {difference:.3g}. "
+        f"{LOOK_AT_BATCHES}"
     )
     same_prompt = [subject.prompts[0]] * 2
     twice = policy.rollout(same_prompt, group_size=1, seed=SEED, plan=Plan(prompt_ids=(5, 9)))
-    assert sample_difference(twice.samples[:1], twice.samples[1:]) > 0
+    assert sample_difference(twice.samples[:1], twice.samples[1:]) > 0, (
+        "one prompt under two ids has the same sample. Look at the random generator: its seed must depend on the id "
+        "of the prompt in the plan, and not on its text"
+    )
 
 
 def check_emitted_samples(subject: Subject) -> None:
@@ -143,8 +223,15 @@ def check_emitted_samples(subject: Subject) -> None:
         portions: list[Sequence[Sample]] = []
         rollout = subject.rollout(subject.make(1), Plan(stochastic=stochastic, on_samples=portions.append))
         emitted = [sample for portion in portions for sample in portion]
-        assert len(portions) > 1
-        assert sorted(map(id, emitted)) == sorted(map(id, rollout.samples))
+        assert len(portions) > 1, (
+            f"rollout called plan.on_samples {len(portions)} times for {subject.rows} rows in batches of one. Call it "
+            "after each batch, so that rewards score samples while others are generated"
+        )
+        assert sorted(map(id, emitted)) == sorted(map(id, rollout.samples)), (
+            f"rollout passed {len(emitted)} samples to plan.on_samples and returned {len(rollout.samples)}, which "
+            "must be the same objects, each once. Look for copies made after the call, and for rows that are left "
+            "out or repeated"
+        )
 
 
 def check_reference(subject: Subject) -> None:
@@ -153,15 +240,28 @@ def check_reference(subject: Subject) -> None:
     rollout = subject.rollout(policy)
     untrained_BT = values(policy, rollout)
     with policy.reference():  # a full fine-tune copies its weights on the first use
-        assert torch.equal(values(policy, rollout), untrained_BT)
+        assert torch.equal(values(policy, rollout), untrained_BT), (
+            "before any training the reference has other log-probabilities than the policy. Look at the weights that "
+            "reference() uses: they are those at the start of the run"
+        )
     flags = [p.requires_grad for p in subject.parameters(policy)]
     move(policy.trainable)
     trained_BT = values(policy, rollout)
-    assert largest_difference(trained_BT, untrained_BT, rollout.mask_BT) > 0
+    assert largest_difference(trained_BT, untrained_BT, rollout.mask_BT) > 0, (
+        f"the log-probabilities do not change with the trained weights. {LOOK_AT_TRAINABLE}"
+    )
     with policy.reference():
-        assert torch.equal(values(policy, rollout), untrained_BT)
-    assert torch.equal(values(policy, rollout), trained_BT)
-    assert [p.requires_grad for p in subject.parameters(policy)] == flags
+        assert torch.equal(values(policy, rollout), untrained_BT), (
+            "the reference changes with the trained weights. Look at reference(): it must use a copy of the weights, "
+            "or switch the adapters off"
+        )
+    assert torch.equal(values(policy, rollout), trained_BT), (
+        "after reference() the policy has other log-probabilities than before it. Look at the end of reference(): it "
+        "must restore the trained weights, also after an error (try, finally)"
+    )
+    assert [p.requires_grad for p in subject.parameters(policy)] == flags, (
+        "reference() changes which parameters require a gradient. Restore requires_grad at its end"
+    )
 
 
 def check_save_and_load(subject: Subject, directory: Path | None = None) -> None:
@@ -181,10 +281,18 @@ def check_save_and_load(subject: Subject, directory: Path | None = None) -> None
     trained_BT = values(policy, rollout)
     policy.save(directory)
     other.load(directory)
-    assert largest_difference(trained_BT, untrained_BT, rollout.mask_BT) > 0
-    assert torch.equal(values(other, rollout), trained_BT)
-    for parameter, loaded in zip(policy.trainable, other.trainable, strict=True):
-        assert torch.equal(parameter, loaded)
+    assert largest_difference(trained_BT, untrained_BT, rollout.mask_BT) > 0, (
+        f"the log-probabilities do not change with the trained weights. {LOOK_AT_TRAINABLE}"
+    )
+    assert torch.equal(values(other, rollout), trained_BT), (
+        "a policy that loads the saved files has other log-probabilities than the one that saved them. Look at save "
+        "and load: which weights are left out, or rounded by another dtype?"
+    )
+    for number, (parameter, loaded) in enumerate(zip(policy.trainable, other.trainable, strict=True)):
+        assert torch.equal(parameter, loaded), (
+            f"parameter {number} of trainable, of shape {tuple(parameter.shape)}, is not saved or not loaded. Look at "
+            "save and load; a resumed run would continue from other weights"
+        )
 
 
 def check_gradients(subject: Subject) -> None:
@@ -193,12 +301,26 @@ def check_gradients(subject: Subject) -> None:
     rollout = subject.rollout(policy)
     move(policy.trainable)  # an adapter that adds nothing yet passes no gradient to its first factor
     grads = gradients(policy, rollout)
-    assert all(torch.isfinite(gradient).all() for gradient in grads)
+    for number, gradient in enumerate(grads):
+        assert torch.isfinite(gradient).all(), (
+            f"the gradient of parameter {number} of trainable is not finite. Look for a logarithm of 0, a division by "
+            "0 or an overflow in the log-probability"
+        )
     reached = sum(bool(gradient.any()) for gradient in grads)
-    assert reached >= subject.min_trained_frac * len(grads)
+    assert reached >= subject.min_trained_frac * len(grads), (
+        f"{reached} of {len(grads)} trained parameters get a gradient. Look for a detach or torch.no_grad in "
+        "evaluate, and for parameters of trainable that no log-probability depends on"
+    )
     trained = {id(p) for p in policy.trainable}
-    assert all(p.grad is None for p in subject.parameters(policy) if id(p) not in trained)
-    assert all(p.requires_grad == (id(p) in trained) for p in subject.parameters(policy))
+    for number, parameter in enumerate(subject.parameters(policy)):
+        is_trained = id(parameter) in trained
+        assert parameter.grad is None or is_trained, (
+            f"parameter {number} of the model has a gradient and is not trained. Set requires_grad to False for it"
+        )
+        assert parameter.requires_grad == is_trained, (
+            f"parameter {number} of the model has requires_grad = {parameter.requires_grad} and is "
+            f"{'' if is_trained else 'not '}in trainable. {LOOK_AT_TRAINABLE}"
+        )
 
 
 def check_replayed_rows(subject: Subject) -> None:
@@ -229,9 +351,15 @@ def check_prompt_independence(subject: Subject) -> None:
         return
     rollout = subject.rollout(policy)
     same = policy.override_prompts(rollout, [sample.prompt for sample in rollout.samples])
-    assert torch.equal(same.mask_BT, rollout.mask_BT)
+    assert torch.equal(same.mask_BT, rollout.mask_BT), (
+        "override_prompts with the samples' own prompts changes which decisions are trained. Look at the mask_BT "
+        "that it returns"
+    )
     largest = largest_difference(values(policy, same), rollout.old_logprob_BT, rollout.mask_BT)
-    assert largest <= max(subject.gap, subject.rounding)
+    assert largest <= max(subject.gap, subject.rounding), (
+        "override_prompts with the samples' own prompts changes their log-probabilities, by "
+        f"{largest:.3g}. Look at how it encodes a prompt: as rollout does"
+    )
 
 
 def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout) -> None:
@@ -251,17 +379,33 @@ def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout)
             raise
         return  # a pipeline that reports that its samples cannot be noised again
     gap = subject.gap if has_tokens else 0.0
-    assert read.mask_BT.any()
-    assert largest_difference(values(policy, read), read.old_logprob_BT, read.mask_BT) <= max(gap, subject.rounding)
+    assert read.mask_BT.any(), (
+        "no decision of rows that were read is trained: mask_BT is False everywhere. Look at the mask that read returns"
+    )
+    allowed = max(gap, subject.rounding)
+    largest = largest_difference(values(policy, read), read.old_logprob_BT, read.mask_BT)
+    assert largest <= allowed, (
+        "rows that were read have a ratio of another value than 1 with the same weights: their log-probabilities "
+        f"differ by {largest:.3g}, allowed is {allowed:.3g}. Look at the trace that read builds: it holds what "
+        "evaluate scores"
+    )
     if has_tokens:
         mask_BT = rollout.mask_BT.flip(0)
-        assert torch.equal(read.mask_BT, mask_BT), "read rows train other decisions than were sampled"
+        assert torch.equal(read.mask_BT, mask_BT), (
+            "read rows train other decisions than were sampled. Look at the mask_BT that read returns"
+        )
         old_BT = rollout.old_logprob_BT.flip(0)
-        assert largest_difference(read.old_logprob_BT, old_BT, mask_BT) == 0
+        assert largest_difference(read.old_logprob_BT, old_BT, mask_BT) == 0, (
+            "read changes the stored log-probabilities. Look at old_logprob_BT: those of the sample, as they are"
+        )
         again = policy.read([read.off_policy_sample(row, Source.REPLAY) for row in range(subject.rows)], seed=SEED + 2)
-        assert torch.equal(again.mask_BT, read.mask_BT)
-        assert largest_difference(values(policy, again), read.old_logprob_BT, read.mask_BT) <= max(
-            gap, subject.rounding
+        assert torch.equal(again.mask_BT, read.mask_BT), (
+            "rows that were read twice train other decisions than after once. Look at the mask_BT that read returns"
+        )
+        largest = largest_difference(values(policy, again), read.old_logprob_BT, read.mask_BT)
+        assert largest <= allowed, (
+            f"rows that were read twice have other log-probabilities than after once, by {largest:.3g}. Look at the "
+            "fields of the sample that read does not keep"
         )
 
 

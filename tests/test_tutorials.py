@@ -112,6 +112,9 @@ def test_smallest_policy_of_the_tutorial_learns(folder: Path, capsys: pytest.Cap
         r"```python\n# letter_policy\.py\n(.*?)```", (LEARN / "smallest-policy.md").read_text(), re.DOTALL
     )
     (folder / "letter_policy.py").write_text(code)
+    names = runpy.run_path("test_letter_policy.py")
+    for law in names["LAWS"]:
+        names["test_law"](law)
     run_commands(commands)
     share = float(capsys.readouterr().out.splitlines()[-1].partition("tensor(")[2].rstrip(")"))
     assert share > 0.3  # 1 / 26 before

@@ -1,0 +1,214 @@
+"""A policy that breaks a law gets a sentence: what it does wrong, by how much, where to look."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo import testing
+from mmgrpo.config.loading import CONFIGS
+from mmgrpo.testing import LAWS, Subject
+from mmgrpo.types import Evaluation, Plan, Prompt
+
+PAGE = CONFIGS.resolve().parent / "docs/learn/smallest-policy.md"
+(CODE,) = re.findall(r"```python\n# letter_policy\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+NAMES: dict[str, Any] = {}
+exec(CODE, NAMES)
+LetterPolicy: Any = NAMES["LetterPolicy"]
+
+
+def scoring(change: Callable[[Evaluation], Evaluation | None]) -> type:
+    """The policy with each slice of its evaluations changed; None leaves the slice out."""
+
+    class Changed(LetterPolicy):
+        def evaluate(self, rollout: Any, rows: Any = None, *, values: Any = ()) -> Any:
+            for evaluation in super().evaluate(rollout, rows, values=values):
+                if (changed := change(evaluation)) is not None:
+                    yield changed
+
+    return Changed
+
+
+def sampling(change: Callable[[Any, Any], Any]) -> type:
+    """The policy with each rollout changed; the first argument of the change is the plan."""
+
+    class Changed(LetterPolicy):
+        def rollout(self, prompts: Any, *, group_size: int, seed: int, plan: Any = None) -> Any:
+            return change(plan or Plan(), super().rollout(prompts, group_size=group_size, seed=seed, plan=plan))
+
+    return Changed
+
+
+def seeded(seed_of: Callable[[int, int, int], int]) -> type:
+    """The policy whose samples have another function of seed, prompt id and member as their seed."""
+
+    class Changed(LetterPolicy):
+        def rollout(self, prompts: Any, *, group_size: int, seed: int, plan: Any = None) -> Any:
+            NAMES["derive_seed"], former = seed_of, NAMES["derive_seed"]
+            try:
+                return super().rollout(prompts, group_size=group_size, seed=seed, plan=plan)
+            finally:
+                NAMES["derive_seed"] = former
+
+    return Changed
+
+
+def with_methods(**methods: Any) -> type:
+    return type("Changed", (LetterPolicy,), methods)
+
+
+def scaled(evaluation: Evaluation, factor: float) -> Evaluation:
+    return replace(evaluation, logprob_BT=factor * evaluation.logprob_BT)
+
+
+def of_batch(evaluation: Evaluation) -> Evaluation:
+    """The mean of the batch is part of each value, but not where the rows have one value."""
+    value_BT = evaluation.logprob_BT
+    return replace(evaluation, logprob_BT=value_BT + value_BT.exp().mean() - value_BT.exp().mean().detach())
+
+
+def first_slice(evaluation: Evaluation) -> Evaluation | None:
+    return evaluation if list(evaluation.columns) == [0] else None
+
+
+def by_position(rollout: Any) -> Any:
+    """The rollout with groups numbered from 0, whatever the ids of the plan."""
+    samples = [replace(sample, group=row // testing.GROUP_SIZE) for row, sample in enumerate(rollout.samples)]
+    groups_B = torch.tensor([sample.group for sample in samples])
+    return replace(rollout, samples=samples, prompt_index_B=groups_B)
+
+
+def load_nothing(policy: Any, directory: Path) -> None:
+    pass
+
+
+def detached(evaluation: Evaluation) -> Evaluation:
+    return replace(evaluation, logprob_BT=evaluation.logprob_BT.detach() + 0 * evaluation.logprob_BT)
+
+
+def mixed(*numbers: int) -> int:
+    return hash(numbers) % 2**31
+
+
+BROKEN: dict[str, tuple[type, Callable[[Subject], None], str]] = {
+    "another temperature in evaluate": (
+        scoring(lambda evaluation: scaled(evaluation, 0.5)),
+        testing.check_on_policy_gap,
+        r"evaluate returns other log-probabilities than rollout stored, with the same weights: they differ by 0\.5, "
+        r"allowed is 0\. Look for dropout, a temperature or a dtype that only one of the two applies",
+    ),
+    "a mask of zeros": (
+        sampling(lambda plan, rollout: replace(rollout, mask_BT=torch.zeros_like(rollout.mask_BT))),
+        testing.check_on_policy_gap,
+        r"no decision of the rollout is trained: mask_BT is False everywhere\. Look at the mask that rollout returns",
+    ),
+    "the first decision alone": (
+        scoring(first_slice),
+        testing.check_every_decision_once,
+        r"evaluate\(rollout\) yields the decision of row 0, column 1 0 times, and 1 is right\. Look at the slices",
+    ),
+    "a gradient with the mean of its batch": (
+        scoring(of_batch),
+        testing.check_rows_and_batches,
+        r"the gradients of two parts of the rows do not add up to that of all rows: they differ by 0\.02\d+ of its "
+        r"norm\. Look for a value that depends on the other rows",
+    ),
+    "noise without the seed": (
+        seeded(lambda seed, prompt, member: mixed(prompt, member)),
+        testing.check_seeds,
+        r"member 0 of group 0 is the same under another seed\. Look at the random generator: its seed must depend on "
+        r"the argument seed",
+    ),
+    "noise without the member": (
+        seeded(lambda seed, prompt, member: mixed(seed, prompt)),
+        testing.check_seeds,
+        r"the members of group 0 are equal, so its advantages are 0\. Look at the random generator",
+    ),
+    "global random numbers": (
+        seeded(lambda seed, prompt, member: int(torch.randint(2**31, ()))),
+        testing.check_seeds,
+        r"two rollouts with one seed have different samples\. Look at the random numbers: each sample needs "
+        r"a generator",
+    ),
+    "groups without the ids of the plan": (
+        sampling(lambda plan, rollout: by_position(rollout)),
+        testing.check_prompt_ids,
+        r"prompt_index_B is \[0, 0, 1, 1\] where plan\.prompt_ids = \(5, 9\) makes it \[5, 5, 9, 9\]\. Look at "
+        r"prompt_index_B in rollout",
+    ),
+    "noise without the prompt": (
+        seeded(lambda seed, prompt, member: mixed(seed, member)),
+        testing.check_prompt_ids,
+        r"one prompt under two ids has the same sample\. Look at the random generator: its seed must depend on the "
+        r"id of the prompt",
+    ),
+    "samples that are not emitted": (
+        sampling(lambda plan, rollout: replace(rollout, samples=[replace(sample) for sample in rollout.samples])),
+        testing.check_emitted_samples,
+        r"rollout passed 4 samples to plan\.on_samples and returned 4, which must be the same objects, each once\. "
+        r"Look for copies",
+    ),
+    "a reference with the trained weights": (
+        with_methods(reference=lambda policy: nullcontext()),
+        testing.check_reference,
+        r"the reference changes with the trained weights\. Look at reference\(\): it must use a copy of the weights",
+    ),
+    "a load that does nothing": (
+        with_methods(load=load_nothing),
+        testing.check_save_and_load,
+        r"a policy that loads the saved files has other log-probabilities than the one that saved them\. Look at save "
+        r"and load",
+    ),
+    "log-probabilities without a gradient": (
+        scoring(detached),
+        testing.check_gradients,
+        r"0 of 1 trained parameters get a gradient\. Look for a detach or torch\.no_grad in evaluate",
+    ),
+    "a frozen parameter that requires a gradient": (
+        with_methods(trainable=property(lambda policy: [torch.nn.Parameter(torch.zeros(1))])),
+        testing.check_reference,
+        r"the log-probabilities do not change with the trained weights\. Look at trainable",
+    ),
+}
+"""Fault -> a policy with it, the law that it breaks, the sentence."""
+
+
+def parameters_of(policy: Any) -> list[torch.nn.Parameter]:
+    return [policy.logits]
+
+
+def subject_of(policy: type) -> Subject:
+    return Subject(
+        make=lambda batch: policy(),
+        parameters=parameters_of,
+        prompts=[Prompt("one"), Prompt("two")],
+    )
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_broken_law_is_named_with_the_place_to_look_at(fault: str) -> None:
+    policy, law, sentence = BROKEN[fault]
+    with pytest.raises(AssertionError, match=sentence):
+        law(subject_of(policy))
+
+
+def test_policy_without_faults_breaks_no_law() -> None:
+    for law in LAWS:
+        law(subject_of(LetterPolicy))
+
+
+def test_every_check_of_a_law_has_a_sentence() -> None:
+    laws = ast.parse(Path(testing.__file__).read_text())
+    checks = [
+        node for node in ast.walk(laws) if isinstance(node, ast.Assert) and "isinstance" not in ast.dump(node.test)
+    ]
+    assert len(checks) > 30
+    assert [node.lineno for node in checks if node.msg is None] == []
