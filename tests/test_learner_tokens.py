@@ -16,10 +16,11 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import constant_length, count, sample_sum, sequence_mean, token_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
-from mmgrpo.maths.selections import near_policy, ratio_top_entropy, top_entropy
+from mmgrpo.maths.selections import near_policy, ratio_top_entropy
 from mmgrpo.maths.surrogates import clipped, unclipped
 from mmgrpo.maths.terms import weighted
 from mmgrpo.methods.ratios.gmpo import pessimistic_bound
+from mmgrpo.methods.selection.high_entropy_tokens import top_entropy
 from mmgrpo.methods.selection.kl_cov import departure
 from mmgrpo.methods.surrogates.simko import clipped_with_candidates, likeliest_of_wrong
 from mmgrpo.methods.surrogates.siren import anchored_entropy

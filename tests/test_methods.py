@@ -137,6 +137,11 @@ def test_words_that_name_no_method_are_searched(monkeypatch: pytest.MonkeyPatch)
     assert "grpo" not in names
     assert listed("guard")[0] == "grpo-guard"  # a part of its name
     assert listed("crowd counting", "people")[0] == "papers/crowdvlm-r1"
+    assert listed("80/20") == listed("top_entropy_quantile") == ["high-entropy-tokens"]
+    assert listed("gspo_token")[0] == "gspo-token"
+    assert listed("dppo_tv") == ["dppo-tv"]
+    for words in ("reinforce++", "reinforce_plus_plus"):
+        assert listed(words) == ["reinforce-plus-plus", "reinforce-plus-plus-baseline"]
     assert "did you mean grpo-guard" in failure("grpo-gard")
 
 
@@ -161,7 +166,8 @@ def test_methods_for_a_problem_have_its_word() -> None:
     assert set(names) == {entry.name for entry in method_entries() if "length" in entry.use_for}
     denoising = listed("--for", "token-credit", "--policy", "denoising")
     assert set(denoising) == {"g2rpo", "tempflow-grpo", "ppl-position", "process-supervision", "prl", "g-opd"} | {
-        "on-policy-distillation"
+        "gspo-token",
+        "on-policy-distillation",
     }
     assert "tempo" in listed("--for", "token-credit", "--policy", "tokens")
     assert "--for 'entropy' is unknown; use one of baseline, sparse-reward" in failure("--for", "entropy")

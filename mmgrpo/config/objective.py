@@ -11,7 +11,7 @@ from mmgrpo.config.losses import AuxiliaryConfig, TermConfig
 from mmgrpo.config.sections import Named, Section
 from mmgrpo.config.views import RESERVED, ViewConfig
 
-Level = Literal["token", "step", "segment", "sequence", "trajectory"]
+Level = Literal["token", "step", "segment", "sequence", "sequence_token", "trajectory"]
 
 PER_DECISION = (None, "token", "step")
 """Levels at which every decision has a separate ratio."""
@@ -60,7 +60,7 @@ class ObjectiveConfig(Section):
         default=None,
         description="decisions that a ratio is taken over: null, each decision, for policies of any kind; token, the "
         "same for policies that generate tokens; step, for denoising policies; segment and sequence, geometric means; "
-        "trajectory, the product",
+        "sequence_token, the value of sequence with the gradient of each decision; trajectory, the product",
     )
     bound: Named | None = Field(
         default=None, description="bound of each decision's log-ratio, before the level averages"

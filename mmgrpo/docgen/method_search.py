@@ -44,8 +44,9 @@ def method_entries() -> list[Entry]:
 def search(entries: Iterable[Entry], query: str) -> list[Entry]:
     """The entries whose texts have the most words of a query, the best first.
 
-    A word of the query matches words that start with it, plurals aside: "collapse" matches "collapses". Of as many
-    matching words those in the name count most, then in ``use_for``, in ``against`` and the title, and in ``use_when``.
+    A word of the query matches words that start with it, plurals aside: "collapse" matches "collapses"; "80/20" is two
+    words, and "_" is "-". Of as many matching words those in the name count most, then in ``use_for``, in ``against``
+    and the title, and in ``use_when`` and the options of TRL.
 
     Args:
         entries: the methods and runs to search.
@@ -54,7 +55,7 @@ def search(entries: Iterable[Entry], query: str) -> list[Entry]:
     Returns:
         The entries; none if no word matches.
     """
-    stems = [word.rstrip("s") if len(word) > 3 else word for word in query.lower().split()]
+    stems = [word.rstrip("s") if len(word) > 3 else word for word in _words(query)]
     scored = [(entry, [_score(entry, stem) for stem in stems]) for entry in entries]
     most = max((sum(score > 0 for score in scores) for _, scores in scored), default=0)
     best = [(sum(scores), entry) for entry, scores in scored if sum(score > 0 for score in scores) == most > 0]
@@ -66,8 +67,11 @@ def _score(entry: Entry, stem: str) -> int:
 
 
 def _matches(text: str, stem: str) -> bool:
-    words = re.findall(r"[\w-]+", text.lower())
-    return any(part.startswith(stem) for word in words for part in (word, *word.split("-")))
+    return any(part.startswith(stem) for word in _words(text) for part in (word, *word.split("-")))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w+-]+", text.lower().replace("_", "-"))
 
 
 def _of_method(row: MethodRow) -> Entry:
@@ -80,7 +84,7 @@ def _of_method(row: MethodRow) -> Entry:
         applies_to=method.applies_to,
         against=against,
         use_for=method.use_for,
-        texts=(*texts, (1, f"{method.use_when or ''} {row.heading}")),
+        texts=(*texts, (1, f"{method.use_when or ''} {row.heading} {' '.join(method.trl)}")),
     )
 
 

@@ -71,6 +71,21 @@ def sequence_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Ten
     return (sum_B1 / mask_BT.sum(1, keepdim=True).clamp(min=1)).expand_as(log_ratio_BT)
 
 
+def sequence_token_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
+    """The value of the sequence's mean log-ratio with the gradient of each decision's own.
+
+    log s_it = sg(mean_u log r_iu) + log r_it - sg(log r_it), sg = no gradient: the advantage of a decision moves that
+    decision alone.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: nats.
+    Source: GSPO-token, arXiv:2507.18071, eq. 14; verl's ``compute_policy_loss_gspo``; ms-swift's
+        ``importance_sampling_level`` sequence_token.
+    """
+    sequence_BT = sequence_log_ratio_BT(log_ratio_BT, mask_BT, segment_BT).detach()
+    kept_BT = log_ratio_BT.where(mask_BT, 0.0)
+    return sequence_BT + (kept_BT - kept_BT.detach())
+
+
 def trajectory_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
     """Sum of the log-ratios of the kept decisions of each sample, for all its decisions.
 
@@ -101,6 +116,7 @@ RATIO_LEVELS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = Mapping
         "token": decision_log_ratio_BT,
         "segment": segment_log_ratio_BT,
         "sequence": sequence_log_ratio_BT,
+        "sequence_token": sequence_token_log_ratio_BT,
         "trajectory": trajectory_log_ratio_BT,
     }
 )

@@ -73,20 +73,6 @@ def require_share(share: float) -> None:
 
 
 @SELECTIONS.register
-@selection(needs_entropy=True, check=require_share)
-def top_entropy(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
-    """The decisions of the highest entropy: of an update's decisions, this share, and any that tie with its last.
-
-    w = 0 unless H >= quantile(H over the update's decisions on all processes, 1 - share), interpolated linearly.
-
-    Units: share is dimensionless, above 0 and at most 1 (0.2).   Raises: ConfigError for another share.
-    Source: Wang et al., Beyond the 80/20 Rule, arXiv:2506.01939; TRL's ``top_entropy_quantile``. Deviation from TRL:
-    the quantile is that of the update, where TRL takes one for each micro-batch.
-    """
-    return _high_entropy_BT(decisions, job_entropy_N, share)
-
-
-@SELECTIONS.register
 @selection(needs_entropy=True, of_ratio=True, check=require_share)
 def ratio_top_entropy(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
     """The ratio of a sample or segment over those of its decisions that ``top_entropy`` keeps.
@@ -98,7 +84,7 @@ def ratio_top_entropy(decisions: Decisions, job_entropy_N: Tensor, *, share: flo
     Source: TRL's ``top_entropy_quantile`` of its GMPOTrainer: the geometric mean leaves out the other tokens; the
     GMPO paper has none. Deviation: the quantile is that of the update, as in ``top_entropy``.
     """
-    return _high_entropy_BT(decisions, job_entropy_N, share)
+    return high_entropy_BT(decisions, job_entropy_N, share)
 
 
 @SELECTIONS.register
@@ -130,7 +116,11 @@ def quantile(value_N: Tensor, fraction: float) -> Tensor:
     return sorted_N[math.floor(position)].lerp(sorted_N[math.ceil(position)], position % 1)
 
 
-def _high_entropy_BT(decisions: Decisions, job_entropy_N: Tensor, share: float) -> Tensor:
+def high_entropy_BT(decisions: Decisions, job_entropy_N: Tensor, share: float) -> Tensor:
+    """The kept decisions of the highest entropy of the update, this share of them.
+
+    Shapes: complete rows (B, T), (N,) -> bool (B, T).
+    """
     if not bool(decisions.mask_BT.any()):
         return decisions.mask_BT
     entropy_BT = decisions[ENTROPY].detach()

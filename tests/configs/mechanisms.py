@@ -41,6 +41,8 @@ TOKENS = [
     "clip-delta-prm-shaping", "earl", "egsw", "grpo-lambda", "gtpo--token-sequence",
     "rover", "simko", "siren",
     "laser", "tw-grpo",
+    "high-entropy-tokens", "lite-ppo", "reinforce-plus-plus", "reinforce-plus-plus-baseline",
+    "dppo-kl", "dppo-tv", "gspo-token",
 ]  # fmt: skip
 """Trained on a language policy."""
 

@@ -74,7 +74,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-PARTLY = ("gfpo", "d3s", "prof", "earl")
+PARTLY = ("gfpo", "d3s", "prof", "earl", "high-entropy-tokens")
 """Methods that give some members no advantage, or train some tokens alone."""
 
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from mmgrpo.maths.aggregates import Totals, constant_length, count, sample_sum, sequence_mean, token_mean
 from mmgrpo.maths.objectives import Decisions, Objective
-from mmgrpo.maths.selections import near_policy, top_entropy
+from mmgrpo.maths.selections import near_policy
 from mmgrpo.maths.surrogates import clipped, two_sided_clipped, unclipped
 from mmgrpo.methods.ratios.gmpo import pessimistic_bound
+from mmgrpo.methods.selection.high_entropy_tokens import top_entropy
 from mmgrpo.methods.surrogates.cispo import cispo
 from mmgrpo.methods.surrogates.sapo import sapo
 from mmgrpo.methods.surrogates.vespo import vespo

@@ -16,9 +16,10 @@ from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.aggregates import count, sequence_mean, token_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
-from mmgrpo.maths.selections import SELECTIONS, near_policy, quantile, ratio_top_entropy, top_entropy
+from mmgrpo.maths.selections import SELECTIONS, near_policy, quantile, ratio_top_entropy
 from mmgrpo.maths.surrogates import clipped, unclipped
 from mmgrpo.methods.selection.earl import sample_top_entropy
+from mmgrpo.methods.selection.high_entropy_tokens import top_entropy
 from mmgrpo.values import ENTROPY, Value, from_reference
 from tests.maths.decision_rows import decisions_at
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.modulations import ADVANTAGE, LOGPROB
-from mmgrpo.maths.selections import top_entropy
+from mmgrpo.methods.selection.high_entropy_tokens import top_entropy
 from mmgrpo.methods.selection.kl_cov import kl_covariance
 from mmgrpo.training.gradients import shared
 from mmgrpo.types import Prompt, Rollout, Sample

@@ -19,7 +19,7 @@ PEER = Peer(
         "data.max_pixels": "policy.processor: {max_pixels: N}",
         "data.video_fps": "policy.video: {fps: NUMBER}",
         "data.format_prompt": "policy.system",
-        "algorithm.adv_estimator": "advantage.scale, or a method in include: methods/grpo, methods/rloo",
+        "algorithm.adv_estimator": "advantage.scale, or a method in include: methods/rloo, methods/reinforce-plus-plus",
         "algorithm.use_kl_loss": "objective.kl.beta, or advantage.kl.beta for false",
         "algorithm.kl_penalty": "objective.kl.divergence: k3 for low_var_kl",
         "algorithm.kl_coef": "objective.kl.beta",

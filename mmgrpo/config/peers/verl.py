@@ -8,7 +8,7 @@ from mmgrpo.config.peers.peer import Peer
 PEER = Peer(
     name="verl",
     keys={
-        "algorithm.adv_estimator": "advantage.scale, or a method in include: methods/grpo, methods/rloo",
+        "algorithm.adv_estimator": "advantage.scale, or a method in include: methods/rloo, methods/reinforce-plus-plus",
         "algorithm.norm_adv_by_std_in_grpo": "advantage.scale: group, or none for false",
         "algorithm.use_kl_in_reward": "advantage.kl.beta",
         "algorithm.kl_ctrl.kl_coef": "advantage.kl.beta",
@@ -37,6 +37,8 @@ PEER = Peer(
         "actor_rollout_ref.actor.clip_ratio_high": texts.CLIPPED,
         "actor_rollout_ref.actor.clip_ratio_c": texts.DUAL_CLIPPED,
         "actor_rollout_ref.actor.loss_agg_mode": "objective.aggregate: token_mean, sequence_mean or sample_sum",
+        "actor_rollout_ref.actor.policy_loss.loss_mode": "objective.surrogate, or a method in include: "
+        "methods/gspo-token for gspo, methods/dppo-tv, methods/clip-cov, methods/gmpo for geo_mean",
         "actor_rollout_ref.actor.entropy_coeff": "objective.entropy_bonus",
         "actor_rollout_ref.actor.use_kl_loss": "objective.kl.beta",
         "actor_rollout_ref.actor.kl_loss_coef": "objective.kl.beta",
