@@ -6,19 +6,23 @@ import inspect
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from PIL import Image
 from typer.testing import CliRunner, Result
 
 from mmgrpo.cli import app
+from mmgrpo.cli.command_line import EXAMPLES
 from mmgrpo.cli.init import starter_kinds
-from mmgrpo.config.loading import shipped
+from mmgrpo.cli.recipe_list import summary_of
+from mmgrpo.config.loading import load_config, shipped
 from mmgrpo.config.registry import REWARDS, resolve
 from mmgrpo.docgen.reward_signatures import signature_at
 from tests.tiny.language_models import save
@@ -135,13 +139,32 @@ def test_unknown_kind_names_the_nearest() -> None:
     )
 
 
-def test_recipes_lists_every_recipe_with_its_note() -> None:
+def test_recipes_lists_each_recipe_with_a_summary() -> None:
     printed = call("recipes", COLUMNS="80").output
-    names = [name for folder in ("quickstart", "recipes", "one-gpu", "papers") for name in shipped(folder)]
-    assert [line for line in printed.splitlines() if line and not line.startswith(" ")] == names
-    assert "Choose the held-out prompts. (arXiv:2503.01785)" in " ".join(printed.split())
-    assert "Needs no data: prompts are generated. Flow-GRPO reports GenEval 0.63" in " ".join(printed.split())
-    assert max(map(len, printed.splitlines())) <= 80
+    names = [name for folder in ("quickstart", "recipes", "papers") for name in shipped(folder)]
+    lines = printed.splitlines()
+    assert [line for line in lines if line and not line.startswith(" ")] == [*names, lines[-1]]
+    assert lines[-1] == "mmgrpo recipes TEXT also shows the requirements of those with TEXT in their names."
+    summary = lines[lines.index("recipes/qwen2.5-vl-clevr-count") + 1]
+    assert summary.strip() == "Qwen2.5-VL-3B-Instruct; GRPO; count, format; clevr.jsonl"
+    assert max(map(len, lines[:-1])) <= 80
+    assert len(lines) < 3 * len(names)
+
+
+def test_recipes_with_a_text_have_their_notes() -> None:
+    geneval, papers = (" ".join(call("recipes", text, COLUMNS="80").output.split()) for text in ("geneval", "papers"))
+    assert "Needs no data: prompts are generated. Flow-GRPO reports GenEval 0.63" in geneval
+    assert "Choose the held-out prompts. (arXiv:2503.01785)" in papers
+
+
+def test_summaries_have_the_parts_of_all_tasks() -> None:
+    tasks = {
+        "text": {"policy": {"model": "Qwen/Qwen3-4B"}, "rewards": ["python:my_rewards:right"], "prompts": "a/b.jsonl"},
+        "image": {"policy": {"model": "Qwen/Qwen3-4B"}, "rewards": [{"name": name} for name in "abc"], "prompts": None},
+    }
+    values = {"about": {"method": {"name": "grpo", "title": "GRPO"}}, "tasks": tasks}
+    assert summary_of(values) == "Qwen3-4B; GRPO; right, a, b and 1 more; b.jsonl"
+    assert summary_of({"prompts": {"source": "reasoning_gym:chain_sum?size=9"}}) == "chain_sum"
 
 
 def test_recipes_are_found_by_a_part_of_their_names() -> None:
@@ -165,6 +188,19 @@ def test_help_is_complete_in_80_columns() -> None:
     words = " ".join(helped.split())
     for command in app.registered_commands:
         assert (inspect.getdoc(command.callback) or "").partition("\n")[0] in words
+
+
+def test_help_of_each_command_ends_with_an_example_that_it_accepts() -> None:
+    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    assert {*EXAMPLES} == {*commands}
+    for name, command in commands.items():
+        program, called, *arguments = shlex.split(EXAMPLES[name])
+        assert (program, called) == ("mmgrpo", name)
+        values = command.make_context(name, arguments).params
+        if name in ("train", "doctor", "explain", "serve-rewards"):
+            load_config(values["config"], values["overrides"] or ())
+        helped = call(name, "--help", COLUMNS="80", TERMINAL_WIDTH="80").output
+        assert " ".join(helped.split()).endswith(f"Example: {EXAMPLES[name]}")
 
 
 def test_commands_are_completed_by_the_shell(tmp_path: Path) -> None:

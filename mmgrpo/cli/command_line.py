@@ -514,5 +514,24 @@ def _sample_text(sample: Sample) -> str:
 for _listing in (recipes, policies, rewards, methods):
     app.command()(_listing)
 
+EXAMPLES = {
+    "train": "mmgrpo train quickstart/digits-image steps=20 seed=1",
+    "sample": 'mmgrpo sample runs/digits-image "a handwritten digit three" --count 8',
+    "evaluate": "mmgrpo evaluate runs/digits-image --best --json",
+    "export": "mmgrpo export runs/digits-image --merged --push owner/name",
+    "report": "mmgrpo report runs/first runs/second --out compare.html",
+    "watch": "mmgrpo watch runs/digits-image --port 8765",
+    "compare": "mmgrpo compare grpo gspo --on quickstart/arithmetic-text --seeds 3",
+    "doctor": "mmgrpo doctor recipes/qwen2.5-vl-geometry3k",
+    "explain": "mmgrpo explain recipes/sd3.5-flow-grpo-fast --processes 8 --accelerate fsdp2",
+    "serve-rewards": "mmgrpo serve-rewards quickstart/digits-image --port 8000",
+    "init": "mmgrpo init my-run --kind vlm",
+    "recipes": "mmgrpo recipes flux",
+    "policies": "mmgrpo policies",
+    "rewards": "mmgrpo rewards pick_score",
+    "methods": "mmgrpo methods --for length",
+}
+
 for _command in app.registered_commands:  # without short_help, click truncates the first line
     _command.short_help = (inspect.getdoc(_command.callback) or "").partition("\n")[0]
+    _command.epilog = f"Example: {EXAMPLES[_command.name or getattr(_command.callback, '__name__', '')]}"

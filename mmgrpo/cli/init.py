@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from mmgrpo.config.loading import find_config, read_layers, shipped
 from mmgrpo.config.registry import suggestion
 from mmgrpo.errors import OutputError, UnknownNameError
 from mmgrpo.system.files import output_errors
@@ -82,28 +80,3 @@ def write_converted_run(library: str, source: Path) -> Path:
     with output_errors(path):
         path.write_text(text, encoding="utf-8")
     return path
-
-
-def recipe_notes(text: str = "") -> dict[str, str]:
-    """The configurations that are complete: name -> note with its requirements.
-
-    Args:
-        text: part of the names.
-
-    Returns:
-        The notes by name.
-
-    Raises:
-        UnknownNameError: no name contains the text.
-    """
-    all_names = [name for folder in ("quickstart", "recipes", "papers") for name in shipped(folder)]
-    names = [name for name in all_names if text in name]
-    if not names:
-        raise UnknownNameError(f"no recipe has {text!r} in its name; mmgrpo recipes lists all {len(all_names)}")
-    return {name: _note(read_layers(find_config(name))) for name in names}
-
-
-def _note(values: Mapping[str, Any]) -> str:
-    about = values.get("about", {})
-    paper = f" (arXiv:{about['paper']})" if about.get("paper") else ""
-    return " ".join(str(about.get("note", "")).split()) + paper

@@ -20,13 +20,17 @@ def recipes(
         typer.Argument(help="Part of the names to list: quickstart, recipes, one-gpu, papers, flux, vl."),
     ] = "",
 ) -> None:
-    """List the complete configurations with their requirements."""
+    """List the complete configurations: model, method, rewards, data; with TEXT also their requirements."""
     with plain_errors():
-        from mmgrpo.cli.init import recipe_notes
+        from mmgrpo.cli.recipe_list import recipes_named
 
-        for name, note in recipe_notes(text).items():
-            console.print(styled(name, "bold"))
-            console.print(Padding(note, (0, 0, 1, 2)))
+        for recipe in recipes_named(text):
+            console.print(styled(recipe.name, "bold"))
+            console.print(Padding(recipe.summary, (0, 0, 0, 2)))
+            if text:
+                console.print(Padding(recipe.note, (0, 0, 1, 2)))
+        if not text:
+            console.print_line("mmgrpo recipes TEXT also shows the requirements of those with TEXT in their names.")
 
 
 def policies() -> None:
