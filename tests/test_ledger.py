@@ -209,5 +209,6 @@ def test_page_has_a_row_per_paper() -> None:
     assert len(rows) == len(PAPERS)
     (row,) = [row for row in rows if row.startswith("| `gspo` |")]
     assert row.startswith("| `gspo` | [Group Sequence Policy Optimization](https://arxiv.org/abs/2507.18071) | ")
-    assert re.search(r"\| \[methods/gspo\]\(methods/ratios.md#gspo\); all; deviations: \d+ \|$", row)
+    files = "[methods/gspo](methods/ratios.md#gspo), [methods/gspo-token](methods/ratios.md#gspo-token)"
+    assert re.search(rf"\| {re.escape(files)}; all; deviations: \d+ \|$", row)
     assert "## Without a file: policies in robot environments; set in policy.name\n\n`policy_robotics`" in page

@@ -25,7 +25,7 @@ ANY_KIND = [
     "knapsack-rl", "mapo", "mmr1", "ngrpo", "nsr", "online-dpo", "pacs", "pass-k-training", "process-supervision",
     "prorl", "prs-vspo", "real", "reinforce-rej", "reward-model-ensembles", "riskpo", "rloo", "sapo",
     "simple-policy-optimization", "spo", "srpo--cross-domain", "stable-grpo", "vespo",
-    "dr-irl", "ppl", "ppl-position", "pvpo", "rec",
+    "dr-irl", "gspo-token", "lite-ppo", "ppl", "ppl-position", "pvpo", "rec",
 ]  # fmt: skip
 """Trained on a denoising policy."""
 
@@ -41,8 +41,8 @@ TOKENS = [
     "clip-delta-prm-shaping", "earl", "egsw", "grpo-lambda", "gtpo--token-sequence",
     "rover", "simko", "siren",
     "laser", "tw-grpo",
-    "high-entropy-tokens", "lite-ppo", "reinforce-plus-plus", "reinforce-plus-plus-baseline",
-    "dppo-kl", "dppo-tv", "gspo-token",
+    "high-entropy-tokens", "reinforce-plus-plus", "reinforce-plus-plus-baseline",
+    "dppo-kl", "dppo-tv",
 ]  # fmt: skip
 """Trained on a language policy."""
 
@@ -107,7 +107,7 @@ EVERYDAY = {
     ),
     "tokens": (
         "d3s", "earl", "evisrag", "gigpo", "kl-cov", "lens--waste-mistakes", "ngrpo", "pass-k-training", "prorl",
-        "rank-grpo", "rover", "siren",
+        "rank-grpo", "reinforce-plus-plus-baseline", "rover", "siren",
     ),
     "reading": (
         "aepo", "ampo", "ar3po", "critique-grpo", "dph-rl", "eepo", "exgrpo", "guide-grpo", "mm-helix", "raif",

@@ -110,4 +110,8 @@ ANSWERS: dict[str, list[Answer]] = {
         ({"references": ["The cat sat on the mat."]}, "The cat sat on the mat.", 9, 1.0),
         ({"references": ["The cat sat on the mat."]}, "Dogs bark loudly every night.", 9, 0.0),
     ],
+    "sallm-grpo": [  # 6/7, 5/6, 4/5 and 3/4 of the 1- to 4-grams: the fourth root of 3/7
+        ({"answer": "The cat sat on the mat."}, "The cat sat on the mat today.", 9, (3 / 7) ** 0.25),
+        ({"answer": "The cat sat on the mat."}, "Dogs bark loudly every night.", 9, 0.0),
+    ],
 }
