@@ -120,7 +120,7 @@ def test_the_section_applies_to_live_rows(in_file: bool, tmp_path: Path) -> None
     rows = [{"question": "what is shown", "image": "http://127.0.0.1:9/a.png"}]  # where no server listens
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(rows[0]))
-    reading = {"source": "elsewhere.jsonl", "text_column": "question"}
+    reading = {"source": "elsewhere.jsonl", "columns": {"prompt": "question"}}
     source = file if in_file else rows
     (result,) = prompts_of(source, validated({"prompts": reading | {"outside_media": ["urls"]}}))
     assert result.text == "what is shown"

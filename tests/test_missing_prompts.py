@@ -37,7 +37,9 @@ def test_a_missing_prompts_file_raises_with_format_key_and_note(
 
 
 def test_the_error_names_the_configured_column(tmp_path: Path) -> None:
-    config = RunConfig.model_validate({"prompts": {"source": str(tmp_path / "a.jsonl"), "text_column": "question"}})
+    config = RunConfig.model_validate(
+        {"prompts": {"source": str(tmp_path / "a.jsonl"), "columns": {"prompt": "question"}}}
+    )
     assert config.prompts is not None
     with pytest.raises(DataError, match=r"prompts\.source: .*a\.jsonl does not exist.*the column 'question'"):
         load_prompts_of(config.prompts)

@@ -95,12 +95,6 @@ def test_a_value_of_another_kind_is_explained_in_words_of_yaml(override: str, me
     assert str(raised.value) == message
 
 
-def test_include_on_the_command_line_raises_with_a_fix() -> None:
-    message = error_of("explain", DIGITS, "include=[methods/dapo]")
-    assert "include is a key of YAML files" in message
-    assert "include: [run.yaml, methods/dapo]" in message
-
-
 def test_a_surrogate_without_a_bound_that_a_modulation_sets_is_an_error_before_the_run() -> None:
     values = {
         "surrogate": f"python:{__name__}:surrogate_without_bounds",

@@ -58,9 +58,9 @@ class TestFiles:
         assert load_prompts(tmp_path / "train_metadata.jsonl", limit=1) == [expected]
         assert load_prompts(tmp_path, split="train") == [expected, Prompt("a red bus", columns={"tag": "color"})]
 
-    def test_json_list_with_another_text_column(self, tmp_path: Path):
+    def test_json_list_with_another_prompt_column(self, tmp_path: Path):
         path = write(tmp_path / "rows.json", [{"caption": "a cat", "negative_prompt": "blurry", "prompt": "kept"}])
-        assert load_prompts(path, text_column="caption") == [
+        assert load_prompts(path, columns={"prompt": "caption"}) == [
             Prompt("a cat", negative="blurry", columns={"prompt": "kept"})
         ]
 
@@ -148,10 +148,12 @@ class TestDatasets:
         with pytest.raises(DataError, match="has the splits train, test; got split='dev'"):
             load_prompts(tmp_path / "saved", split="dev")
 
-    def test_a_missing_text_column_raises_with_the_existing_ones(self, tmp_path: Path, dataset: Dataset):
+    def test_a_missing_prompt_column_raises_with_the_existing_ones(self, tmp_path: Path, dataset: Dataset):
         dataset.save_to_disk(tmp_path / "saved")
-        with pytest.raises(DataError, match=r"no column 'text'; set text_column to one of \['prompt', 'images'"):
-            load_prompts(tmp_path / "saved", text_column="text")
+        with pytest.raises(
+            DataError, match=r"no column 'text'; set prompts.columns: \{prompt: COLUMN\} to one of \['prompt', 'images'"
+        ):
+            load_prompts(tmp_path / "saved", columns={"prompt": "text"})
 
     def test_a_dataset_that_cannot_be_had(self):
         with pytest.raises(
@@ -219,8 +221,8 @@ class TestErrors:
         path = write(tmp_path / "a.txt", "a")
         with pytest.raises(DataError, match="no splits, so split='train' does nothing"):
             load_prompts(path, split="train")
-        with pytest.raises(DataError, match="no columns, so text_column='caption' does nothing"):
-            load_prompts(path, text_column="caption")
+        with pytest.raises(DataError, match=r"no columns, so columns=\{'prompt': 'caption'\} does nothing"):
+            load_prompts(path, columns={"prompt": "caption"})
         with pytest.raises(DataError, match="limit must be at least 1 or absent, got 0"):
             load_prompts(path, limit=0)
 

@@ -21,18 +21,24 @@ from mmgrpo.system.yamls import parse_yaml_1_1
 RUNS = ("quickstart", "recipes", "papers")
 """Folders of complete runs."""
 
+QLORA = "qlora"
+"""The file that is merged on top of runs of language models."""
+
 TEST_FILE = re.compile(r"\btests/[\w./-]+\.py")
 PAPER_NUMBERS = ("about.method.paper", "about.paper")
 """Keys of arXiv numbers, which are texts."""
 
 
 def loads(data: DataFiles, name: str) -> Iterator[Finding]:
-    """A file loads, and every function that it names exists; a method without a policy, a task with a model."""
+    """A file loads, and every function that it names exists; a method without a policy, others that need one with a
+    model."""
     folder = name.partition("/")[0]
     if folder == "methods":
         config = validated(data.merged(name) | {"policy": None})
     elif folder == "tasks":
         config = data.combined("models/sd3.5-medium", "plain", name)
+    elif name == QLORA:
+        config = data.combined("models/qwen2.5-3b", "plain", name)
     else:
         config = data.config(name)
     for single in singles_of(config):

@@ -7,7 +7,7 @@ from typing import Any, final, get_args
 
 from mmgrpo.algorithm import Algorithm, objective_of
 from mmgrpo.check_data.data_files import DataFiles, Finding, is_under, leaves, rule_of
-from mmgrpo.config import AuxiliaryConfig, MethodConfig, MethodKind, RunConfig, TermConfig
+from mmgrpo.config import AuxiliaryConfig, MethodConfig, MethodKind, RunConfig, SourceConfig, TermConfig
 from mmgrpo.config.composing import CHAINS, method_of
 from mmgrpo.config.loading import dump_config, load_config, shipped
 from mmgrpo.config.methods import takes
@@ -230,12 +230,13 @@ def _value_at(values: Mapping[str, Any], key: str) -> Any:
 
 
 def _without_defaults(item: Any) -> Any:
-    """A term or an auxiliary loss without keys that have their default; other items as they are."""
+    """A term, an auxiliary loss or a source without keys that have their default; other items as they are."""
     if not isinstance(item, Mapping):
         return item
-    fields = [*TermConfig.model_fields.items(), *AuxiliaryConfig.model_fields.items()]
+    models = (TermConfig, AuxiliaryConfig, SourceConfig)
+    fields = [field for model in models for field in model.model_fields.items()]
     defaults = [(key, field.default) for key, field in fields if not field.is_required()]
-    return {key: value for key, value in item.items() if (key, value) not in defaults}
+    return {key: value for key, value in item.items() if (key, tuple(value) if value == [] else value) not in defaults}
 
 
 def _step_faults(config: RunConfig, where: str, *, has_sampler: bool) -> Iterator[Finding]:

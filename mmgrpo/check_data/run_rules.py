@@ -60,8 +60,11 @@ def held_out_rewards(data: DataFiles, name: str) -> Iterator[Finding]:
     inputs = watchdog_inputs(config, trained, evaluated)
     if inputs is None or not inputs.held_out or set(inputs.held_out) & set(trained):
         yield "evaluation.watchdog.held_out", "name a reward of the evaluation that is not trained on"
-    if config.prompts.source == config.evaluation.prompts.source:
-        yield "evaluation.prompts.source", "is the source of the training prompts"
+    if (config.prompts.source, config.prompts.split) == (
+        config.evaluation.prompts.source,
+        config.evaluation.prompts.split,
+    ):
+        yield "evaluation.prompts", "has the source and the split of the training prompts"
 
 
 def task_sections(data: DataFiles, name: str) -> Iterator[Finding]:

@@ -66,6 +66,9 @@ def load_config(
     of its ``include:``. A list of the file, or of an override, that drops functions of a method is an error, except
     ``[]``. Rewards of methods are added to ``rewards``.
 
+    The override ``include=FILE``, or a list of files, merges further files on top of the file, below the other
+    overrides.
+
     ``use_paper_hparams: true`` in a file, or ``use_paper_hparams=true`` as an override, applies the values under
     ``about.method.paper_hparams`` of each included method on top of that method's file.
 
@@ -88,6 +91,7 @@ def load_config(
             "the override use_paper_hparams is use_paper_hparams=true or use_paper_hparams=false, got "
             f"{published!r:.80}"
         )
+    methods = [*methods, *_includes(values_by_key, Path("the override include"))]
     upper = [read_layers(find_config(name), published=published) for name in methods]
     is_compared = any(at(values, f"{METHOD}.name", None) is not None for values in upper)
     merged = read_layers(find_config(path), published=published, with_methods=not is_compared)

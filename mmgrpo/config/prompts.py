@@ -17,8 +17,16 @@ class ReadingConfig(Section):
         description=".txt, .jsonl, .json, .parquet, a datasets folder or hub id, python:module:function, or "
         "reasoning_gym:DATASET?size=500&seed=0",
     )
-    split: str | None = Field(default=None, description="split of a folder or dataset; needed where there are several")
-    text_column: str = Field(default="prompt", description="column that holds the prompt, as text or chat messages")
+    split: str | None = Field(
+        default=None,
+        description="split of a folder or dataset, or a part of it as in train[:-500]; needed where there are several",
+    )
+    columns: dict[str, str | dict[str, str]] = Field(
+        default={},
+        description="columns that prompts and rewards read -> columns of the source: a name; a path, "
+        'reward_model.ground_truth or answer[0]; a text with these in braces, "Use the numbers {nums}."; or an object '
+        "of these. The one of prompt is the prompt, those of image, images, video, videos, audio and audios its media",
+    )
     image_columns: tuple[str, ...] = Field(
         default=(),
         description="columns with further images besides image and images (masks, edges): paths are relative to the "

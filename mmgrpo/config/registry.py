@@ -61,6 +61,7 @@ REWARDS: Mapping[str, str] = {
     "math_verify": "mmgrpo.rewards.text.mathematics:MathVerify",
     "math_form": "mmgrpo.rewards.text.mathematics:MathForm",
     "number_list": "mmgrpo.rewards.text.number_lists:NumberList",
+    "countdown": "mmgrpo.rewards.text.countdown:Countdown",
     "ordering": "mmgrpo.rewards.text.sequences:Ordering",
     "coverage": "mmgrpo.rewards.text.coverage:Coverage",
     "brier": "mmgrpo.rewards.text.forecasts:Brier",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -22,6 +22,7 @@ from mmgrpo.data.arrow_values import (
     without_null_keys,
 )
 from mmgrpo.data.bounds import refuse_fetching_card, require_bounded
+from mmgrpo.data.column_maps import MEDIA_COLUMNS, map_columns, prompt_column, renamed_media, require_column_map
 from mmgrpo.data.json_texts import json_of, row_of, text_of
 from mmgrpo.data.procedural_prompts import is_procedural, procedural_prompts
 from mmgrpo.data.prompt_media import (
@@ -33,7 +34,7 @@ from mmgrpo.data.prompt_media import (
     require_reachable,
     stored_items,
 )
-from mmgrpo.data.prompt_rows import MEDIA_COLUMNS, ROW_FORMATS, prompt_of_row, row_format_of
+from mmgrpo.data.prompt_rows import ROW_FORMATS, prompt_of_row, row_format_of
 from mmgrpo.data.unreadable_rows import UnreadableRows
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.hub import explain_load_error
@@ -52,7 +53,7 @@ def load_prompts(
     source: str | Path | Dataset | DatasetDict,
     *,
     split: str | None = None,
-    text_column: str = "prompt",
+    columns: Mapping[str, Any] | None = None,
     limit: int | None = None,
     image_columns: Sequence[str] = (),
     outside_media: Sequence[Literal["urls", "paths"]] = (),
@@ -73,7 +74,7 @@ def load_prompts(
     a live ``datasets.Dataset``               itself, in any format; an ``IterableDataset`` needs ``limit``
     ========================================  =========================================================================
 
-    Rows may have the layout of TRL, verl, EasyR1 or ms-swift; see ``docs/how-to/data.md``. ``text_column`` (or, in rows
+    Rows may have the layout of TRL, verl, EasyR1 or ms-swift; see ``docs/how-to/data.md``. ``prompt`` (or, in rows
     without it, ``messages`` or ``problem``) is a text or a list of chat messages, ``negative_prompt`` the negative
     prompt, and ``image``/``images``/``video``/``videos``/``audio``/``audios`` are the media of the prompt (paths are
     relative to the file's folder and remain paths; ``video`` may be a list of frames). Every other column is passed
@@ -81,8 +82,8 @@ def load_prompts(
 
     Args:
         source: a source of the table.
-        split: split of a folder or dataset; required if there are several.
-        text_column: column of the prompt.
+        split: split of a folder or dataset, or a part of it (``train[:-500]``); required if there are several.
+        columns: columns that prompts and rewards read -> sources in the rows, as ``map_columns`` takes them.
         limit: maximal number of prompts.
         image_columns: further columns of images, one or a list each (masks, edges), loaded like ``image``.
         outside_media: media that may be outside of the file's folder. ``urls``: images, and media in columns for the
@@ -104,7 +105,8 @@ def load_prompts(
         raise DataError(f"outside_media is a list of urls and paths, got {', '.join(map(repr, unknown))}")
     require_limit(source, limit)
     unreadable = UnreadableRows(skip=on_error == "skip")
-    rules = _ReadingRules(text_column, unreadable, tuple(image_columns), frozenset(outside_media))
+    require_column_map(columns or {})
+    rules = _ReadingRules(dict(columns or {}), unreadable, tuple(image_columns), frozenset(outside_media))
     read = (
         _read(str(source), split, rules) if isinstance(source, str | Path) else _from_live_dataset(source, split, rules)
     )
@@ -115,9 +117,9 @@ def load_prompts(
         raise DataError(f"{where} holds no prompts; it needs at least one")
     for name in rules.image_columns:
         if not any(name in prompt.columns for prompt in prompts):
-            columns = ", ".join(dict.fromkeys(column for prompt in prompts for column in prompt.columns)) or "none"
+            names = ", ".join(dict.fromkeys(column for prompt in prompts for column in prompt.columns)) or "none"
             raise DataError(
-                f"image_columns names the column '{name}', which no row of {where} has; the columns are {columns}"
+                f"image_columns names the column '{name}', which no row of {where} has; the columns are {names}"
             )
     return prompts
 
@@ -180,7 +182,7 @@ def require_source(config: PromptsConfig | HeldOutPromptsConfig, *, key: str, no
 
 def _source_advice(config: ReadingConfig, key: str, note: str | None) -> str:
     """Returns how to provide the source, with the note of the configuration."""
-    rows = f"rows with the column '{config.text_column}' as .jsonl, .json or .parquet"
+    rows = f"rows with the column '{prompt_column(config.columns)}' as .jsonl, .json or .parquet"
     note_text = f"; note: {' '.join(note.split())}" if note else ""
     page = "docs/how-to/data.md"
     return f"put a prompt a line there as .txt, or {rows} ({page}), or set {key}=FILE_OR_DATASET{note_text}"
@@ -195,12 +197,17 @@ def _is_path(source: str) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class _ReadingRules:
-    """Rules for reading rows: the prompt column, allowed locations of media, further image columns."""
+    """Rules for reading rows: the map of columns, allowed locations of media, further image columns."""
 
-    text_column: str
+    columns: Mapping[str, Any]
     unreadable: UnreadableRows
     image_columns: tuple[str, ...] = ()
     outside_media: frozenset[str] = frozenset()
+
+    @property
+    def text_column(self) -> str:
+        """The column of the prompt, in rows whose columns are mapped."""
+        return prompt_column(self.columns)
 
     @property
     def allow_fetch(self) -> bool:
@@ -217,7 +224,7 @@ class _ReadingRules:
         """Yields the prompt of a row; nothing for a row that is skipped."""
         return self.unreadable.read(
             lambda: prompt_of_row(
-                find(),
+                map_columns(find(), self.columns, where),
                 self.text_column,
                 where=where,
                 folder=folder,
@@ -354,14 +361,33 @@ def _select_split(loaded: Any, source: str, split: str | None) -> Any:
         return loaded
     if split is None and len(loaded) == 1:
         return next(iter(loaded.values()))
-    if split is None or split not in loaded:
-        raise DataError(f"{source} has the splits {', '.join(map(str, loaded))}; got split={split!r}, name one of them")
-    return loaded[split]
+    if split is not None and split in loaded:
+        return loaded[split]
+    if split is not None and "[" in split and isinstance(loaded, DatasetDict):
+        return _part_of_splits(loaded, source, split)
+    raise DataError(f"{source} has the splits {', '.join(map(str, loaded))}; got split={split!r}, name one of them")
+
+
+def _part_of_splits(loaded: DatasetDict, source: str, split: str) -> Any:
+    """The rows of a part in the notation of ``datasets``: ``train[:100]``, ``train[-10%:]``, ``train[:9]+test``."""
+    from datasets import ReadInstruction, concatenate_datasets
+
+    sizes = {str(name): len(part) for name, part in loaded.items()}
+    try:
+        bounds = ReadInstruction.from_spec(split).to_absolute(sizes)
+    except (ValueError, AssertionError) as error:
+        raise DataError(
+            f"{source} has the splits {', '.join(sizes)}; split={split!r} is no part of them ({error}); write it as "
+            "train[:100], train[-100:] or train[:10%]"
+        ) from error
+    parts = [loaded[part.splitname].select(range(part.from_ or 0, part.to or sizes[part.splitname])) for part in bounds]
+    return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
 
 
 def _from_dataset(dataset: Any, rules: _ReadingRules, where: str, folder: Path | None) -> Iterator[Prompt]:
     if is_transformed(dataset):
         stored = {rules.text_column, *(form.column for form in ROW_FORMATS), *MEDIA_COLUMNS, *rules.image_columns}
+        stored |= {*renamed_media(rules.columns)}
         check = partial(require_reachable, allow_fetch=rules.allow_fetch, roots=rules.roots(folder))
         rows = transformed_rows(dataset, where, stored, check)
         return chain.from_iterable(
@@ -372,10 +398,13 @@ def _from_dataset(dataset: Any, rules: _ReadingRules, where: str, folder: Path |
 
 
 def _from_table(dataset: Any, rules: _ReadingRules, where: str, folder: Path | None) -> Iterator[Prompt]:
-    form = row_format_of(dataset.column_names, rules.text_column)
+    dataset, columns = _with_media_names(dataset, rules.columns)
+    rules = replace(rules, columns=columns)
+    form = row_format_of({*dataset.column_names, *columns}, rules.text_column)
     if form is None:
         raise DataError(
-            f"{where} has no column '{rules.text_column}'; set text_column to one of {dataset.column_names}"
+            f"{where} has no column '{rules.text_column}'; set prompts.columns: {{prompt: COLUMN}} to one of "
+            f"{dataset.column_names}"
         )
     media_columns = [
         name for name in (form.column, *MEDIA_COLUMNS, *rules.image_columns) if holds_media(dataset.features.get(name))
@@ -397,6 +426,16 @@ def _from_table(dataset: Any, rules: _ReadingRules, where: str, folder: Path | N
         yield from rules.prompt(partial(row, number), f"{where}, row {number}", folder)
 
 
+def _with_media_names(dataset: Any, columns: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """The dataset with the media of the prompt under the names of the prompt's columns, and the rest of the map."""
+    names = {source: name for source, name in renamed_media(columns).items() if source in dataset.column_names}
+    renamed = {source: name for source, name in names.items() if source != name}
+    dataset = dataset.remove_columns([name for name in renamed.values() if name in dataset.column_names])
+    return dataset.rename_columns(renamed), {
+        name: source for name, source in columns.items() if name not in names.values()
+    }
+
+
 def _stored(table: Any, row: int, name: str, image_columns: Sequence[str]) -> Any:
     """A row's media as stored; images and audio of the prompt are read on access."""
     if name not in (*COLUMNS["image"], *COLUMNS["audio"], *image_columns):
@@ -414,8 +453,8 @@ def _require_no_split(source: str, split: str | None) -> None:
 
 
 def _require_no_rules(source: str | Path, rules: _ReadingRules) -> None:
-    if rules.text_column != "prompt":
-        raise DataError(f"{source} has no columns, so text_column={rules.text_column!r} does nothing; remove it")
+    if rules.columns:
+        raise DataError(f"{source} has no columns, so columns={dict(rules.columns)!r} does nothing; remove it")
     settings = {"outside_media": rules.outside_media, "image_columns": rules.image_columns}
     if idle := [name for name, value in settings.items() if value]:
         verb = "does" if len(idle) == 1 else "do"

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.data.chat_messages import TAG, Conversation, parse_conversation, parse_message
+from mmgrpo.data.column_maps import MEDIA_COLUMNS
 from mmgrpo.data.prompt_media import COLUMNS, RowLocation, lazy_media
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 
-MEDIA_COLUMNS = tuple(name for names in COLUMNS.values() for name in names)
 REFERENCE, BOX = "<ref-object>", "<bbox>"
 
 
@@ -91,7 +91,7 @@ def prompt_of_row(
     if form is None or not value or not isinstance(value, str | list):
         raise DataError(
             f"{where} has no prompt: '{text_column}' must be a text or a list of chat messages, got {value!r:.60}; its "
-            f"columns are {', '.join(map(str, row))}; text_column names the one that holds the prompt"
+            f"columns are {', '.join(map(str, row))}; prompts.columns: {{prompt: COLUMN}} names the one that holds it"
         )
     location = RowLocation(where, folder, allow_fetch, roots)
     value = _decoded_messages(value)

@@ -25,7 +25,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         ),
         *("rewards.text.mathematics", "rewards.text.captions", "rewards.text.number_lists", "rewards.text.sequences"),
         *("rewards.text.coverage", "rewards.text.forecasts", "rewards.text.tables", "rewards.text.tool_calls"),
-        *("rewards.text.records", "rewards.text.text_similarity", "rewards.text.transcripts"),
+        *("rewards.text.records", "rewards.text.text_similarity", "rewards.text.transcripts", "rewards.text.countdown"),
     ),
     "Code execution": ("rewards.code",),
     "Grounding: boxes, points, masks, actions, time": ("rewards.grounding",),

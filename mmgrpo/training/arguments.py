@@ -19,6 +19,7 @@ from mmgrpo.config.methods import MethodConfig
 from mmgrpo.config.needs import require_needs
 from mmgrpo.config.registry import LIVE, live_environments
 from mmgrpo.config.rewards import NO_VERIFIERS, is_verifier
+from mmgrpo.data.column_maps import map_columns, prompt_column
 from mmgrpo.data.prompt_loading import load_prompts, reading_settings
 from mmgrpo.data.prompt_rows import prompt_of_row, require_unicode, row_format_of
 from mmgrpo.data.unreadable_rows import UnreadableRows
@@ -250,8 +251,10 @@ def _prompt_of(item: Any, number: int, section: PromptsConfig | None) -> Prompt:
         require_unicode(item, f"prompts, item {number}")
         return Prompt(item)
     if isinstance(item, Mapping):
-        column, allow_fetch = (section.text_column, "urls" in section.outside_media) if section else ("prompt", False)
-        return prompt_of_row(item, column, where=f"prompts, row {number}", folder=None, allow_fetch=allow_fetch)
+        columns, allow_fetch = (section.columns, "urls" in section.outside_media) if section else ({}, False)
+        where = f"prompts, row {number}"
+        row = map_columns(item, columns, where)
+        return prompt_of_row(row, prompt_column(columns), where=where, folder=None, allow_fetch=allow_fetch)
     raise DataError(f"prompts, item {number}: a prompt is a text, a row or a Prompt, got {type(item).__name__}")
 
 

@@ -42,7 +42,7 @@ KEYS: Mapping[str, str] = {
     "dataset_name": "prompts.source",
     "dataset_train_split": "prompts.split",
     "dataset_test_split": "evaluation.prompts.split",
-    "dataset_text_field": "prompts.text_column",
+    "dataset_text_field": "prompts.columns: {prompt: COLUMN}",
     "model": "policy.model",
     "train_dataset": "prompts.source",
     "eval_dataset": "evaluation.prompts.source",

@@ -76,7 +76,7 @@ BROKEN = (
     Broken("held-out-rewards", RECIPE, "steps: 600", "evaluation: {watchdog: {held_out: [ocr_accuracy]}}", "",
            "ocr_accuracy"),
     Broken("held-out-rewards", RECIPE, "steps: 600", "evaluation: {prompts: {source: prompts.txt}}",
-           "evaluation.prompts.source", "is the source of the training prompts"),
+           "evaluation.prompts", "has the source and the split of the training prompts"),
     Broken("held-out-rewards", RECIPE, "steps: 600", "evaluation: {watchdog: null}",
            "evaluation.watchdog.held_out", "name a reward"),
     Broken("held-out-rewards", RECIPE, "steps: 600", "rewards: [{name: brightness}]", "rewards", "brightness"),

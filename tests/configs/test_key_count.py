@@ -69,6 +69,7 @@ def test_mappings_have_keys_that_users_name() -> None:
         if "dict[" in str(field.annotation) or "Mapping[" in str(field.annotation)
     ]
     assert sorted(mappings) == [
-        "ObjectiveConfig.views", "RolloutConfig.prompt_templates", "RunConfig.schedules", "RunConfig.tasks",
-        "SeriesRun.set",
+        "HeldOutPromptsConfig.columns", "ObjectiveConfig.views", "PromptsConfig.columns",
+        "RolloutConfig.prompt_templates", "RunConfig.schedules", "RunConfig.tasks", "SeriesRun.set",
+        "SourceConfig.columns",
     ]  # fmt: skip

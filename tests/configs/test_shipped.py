@@ -47,7 +47,12 @@ TINY = {
     "stable-audio-open": "StableAudioPipeline",
 }
 OTHER_CLASSES = {"models/qwen-image-edit": QwenImageEditPipeline}  # than that of the tiny one, with its transformer
-TINY_LANGUAGE = {"qwen2.5-vl-3b": "qwen2.5-vl", "qwen3-vl-4b": "qwen3-vl", "qwen2-audio-7b": "qwen2-audio"}
+TINY_LANGUAGE = {
+    "qwen2.5-3b": "qwen2",
+    "qwen2.5-vl-3b": "qwen2.5-vl",
+    "qwen3-vl-4b": "qwen3-vl",
+    "qwen2-audio-7b": "qwen2-audio",
+}
 DRAWING_MODELS = [f"models/{name}" for name in TINY]
 WRITING_MODELS = [f"models/{name}" for name in TINY_LANGUAGE]
 MODELS = [*DRAWING_MODELS, *WRITING_MODELS]

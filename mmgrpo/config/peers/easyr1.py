@@ -10,8 +10,8 @@ PEER = Peer(
     keys={
         "data.train_files": "prompts.source, prompts.split",
         "data.val_files": "evaluation.prompts.source, evaluation.prompts.split",
-        "data.prompt_key": "prompts.text_column",
-        "data.image_key": "prompts.image_columns, for a column that is not named image or images",
+        "data.prompt_key": "prompts.columns: {prompt: COLUMN}",
+        "data.image_key": "prompts.columns: {images: COLUMN}",
         "data.max_response_length": "policy.max_new_tokens",
         "data.rollout_batch_size": "rollout.prompts_per_step",
         "data.shuffle": "prompts.sampler: {name: in_order} for false",

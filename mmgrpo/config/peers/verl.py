@@ -17,7 +17,7 @@ PEER = Peer(
         "data.train_files": "prompts.source",
         "data.val_files": "evaluation.prompts.source",
         "data.train_batch_size": "rollout.prompts_per_step",
-        "data.prompt_key": "prompts.text_column",
+        "data.prompt_key": "prompts.columns: {prompt: COLUMN}",
         "data.max_response_length": "policy.max_new_tokens",
         "data.shuffle": "prompts.sampler: {name: in_order} for false",
         "actor_rollout_ref.model.path": "policy.model",
