@@ -47,8 +47,8 @@ class Score:
 
     Attributes:
         value: the number; NaN or infinity if scoring failed.
-        explanation: small, JSON-serializable details for people; see ``docs/how-to/rewards.md`` for the keys that the
-            report renders.
+        explanation: small, JSON-serializable details for people; ``docs/how-to/reward-explanations.md`` has the keys
+            that the report renders.
         scopes: scores of parts of the sample, in order, without overlap; None: only the full sample is scored.
     """
 

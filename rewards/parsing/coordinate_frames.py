@@ -18,7 +18,7 @@ from .extraction import require_choice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """The setting ``coordinates`` of a reward; see "Coordinates" in ``docs/how-to/rewards.md``.
+    """The setting ``coordinates`` of a reward; see "Coordinates" in ``docs/how-to/verifiable-rewards.md``.
 
     Attributes:
         frame: frame of the coordinates that the model writes.

@@ -1,4 +1,4 @@
-"""Explanations of scores, with the keys that reports display; see "Explanations" in ``docs/how-to/rewards.md``."""
+"""Explanations of scores, with the keys that reports display; see ``docs/how-to/reward-explanations.md``."""
 
 from __future__ import annotations
 

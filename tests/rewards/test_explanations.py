@@ -17,7 +17,7 @@ KEYS = {
     "parsed", "reference", "reason", "parts", "text",
     "boxes", "points", "pairs", "masks", "num_boxes", "space", "spans", "overlaps",
 }  # fmt: skip
-"""The vocabulary of ``docs/how-to/rewards.md``."""
+"""The vocabulary of ``docs/how-to/reward-explanations.md``."""
 
 ALIKE = {"frame": "norm1000", "reference_frame": "norm1000"}
 FRAME = {"space": {"name": "norm1000", "width": None, "height": None}}
