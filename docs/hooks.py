@@ -27,6 +27,9 @@ BOOST = "---\nsearch: {boost: 8}\n---\n\n"
 GUIDES = ("learn/", "how-to/", "coming-from/")
 """Folders of pages that a search lists before the reference."""
 
+FIRST_RESULTS = {"how-to/own-reward.md": 8}
+"""Pages that a search lists before other guides; "own" is a stop word, so "own reward" is a search for rewards."""
+
 SOURCES = Path(tempfile.mkdtemp(prefix="mmgrpo-site-"))
 """A copy of the package as it is installed, with ``policies`` in it: mkdocstrings reads files and imports nothing."""
 
@@ -55,7 +58,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: An
     source = PurePosixPath("docs", page.file.src_uri)
     folder = source.parent
     if page.file.src_uri.startswith(GUIDES):
-        page.meta.setdefault("search", {"boost": 2})
+        page.meta.setdefault("search", {"boost": FIRST_RESULTS.get(page.file.src_uri, 2)})
     if folder.name == "coming-from" and source.stem in PEERS:
         markdown += "\n" + peer_table(source.stem)
 
