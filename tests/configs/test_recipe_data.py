@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Features, List, Value
+from datasets import ClassLabel, Features, Image, List, Value
 from mmgrpo.policies.language import LanguagePolicy
 
 from mmgrpo.config import RunConfig
@@ -17,7 +17,7 @@ from mmgrpo.config.loading import load_config, shipped
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt
-from tests.configs.standin_data import Rows, prompts_of, scores_of, standin_config, write_standin
+from tests.configs.standin_data import Rows, image_bytes, prompts_of, scores_of, standin_config, write_standin
 from tests.tiny.language_models import make
 
 SHRUNK: dict[str, Any] = {
@@ -94,7 +94,83 @@ def countdown() -> DataCase:
     )
 
 
-CASES = {"qwen2.5-gsm8k": gsm8k, "qwen2.5-countdown": countdown}
+def dapo_math() -> DataCase:
+    """Columns of open-r1/DAPO-Math-17k-Processed in its create_dataset.py, types in cards of copies; MATH-500."""
+    processed, math_500 = "open-r1/DAPO-Math-17k-Processed:en", "HuggingFaceH4/MATH-500"
+    row = {
+        "prompt": "Find the sum of the roots of x^2 - 34x + 1 = 0.",
+        "solution": "34",
+        "data_source": "math_dapo",
+        "source_prompt": [{"content": "Solve the following math problem step by step.", "role": "user"}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": "9a9b6eb4"},
+    }
+    test = {
+        "problem": "Convert $(0,3)$ to polar coordinates.",
+        "solution": "So it is $\\boxed{\\left( 3, \\frac{\\pi}{2} \\right)}.$",
+        "answer": "\\left( 3, \\frac{\\pi}{2} \\right)",
+        "subject": "Precalculus",
+        "level": 2,
+        "unique_id": "test/precalculus/807.json",
+    }
+    text = Value("string")
+    nested = {
+        "source_prompt": List({"content": text, "role": text}),
+        "reward_model": {"ground_truth": text, "style": text},
+        "extra_info": {"index": text},
+    }
+    plain = dict.fromkeys(("prompt", "solution", "data_source", "ability"), text)
+    return DataCase(
+        model="qwen2",
+        splits={processed: {"train": [row] * 4}, math_500: {"test": [test]}},
+        features={
+            processed: Features({name: (plain | nested)[name] for name in row}),
+            math_500: Features({name: Value("int64") if name == "level" else text for name in test}),
+        },
+        text=row["prompt"],
+        columns={"answer": "34", "solution": "34"},
+        held_out=test["problem"],
+        right="By Vieta the sum is \\boxed{34}.",
+        wrong="By Vieta the sum is \\boxed{-34}.",
+    )
+
+
+def chartqa() -> DataCase:
+    """Card of HuggingFaceM4/ChartQA at c9de78f: image, query, label (a list of texts) and human_or_machine."""
+    source = "HuggingFaceM4/ChartQA"
+    row = {
+        "image": image_bytes("white"),
+        "query": "How many food items are shown?",
+        "label": ["14"],
+        "human_or_machine": 0,
+    }
+    features = Features(
+        {
+            "image": Image(),
+            "query": Value("string"),
+            "label": List(Value("string")),
+            "human_or_machine": ClassLabel(names=["human", "machine"]),
+        }
+    )
+    return DataCase(
+        model="qwen2.5-vl",
+        splits={source: {"train": [row] * 4, "val": [row | {"query": "Which year?", "label": ["2010"]}]}},
+        features={source: features},
+        text="How many food items are shown?",
+        columns={"label": ["14"], "human_or_machine": 0},
+        held_out="Which year?",
+        right="<think>I count them.</think><answer>14</answer>",
+        wrong="<think>I count them.</think><answer>15</answer>",
+    )
+
+
+CASES = {
+    "qwen2.5-gsm8k": gsm8k,
+    "qwen2.5-countdown": countdown,
+    "qwen2.5-dapo-math": dapo_math,
+    "qwen2.5-vl-chartqa": chartqa,
+}
 
 
 def configured(name: str, folder: Path, changes: Mapping[str, Any] | None = None) -> tuple[DataCase, RunConfig]:
@@ -114,6 +190,7 @@ def test_rows_of_the_data_set_become_prompts_and_references(name: str, tmp_path:
     assert prompt.text == case.text
     assert held_out.text == case.held_out
     assert {key: prompt.columns[key] for key in case.columns} == case.columns
+    assert len(prompt.images) == len(held_out.images) == ("-vl-" in name)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -139,7 +216,9 @@ def trained(config: RunConfig, prompts: Sequence[Prompt], model: str) -> tuple[d
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name != "qwen2.5-dapo-math"]
+)  # it trains right answers only
 def test_a_step_trains_on_the_data_set(name: str, tmp_path: Path) -> None:
     case, config = configured(name, tmp_path, {**SHRUNK, "output": str(tmp_path / "run")})
     metrics, evaluation = trained(config, prompts_of(config)[0], case.model)
@@ -209,3 +288,10 @@ def test_the_value_of_countdown_is_checked_by_another_verifier(tmp_path: Path) -
         1.0,
         0.0,
     ]
+
+
+def test_expressions_of_math_500_are_read(tmp_path: Path) -> None:
+    _, config = configured("qwen2.5-dapo-math", tmp_path)
+    _, (held_out, *_) = prompts_of(config)
+    answers = ["It is \\boxed{(3, \\pi/2)}.", "It is \\boxed{(3, \\pi)}."]
+    assert scores_of(config, held_out, answers) == [1.0, 0.0]
