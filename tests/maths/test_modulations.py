@@ -276,6 +276,8 @@ def test_every_modulation_is_named():
         "top_product",
         "equal_segments",
         "within_divergence",
+        "within_binary_tv",
+        "within_binary_kl",
         "divergence_by_success",
         "likeliest_of_wrong",
     }
