@@ -102,8 +102,8 @@ ENGINE = ["icepop"]
 
 EVERYDAY = {
     "any kind": (
-        "flow-dppo", "gdpo", "gmpo", "gpg", "mmr1", "online-dpo", "process-supervision", "rloo", "sage-grpo",
-        "srpo--cross-domain", "tempflow-grpo",
+        "flow-dppo", "gdpo", "gmpo", "gpg", "gspo-token", "mmr1", "online-dpo", "process-supervision", "rloo",
+        "sage-grpo", "srpo--cross-domain", "tempflow-grpo",
     ),
     "tokens": (
         "d3s", "earl", "evisrag", "gigpo", "kl-cov", "lens--waste-mistakes", "ngrpo", "pass-k-training", "prorl",
