@@ -1,12 +1,13 @@
-"""The models of ``quickstart/digits-image`` and ``digits-edit``: stock classes, small enough for two CPU cores.
+"""The models of ``quickstart/digits-image``, ``digits-edit`` and of ``shapes``: stock classes, for two CPU cores.
 
-A ``StableDiffusion3Pipeline`` and a ``FluxKontextPipeline``, which is conditioned on a source image. Their transformers
-work on the 8 x 8 pixels themselves: the autoencoder is a stock ``AutoencoderTiny`` without layers, set so that it
-changes (almost) nothing.
+Two ``StableDiffusion3Pipeline`` and a ``FluxKontextPipeline``, which is conditioned on a source image. Their
+transformers work on the pixels themselves: the autoencoder is a stock ``AutoencoderTiny`` without layers, set so that
+it changes (almost) nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,11 @@ from transformers import (
     T5EncoderModel,
 )
 
+from mmgrpo.errors import PolicyError
+
 WORDS = ["a", "handwritten", "digit", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+SHAPE_WORDS = ["a", "two", "three", "red", "green", "blue", "above", "left", "of"]
+SHAPE_WORDS += ["circle", "circles", "square", "squares", "triangle", "triangles"]
 EDIT_WORDS = ["mirror", "invert", "move", "make", "the", "digit", "left", "bold"]
 START, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
 TEXT_WIDTH = 32
@@ -60,17 +65,51 @@ def digits_pipeline(seed: int = 0, *, num_layers: int = 3) -> StableDiffusion3Pi
             qk_norm="rms_norm",
         )
         zero_modulation(transformer)
-        components: dict[str, Any] = {  # the pipeline takes more than its annotations say
-            "transformer": transformer,
-            "scheduler": FlowMatchEulerDiscreteScheduler(shift=1.0),
-            "vae": pixel_autoencoder(),
-            "text_encoder": text_encoder(tokenizer),
-            "tokenizer": tokenizer,
-            "text_encoder_2": text_encoder(tokenizer),
-            "tokenizer_2": tokenizer,
-            "text_encoder_3": None,
-            "tokenizer_3": None,
-        }
+        return _sd3_pipeline(transformer, tokenizer, pixel_autoencoder(), shift=1.0)
+
+
+def shapes_pipeline(seed: int = 0, *, num_layers: int = 3) -> StableDiffusion3Pipeline:
+    """An untrained text-to-image pipeline for 36 x 36 color scenes of ``shapes``; the seed fixes its weights.
+
+    A quarter of an object is a patch. Large uniform objects are recognizable in strong noise, so most steps are there:
+    the shift is 8.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        tokenizer = word_tokenizer(SHAPE_WORDS, max_length=10)
+        transformer = SD3Transformer2DModel(
+            sample_size=36,
+            patch_size=6,
+            in_channels=3,
+            out_channels=3,
+            num_layers=num_layers,
+            attention_head_dim=32,
+            num_attention_heads=4,
+            joint_attention_dim=2 * TEXT_WIDTH,
+            caption_projection_dim=128,
+            pooled_projection_dim=2 * TEXT_WIDTH,
+            pos_embed_max_size=6,
+            qk_norm="rms_norm",
+        )
+        zero_modulation(transformer)
+        pass_patches_through(transformer)
+        return _sd3_pipeline(transformer, tokenizer, pixel_autoencoder(3, latent_channels=3), shift=8.0)
+
+
+def _sd3_pipeline(
+    transformer: SD3Transformer2DModel, tokenizer: PreTrainedTokenizerFast, vae: AutoencoderTiny, *, shift: float
+) -> StableDiffusion3Pipeline:
+    components: dict[str, Any] = {  # the pipeline takes more than its annotations say
+        "transformer": transformer,
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=shift),
+        "vae": vae,
+        "text_encoder": text_encoder(tokenizer),
+        "tokenizer": tokenizer,
+        "text_encoder_2": text_encoder(tokenizer),
+        "tokenizer_2": tokenizer,
+        "text_encoder_3": None,
+        "tokenizer_3": None,
+    }
     return StableDiffusion3Pipeline(**components)
 
 
@@ -133,20 +172,43 @@ def zero_modulation(transformer: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def pixel_autoencoder(channels: int = 1) -> AutoencoderTiny:
+def pass_patches_through(transformer: SD3Transformer2DModel, scale: float = 0.4) -> None:
+    """Initializes the embedding of patches with orthonormal rows times ``scale``, and the output with its transpose.
+
+    The untrained model then predicts its noisy input, up to a factor and an offset of each position, which is nearly
+    right in strong noise; with random layers it first learns to copy noise. A small ``scale`` keeps the position
+    embedding large in comparison.
+
+    Raises: PolicyError if a patch has more values than the model is wide.
+    """
+    projection = transformer.pos_embed.proj
+    width, channels, side, _ = projection.weight.shape
+    num_values = channels * side**2
+    if num_values > width:
+        raise PolicyError(f"patches of {num_values} values do not pass through a width of {width}; use smaller patches")
+    basis = torch.linalg.qr(torch.randn(width, num_values))[0]
+    with torch.no_grad():
+        projection.weight.copy_(scale * basis.view_as(projection.weight))
+        nn.init.zeros_(projection.bias)
+        pixels_first = basis.view_as(projection.weight).permute(2, 3, 1, 0)  # the order of the output
+        transformer.proj_out.weight.copy_(math.sqrt(num_values / width) * pixels_first.reshape(num_values, width))
+
+
+def pixel_autoencoder(channels: int = 1, *, latent_channels: int = 1) -> AutoencoderTiny:
     """A stock autoencoder whose latents are the pixels in [-1, 1]: delta kernels, and offsets that cancel.
 
-    For images of several channels the latent is their mean, and all decoded channels are equal: gray images are
-    preserved. The decoder applies 3 tanh(x / 3); the encoder compensates at 1, so black and white are preserved.
+    With one latent channel it is the mean of the image's channels, and all decoded channels are equal: gray images are
+    preserved. With as many as the image has, each is preserved. The decoder applies 3 tanh(x / 3); the encoder
+    compensates at 1, so black and white are preserved.
     """
     vae = AutoencoderTiny(
         in_channels=channels,
         out_channels=channels,
-        encoder_block_out_channels=(1,),
-        decoder_block_out_channels=(1,),
+        encoder_block_out_channels=(latent_channels,),
+        decoder_block_out_channels=(latent_channels,),
         num_encoder_blocks=(0,),
         num_decoder_blocks=(0,),
-        latent_channels=1,
+        latent_channels=latent_channels,
         scaling_factor=1.0,
     )
     stretch = 1.0 / (3.0 * torch.tanh(torch.tensor(1.0 / 3.0)).item())
@@ -161,9 +223,11 @@ def pixel_autoencoder(channels: int = 1) -> AutoencoderTiny:
 
 
 def _set_pointwise(convolution: nn.Conv2d, scale: float, offset: float) -> None:
+    outputs, inputs = convolution.out_channels, convolution.in_channels
+    mixing = torch.eye(outputs) if outputs == inputs else torch.full((outputs, inputs), 1.0 / inputs)
     with torch.no_grad():
         convolution.weight.zero_()
-        convolution.weight[:, :, 1, 1] = scale / convolution.in_channels
+        convolution.weight[:, :, 1, 1] = scale * mixing
         if convolution.bias is not None:
             convolution.bias.fill_(offset)
 
