@@ -50,21 +50,7 @@ def digits_pipeline(seed: int = 0, *, num_layers: int = 3) -> StableDiffusion3Pi
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         tokenizer = word_tokenizer()
-        transformer = SD3Transformer2DModel(
-            sample_size=8,
-            patch_size=2,
-            in_channels=1,
-            out_channels=1,
-            num_layers=num_layers,
-            attention_head_dim=32,
-            num_attention_heads=2,
-            joint_attention_dim=2 * TEXT_WIDTH,
-            caption_projection_dim=64,
-            pooled_projection_dim=2 * TEXT_WIDTH,
-            pos_embed_max_size=4,
-            qk_norm="rms_norm",
-        )
-        zero_modulation(transformer)
+        transformer = _sd3_transformer(side=8, patch_size=2, channels=1, num_heads=2, num_layers=num_layers)
         return _sd3_pipeline(transformer, tokenizer, pixel_autoencoder(), shift=1.0)
 
 
@@ -77,23 +63,30 @@ def shapes_pipeline(seed: int = 0, *, num_layers: int = 3) -> StableDiffusion3Pi
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         tokenizer = word_tokenizer(SHAPE_WORDS, max_length=10)
-        transformer = SD3Transformer2DModel(
-            sample_size=36,
-            patch_size=6,
-            in_channels=3,
-            out_channels=3,
-            num_layers=num_layers,
-            attention_head_dim=32,
-            num_attention_heads=4,
-            joint_attention_dim=2 * TEXT_WIDTH,
-            caption_projection_dim=128,
-            pooled_projection_dim=2 * TEXT_WIDTH,
-            pos_embed_max_size=6,
-            qk_norm="rms_norm",
-        )
-        zero_modulation(transformer)
+        transformer = _sd3_transformer(side=36, patch_size=6, channels=3, num_heads=4, num_layers=num_layers)
         pass_patches_through(transformer)
         return _sd3_pipeline(transformer, tokenizer, pixel_autoencoder(3, latent_channels=3), shift=8.0)
+
+
+def _sd3_transformer(
+    *, side: int, patch_size: int, channels: int, num_heads: int, num_layers: int
+) -> SD3Transformer2DModel:
+    transformer = SD3Transformer2DModel(
+        sample_size=side,
+        patch_size=patch_size,
+        in_channels=channels,
+        out_channels=channels,
+        num_layers=num_layers,
+        attention_head_dim=32,
+        num_attention_heads=num_heads,
+        joint_attention_dim=2 * TEXT_WIDTH,
+        caption_projection_dim=32 * num_heads,
+        pooled_projection_dim=2 * TEXT_WIDTH,
+        pos_embed_max_size=side // patch_size,
+        qk_norm="rms_norm",
+    )
+    zero_modulation(transformer)
+    return transformer
 
 
 def _sd3_pipeline(
@@ -189,7 +182,7 @@ def pass_patches_through(transformer: SD3Transformer2DModel, scale: float = 0.4)
     basis = torch.linalg.qr(torch.randn(width, num_values))[0]
     with torch.no_grad():
         projection.weight.copy_(scale * basis.view_as(projection.weight))
-        nn.init.zeros_(projection.bias)
+        projection.bias = nn.Parameter(torch.zeros(width))
         pixels_first = basis.view_as(projection.weight).permute(2, 3, 1, 0)  # the order of the output
         transformer.proj_out.weight.copy_(math.sqrt(num_values / width) * pixels_first.reshape(num_values, width))
 

@@ -363,7 +363,7 @@ def _select_split(loaded: Any, source: str, split: str | None) -> Any:
         return next(iter(loaded.values()))
     if split is not None and split in loaded:
         return loaded[split]
-    if split is not None and "[" in split and isinstance(loaded, DatasetDict):
+    if split is not None and {"[", "+"} & {*split} and isinstance(loaded, DatasetDict):
         return _part_of_splits(loaded, source, split)
     raise DataError(f"{source} has the splits {', '.join(map(str, loaded))}; got split={split!r}, name one of them")
 
@@ -380,7 +380,10 @@ def _part_of_splits(loaded: DatasetDict, source: str, split: str) -> Any:
             f"{source} has the splits {', '.join(sizes)}; split={split!r} is no part of them ({error}); write it as "
             "train[:100], train[-100:] or train[:10%]"
         ) from error
-    parts = [loaded[part.splitname].select(range(part.from_ or 0, part.to or sizes[part.splitname])) for part in bounds]
+    parts = [
+        loaded[part.splitname].select(range(part.from_ or 0, sizes[part.splitname] if part.to is None else part.to))
+        for part in bounds
+    ]
     return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
 
 

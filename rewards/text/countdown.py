@@ -64,7 +64,7 @@ class Countdown:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
+    return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
 
 
 def _error(answer: str, numbers: Sequence[int], target: int) -> str | None:

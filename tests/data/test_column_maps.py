@@ -110,6 +110,8 @@ def test_parts_of_splits(tmp_path: Path) -> None:
     assert texts("train[-2:]") == "89"
     assert texts("train[50%:70%]") == "56"
     assert texts("test+train[:2]") == "001"
+    assert texts("train+test") == "01234567890"
+    assert texts("train[:0]+test") == "0"
     with pytest.raises(DataError, match=r"has the splits train, test; split='dev\[:3\]' is no part of them"):
         texts("dev[:3]")
     with pytest.raises(DataError, match="split='train\\[3' is no part of them"):

@@ -47,7 +47,9 @@ def test_unreadable_references_are_not_scored() -> None:
     assert value(None) is None
     assert value("44", nums="44", target=44) is None
     assert value("44", nums=[44], target=None) is None
+    assert value("44", nums=[44, float("nan")], target=44) is value("44", nums=[44], target=float("inf")) is None
     reward = Countdown()
+    assert reward.reference_error([1.5, float("inf")]) == "it is neither an integer nor a list of integers"
     assert reward.needs_columns == ("nums", "target")
     assert reward.reference_error([1, 2]) is None
     assert reward.reference_error(7) is None
