@@ -66,8 +66,7 @@ def load_config(
     of its ``include:``. A list of the file, or of an override, that drops functions of a method is an error, except
     ``[]``. Rewards of methods are added to ``rewards``.
 
-    The override ``include=FILE``, or a list of files, merges further files on top of the file, below the other
-    overrides.
+    The override ``include=FILE``, or a list of files, adds to ``methods``; the other overrides are merged on top.
 
     ``use_paper_hparams: true`` in a file, or ``use_paper_hparams=true`` as an override, applies the values under
     ``about.method.paper_hparams`` of each included method on top of that method's file.

@@ -186,22 +186,62 @@ def discounted_steps(
     return Modulated(loss_BT=factor_BT.to(decisions.logprob_BT.detach()))
 
 
+def _require_divergence(divergence: str) -> None:
+    if divergence not in DIVERGENCES:
+        raise ConfigError(f"divergence must be {', '.join(DIVERGENCES)}, got {divergence!r}")
+
+
 @MODULATIONS.register
-@modulation(values=(DRIFT,))
-def within_divergence(decisions: Decisions, job_values: JobValues, *, limit: float) -> Modulated:
+@modulation(values=lambda divergence: (DRIFT,) if divergence == "drift" else (), check=_require_divergence)
+def within_divergence(
+    decisions: Decisions,
+    job_values: JobValues,
+    *,
+    limit: float,
+    divergence: Literal["drift", "binary_tv", "binary_kl"] = "drift",
+) -> Modulated:
     """No loss for decisions that are far from the behavior policy and would move further; moves back are free.
 
-    loss = 0 where D >= limit and (r > 1 and A > 0, or r < 1 and A < 0), D the divergence of the Gaussian steps.
+    loss = 0 where D >= limit and (r > 1 and A > 0, or r < 1 and A < 0), D the divergence: ``drift``, that of Gaussian
+    steps; for decisions with a probability p, q that of the behavior policy, that of the two outcomes "this decision"
+    and "another", ``binary_tv``: |p - q|, ``binary_kl``: q log(q / p) + (1 - q) log((1 - q + 1e-8) / (1 - p + 1e-8)).
 
-    Units: limit in the units of D, nats per element where log-probabilities are reduced by ``mean`` (1e-5).
-    Source: Flow-DPPO, arXiv:2606.11025, eq. 18, and its code (Tencent-Hunyuan/UniRL, ``_flowdppo_kl_adv_loss``). Used
-        with ``unclipped``.
+    Units: limit in the units of D: nats per element for ``drift`` where log-probabilities are reduced by ``mean``
+        (1e-5), in probability for ``binary_tv`` (0.15), in nats for ``binary_kl`` (0.05).
+    Source: Flow-DPPO, arXiv:2606.11025, eq. 18, and its code (Tencent-Hunyuan/UniRL, ``_flowdppo_kl_adv_loss``);
+        DPPO, arXiv:2602.04879, and verl, ``compute_policy_loss_dppo_tv`` and ``_kl``. Used with ``unclipped`` or a
+        ratio that is no bound.
     """
     del job_values
     change_BT = detached(decisions, LOGPROB) - detached(decisions, OLD_LOGPROB)
     is_gain_BT = change_BT.sign() * decisions.advantage_BT > 0
-    far_BT = decisions.mask_BT & (detached(decisions, DRIFT) >= limit) & is_gain_BT
+    far_BT = decisions.mask_BT & (DIVERGENCES[divergence](decisions) >= limit) & is_gain_BT
     return Modulated(loss_BT=torch.ones_like(change_BT).masked_fill(far_BT, 0.0))
+
+
+def _binary_tv(decisions: Decisions) -> Tensor:
+    now_BT, before_BT = _log_probabilities(decisions)
+    return (now_BT.exp() - before_BT.exp()).abs()
+
+
+def _binary_kl(decisions: Decisions) -> Tensor:
+    now_BT, before_BT = _log_probabilities(decisions)
+    p_BT, q_BT = now_BT.exp(), before_BT.exp()
+    others_BT = (1 - q_BT) * ((1 - q_BT + 1e-8) / (1 - p_BT + 1e-8)).log()
+    return q_BT * (before_BT - now_BT) + others_BT
+
+
+def _log_probabilities(decisions: Decisions) -> tuple[Tensor, Tensor]:
+    """Of the policy and of the behavior policy, without grad, in float64; 0 outside the mask.
+
+    Raises: ConfigError for densities.
+    """
+    now_BT, before_BT = (
+        detached(decisions, value).where(decisions.mask_BT, 0.0).double() for value in (LOGPROB, OLD_LOGPROB)
+    )
+    if (now_BT > 1e-3).any():
+        raise ConfigError("divergence binary_tv and binary_kl are for tokens; denoising steps have divergence drift")
+    return now_BT, before_BT
 
 
 def require_quantile(quantile: float) -> None:
@@ -289,6 +329,11 @@ def detached(decisions: Decisions, value: Value) -> Tensor:
     """
     tensors = {LOGPROB: decisions.logprob_BT, OLD_LOGPROB: decisions.old_logprob_BT, ADVANTAGE: decisions.advantage_BT}
     return (tensors[value] if value in tensors else decisions[value]).detach()
+
+
+DIVERGENCES: Mapping[str, Callable[[Decisions], Tensor]] = MappingProxyType(
+    {"drift": lambda decisions: detached(decisions, DRIFT), "binary_tv": _binary_tv, "binary_kl": _binary_kl}
+)
 
 
 def _product(left: Tensor | None, right: Tensor | None) -> Tensor | None:

@@ -276,8 +276,6 @@ def test_every_modulation_is_named():
         "top_product",
         "equal_segments",
         "within_divergence",
-        "within_binary_tv",
-        "within_binary_kl",
         "divergence_by_success",
         "likeliest_of_wrong",
     }
@@ -299,3 +297,11 @@ def test_decisions_without_an_advantage_stay_within_the_divergence():
     loss_BT = within_divergence(limit=0.5).of(decisions, {}).loss_BT
     assert loss_BT is not None
     assert loss_BT.tolist() == [[1.0, 0.0]]
+
+
+def test_binary_divergences_need_probabilities():
+    decisions = decisions_of(logprob=[[0.5]], old_logprob=[[-1.0]], advantage=[[1.0]])
+    with pytest.raises(ConfigError, match="binary_tv and binary_kl are for tokens"):
+        within_divergence(limit=0.1, divergence="binary_kl").of(decisions, {})
+    with pytest.raises(ConfigError, match="divergence must be drift, binary_tv, binary_kl, got 'tv'"):
+        within_divergence(limit=0.1, divergence="tv")  # type: ignore[arg-type]
