@@ -90,6 +90,7 @@ def test_offloaded_layers_count_one_at_a_time(llama: Path) -> None:
     assert offloaded.loaded == num_bytes // 2  # of two equal layers
 
 
+@pytest.mark.nightly
 def test_a_full_cache_of_features_of_media_counts(llama: Path, tmp_path: Path) -> None:
     language_models.save("qwen3-vl", tmp_path)
     memo_bytes = 40_000

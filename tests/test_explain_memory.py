@@ -222,6 +222,7 @@ def test_predictions_by_measuring() -> None:
     assert "--processes N" in refused.output
 
 
+@pytest.mark.nightly
 def test_passes_are_counted_once_for_a_model_and_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     model = tmp_path / "model"

@@ -237,6 +237,7 @@ def test_descriptions_of_other_packages_are_escaped(tmp_path: Path) -> None:
     assert r"acc[/easy] \x1b[2J" in printed["m"]
 
 
+@pytest.mark.nightly
 def test_a_bug_keeps_its_traceback_as_text(tmp_path: Path) -> None:
     (tmp_path / "buggy.py").write_text(f"def prompts():\n    raise KeyError({'boom [/x] ' + chr(27) + '[2J'!r})\n")
     (tmp_path / "buggy.yaml").write_text(

@@ -62,6 +62,7 @@ def outcome(folder: Path, names: Sequence[str]) -> tuple[Tensor, dict[str, list[
     return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters]), lines
 
 
+@pytest.mark.nightly
 def test_rewards_that_read_environments_score_training_and_evaluation_as_in_one_process(tmp_path: Path) -> None:
     names = ["metrics.jsonl", "evaluation.jsonl"]
     weights, lines = on_processes(tmp_path, names, module="tests.test_tools_on_processes", function="outcome")

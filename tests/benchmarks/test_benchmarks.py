@@ -152,6 +152,7 @@ UNCOUNTED = {
 """Methods that train on other decisions than each step of each sample, and a part of the message about that."""
 
 
+@pytest.mark.nightly
 def test_methods_that_are_not_counted_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     forwards.main([part for name in UNCOUNTED for part in ("--method", name)] + ["--group", "2"])
     printed = capsys.readouterr().out

@@ -80,6 +80,7 @@ def test_command_has_options_and_variables_without_those_of_torchrun(
     assert variables == "mode 1 rank space 1"
 
 
+@pytest.mark.nightly
 def test_server_that_does_not_answer_in_time_ends(tmp_path: Path) -> None:
     script = f"echo $$ > {tmp_path}/pids; setsid sleep 1000 & echo $! >> {tmp_path}/pids; exec sleep 1000"
     with pytest.raises(EngineError, match=r"does not answer within start_timeout_s=0\.3 seconds; .*log: none$"):
@@ -111,6 +112,7 @@ def test_program_of_configuration_of_other_user_needs_trust() -> None:
     assert list(untrusted_settings(values)) == ["rollout.engine.python: '/tmp/python'"]
 
 
+@pytest.mark.nightly
 def test_run_starts_its_server_and_resumes_after_it_was_killed(server: TokenServer, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     python = program(

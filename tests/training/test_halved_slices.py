@@ -88,6 +88,7 @@ def test_update_is_the_same_in_halved_slices(name: str, tmp_path: Path) -> None:
     assert moved > 1e-3
 
 
+@pytest.mark.nightly
 def test_a_row_that_does_not_fit_raises_with_the_settings_to_lower(tmp_path: Path) -> None:
     trainer = trainer_of("language", tmp_path)
     with (

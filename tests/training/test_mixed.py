@@ -250,6 +250,7 @@ def test_a_failure_between_the_updates_of_two_tasks_goes_back_to_a_step_of_both(
     assert left_by(resumed.folder.path) == left_by(trained.folder.path)
 
 
+@pytest.mark.nightly
 def test_a_run_killed_during_a_save_resumes_from_a_common_step(trained: MixedTrainer, tmp_path: Path) -> None:
     """At the second step the first task has its checkpoint, the second has none: both go back to the beginning."""
     pid = fork()

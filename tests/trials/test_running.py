@@ -32,6 +32,7 @@ def trained(config: RunConfig) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in policy.trainable]
 
 
+@pytest.mark.nightly
 def test_a_run_after_the_shared_warm_up_is_the_run_with_its_own(tmp_path: Path) -> None:
     result = plan_comparison(["grpo"], TEXT, num_seeds=1, overrides=SHORT, root=tmp_path)
     trained(result.warmups[0].config)
