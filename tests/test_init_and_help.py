@@ -163,8 +163,10 @@ def test_summaries_have_the_parts_of_all_tasks() -> None:
         "image": {"policy": {"model": "Qwen/Qwen3-4B"}, "rewards": [{"name": name} for name in "abc"], "prompts": None},
     }
     values = {"about": {"method": {"name": "grpo", "title": "GRPO"}}, "tasks": tasks}
-    assert summary_of(values) == "Qwen3-4B; GRPO; right, a, b and 1 more; b.jsonl"
+    assert summary_of(values) == "Qwen3-4B; GRPO; right, a, b and 1 more; a/b.jsonl"
     assert summary_of({"prompts": {"source": "reasoning_gym:chain_sum?size=9"}}) == "chain_sum"
+    assert summary_of({"prompts": {"source": "openai/gsm8k:main"}}) == "gsm8k:main"
+    assert summary_of({"prompts": {"source": "https://host/owner/name/main/ocr/train.txt?raw=1"}}) == "ocr/train.txt"
 
 
 def test_recipes_are_found_by_a_part_of_their_names() -> None:

@@ -14,26 +14,28 @@ from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.errors import ConfigError, DataError
 
 NOTE = (
-    "Needs prompts.txt and held_out.txt: train.txt and test.txt in dataset/ocr of github.com/yifan123/flow_grpo (MIT). "
-    "Flow-GRPO reports 0.59 before and 0.92 after, read by PaddleOCR"
+    "Needs flow_grpo/dataset/counting_edit: git clone --depth 1 https://github.com/yifan123/flow_grpo (MIT), and "
+    "generated_images.zip of the hub's dataset jieliu/counting_edit, extracted in that folder."
 )
+FOLDER = "flow_grpo/dataset/counting_edit"
 
 
-@pytest.mark.parametrize(("existing", "key", "file"), [((), "evaluation.prompts", "held_out.txt"),
-                                                    (("held_out.txt",), "prompts", "prompts.txt")])  # fmt: skip
+@pytest.mark.parametrize(("existing", "key", "file"), [((), "evaluation.prompts", "test_metadata.jsonl"),
+                                     (("test_metadata.jsonl",), "prompts", "train_metadata.jsonl")])  # fmt: skip
 def test_a_missing_prompts_file_raises_with_format_key_and_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: tuple[str, ...], key: str, file: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / FOLDER).mkdir(parents=True)
     for name in existing:
-        (tmp_path / name).write_text('a sign that says "7"\n')
-    done = CliRunner().invoke(app, ["train", "recipes/sd3.5-flow-grpo-ocr"])
+        (tmp_path / FOLDER / name).write_text('{"prompt": "add a cat"}\n')
+    done = CliRunner().invoke(app, ["train", "recipes/kontext-flow-grpo-counting"])
     output = " ".join(done.output.split())
     assert done.exit_code == 2
-    assert f"error: {key}.source: {file} does not exist" in output
+    assert f"error: {key}.source: {FOLDER}/{file} does not exist" in output
     assert "put a prompt a line there as .txt, or rows with the column 'prompt' as .jsonl, .json or .parquet" in output
     assert f"or set {key}.source=FILE_OR_DATASET; note: {NOTE}" in output
-    assert [path.name for path in tmp_path.iterdir()] == list(existing)  # no run folder
+    assert [path.name for path in tmp_path.iterdir()] == ["flow_grpo"]  # no run folder
 
 
 def test_the_error_names_the_configured_column(tmp_path: Path) -> None:
@@ -54,9 +56,9 @@ def test_errors_in_an_existing_file_are_reported_alone(tmp_path: Path) -> None:
 
 
 def test_explain_shows_the_note_and_the_sources() -> None:
-    output = " ".join(CliRunner().invoke(app, ["explain", "recipes/sd3.5-flow-grpo-ocr"]).output.split())
+    output = " ".join(CliRunner().invoke(app, ["explain", "recipes/kontext-flow-grpo-counting"]).output.split())
     assert f"note {NOTE}" in output
-    assert "prompts prompts.txt; evaluation: held_out.txt" in output
+    assert f"prompts {FOLDER}/train_metadata.jsonl; evaluation: {FOLDER}/test_metadata.jsonl" in output
 
 
 def test_a_one_gpu_variant_is_its_recipe_with_a_smaller_batch() -> None:

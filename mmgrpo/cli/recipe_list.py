@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmgrpo.config.loading import find_config, read_layers, shipped
+from mmgrpo.data.procedural_prompts import is_procedural
+from mmgrpo.data.remote_files import suffix_of
 from mmgrpo.errors import UnknownNameError
+from mmgrpo.system.targets import is_python_target
 
 MAX_REWARDS = 3
 
@@ -81,7 +84,12 @@ def _reward_name(reward: Any) -> str:
 
 
 def _source(prompts: Any) -> str:
-    return short(str(prompts.get("source") or "")) if isinstance(prompts, Mapping) else short(str(prompts or ""))
+    """The function, the dataset with its configuration, or the file with its folder."""
+    source = str((prompts.get("source") if isinstance(prompts, Mapping) else prompts) or "")
+    if is_python_target(source) or is_procedural(source):
+        return short(source)
+    *_, folder, name = ("", *source.partition("?")[0].split("/"))
+    return f"{folder}/{name}" if folder and suffix_of(source) else name
 
 
 def _listed(names: list[str]) -> str:

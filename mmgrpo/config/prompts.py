@@ -14,8 +14,8 @@ class ReadingConfig(Section):
 
     source: str | None = Field(
         default=None,
-        description=".txt, .jsonl, .json, .parquet, a datasets folder or hub id, python:module:function, or "
-        "reasoning_gym:DATASET?size=500&seed=0",
+        description=".txt, .jsonl, .json, .parquet, or the https URL of such a file; a datasets folder or hub id, "
+        "python:module:function, or reasoning_gym:DATASET?size=500&seed=0",
     )
     split: str | None = Field(
         default=None,

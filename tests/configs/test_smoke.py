@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from mmgrpo.policies.diffusion import DenoisingPolicy
-from PIL import Image
 
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
@@ -21,6 +20,7 @@ from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample, Scope, Score
+from tests.configs.generator_data import standin_overrides
 from tests.configs.mechanisms import ANY_KIND, EVERYDAY, STEP_METHODS, applies_to, nightly, settings, untrained
 from tests.configs.tiny_scorers import TinyScorers
 from tests.policies.families import daily
@@ -253,7 +253,10 @@ DRAWING = {
     "kontext-flow-grpo-counting": "flux-kontext",
     "kontext-nft-judged": "flux-kontext",
 }
-EDIT = {"policy.call.max_area": 16 * 16}  # Kontext scales what it draws to it
+EDIT = {
+    "policy.call.max_area": 16 * 16,
+    "policy.call._auto_resize": False,
+}  # Kontext scales images to about a megapixel
 VIDEO = {"policy.call.height": 32, "policy.call.width": 32, "policy.call.num_frames": 5}
 
 
@@ -267,30 +270,12 @@ def test_every_diffusion_recipe_is_covered() -> None:
     assert {f"recipes/{name}" for name in DRAWING} == drawing
 
 
-def _write_edits(folder: Path) -> None:
-    """Four edits with what counting and judging read of them."""
-    rows = []
-    for number, word in enumerate(("two", "three", "four", "five")):
-        Image.linear_gradient("L").resize((16, 16)).rotate(90 * number).save(folder / f"{number}.png")
-        row = {"prompt": f"Change the number of cats to {word}.", "requirement": f"There are {word} cats."}
-        included = {"tag": "counting", "include": [{"class": "cat", "count": number + 2}]}
-        rows.append({**row, **included, "image": f"{number}.png"})
-    for file in ("edits.jsonl", "held_out_edits.jsonl"):
-        (folder / file).write_text("\n".join(map(json.dumps, rows)))
-
-
 @pytest.mark.parametrize(
     "name",
     [name if name == "sd3.5-flow-grpo-ocr" else pytest.param(name, marks=pytest.mark.nightly) for name in DRAWING],
 )
-def test_recipe_runs_with_its_own_rewards(
-    name: str, scorers: TinyScorers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipe_runs_with_its_own_rewards(name: str, scorers: TinyScorers, tmp_path: Path) -> None:
     """Its prompts, rewards, judges and watchdog; the checkpoints of the rewards are tiny and random."""
-    monkeypatch.chdir(tmp_path)
-    for file in ("prompts.txt", "held_out.txt"):
-        (tmp_path / file).write_text('a cat "a"\na dog "ab"\na red cube "a"\ntwo lamps "b"\n')
-    _write_edits(tmp_path)
     small = {
         "steps": 1,
         "output": str(tmp_path),
@@ -299,6 +284,7 @@ def test_recipe_runs_with_its_own_rewards(
         "update.minibatches": 2,
         **(VIDEO if name.startswith("wan") else EDIT if name.startswith("kontext") else {}),
     }
+    small |= standin_overrides(load_config(f"recipes/{name}"), tmp_path / "data")
     config = scorers.in_place_of_the_hubs(load_config(f"recipes/{name}", SHRUNK | small))
     metrics = trained(config, DRAWING[name], build_rewards(config.rewards))
     assert metrics[0]["policy/on_policy_gap"] < 1e-5
