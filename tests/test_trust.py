@@ -136,6 +136,11 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         "prompts.outside_media: ['urls']",
     ),
     "files anywhere": ({"evaluation": {"prompts": {"outside_media": ["paths"]}}}, "outside_media: ['paths']"),
+    "prompts on a server": (
+        {"evaluation": {"prompts": {"source": "http://10.0.0.1/rows.jsonl"}}},
+        "evaluation.prompts.source: 'http://10.0.0.1/rows.jsonl'",
+    ),
+    "prompts of a run of a series": ({"tasks": [{"set": {"prompts.source": "https://x.org/a.txt"}}]}, "x.org/a.txt"),
     "a task": ({"tasks": {"a": {"rewards": [{"name": "python:os:abort"}]}}}, "tasks.a.rewards[0].name"),
     "a run of a series": ({"tasks": [{"name": "a", "set": {"prompts.source": "python:os:abort"}}]}, "tasks[0].set."),
 }
@@ -156,7 +161,7 @@ def test_code_in_included_files_is_listed(stranger: Path) -> None:
 
 def test_ordinary_configurations_are_not_suspect() -> None:
     """Whoever shares a run of rewards, models and examples of ours is read without a word."""
-    for name in (DIGITS, "quickstart/arithmetic-text", "quickstart/digits-vlm", "recipes/sd3.5-flow-grpo-fast"):
+    for name in (DIGITS, "quickstart/arithmetic-text", "quickstart/digits-vlm", "recipes/sd3.5-flow-grpo-pick-score"):
         from mmgrpo.config.loading import find_config
 
         assert list(untrusted_settings(read_layers(find_config(name)))) == []

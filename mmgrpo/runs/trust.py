@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mmgrpo.config.loading import read_layers
 from mmgrpo.config.registry import ENVIRONMENTS, REWARDS
+from mmgrpo.data.remote_files import is_url
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.files import append_line
 from mmgrpo.system.targets import PYTHON, is_python_target
@@ -28,6 +30,9 @@ SERVERS = ("url", "key_variable", "token_variable", "command", "python")
 
 SWITCHES = ("trust_remote_code", "outside_media")
 """Settings that download code or data, or read files of data anywhere."""
+
+PUBLIC_HOSTS = ("raw.githubusercontent.com", "huggingface.co")
+"""Hosts of public files, from which any configuration may download prompts."""
 
 FUNCTIONS = "functions"
 """Setting of an environment that names functions, with or without ``python:``."""
@@ -103,6 +108,9 @@ def untrusted_settings(values: Any, path: str = "") -> Iterator[str]:
 
 
 def _needs_trust(key: str, value: Any) -> bool:
+    key = key.rpartition(".")[2]  # a run of a series sets dotted keys
+    if key == "source" and isinstance(value, str) and is_url(value):
+        return urlsplit(value).hostname not in PUBLIC_HOSTS
     if key in SERVERS or key in SWITCHES:
         return bool(value)
     if key == FUNCTIONS:
