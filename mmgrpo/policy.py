@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, Sample, SupervisedLoss
+    from mmgrpo.types import (
+        Evaluation,
+        Example,
+        LogitsPart,
+        OffPolicySample,
+        Plan,
+        Prompt,
+        Rollout,
+        Sample,
+        SupervisedLoss,
+    )
     from mmgrpo.values import Value
 
 
@@ -317,6 +327,25 @@ class SupportsPromptOverride(ABC):
 
         Raises:
             ConfigError: the decisions cannot be scored under another prompt.
+        """
+
+
+class SupportsTokenLogits(ABC):
+    """A policy of tokens that gives the logits of all tokens at decisions, a part of the decisions at a time."""
+
+    @abstractmethod
+    def token_logits(self, rollout: Rollout, rows: Sequence[int], mask_NT: Tensor) -> LogitsPart:
+        """The logits at some decisions of a rollout, under the weights of the call.
+
+        The states of the decisions are computed at once, their logits when they are requested.
+
+        Args:
+            rollout: of this policy, or of ``override_prompts``.
+            rows: N indices along B.
+            mask_NT: bool, the decisions of these rows, which are numbered row by row.
+
+        Returns:
+            A function of consecutive decisions.
         """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mmgrpo.errors import DataError, ShapeError
 from mmgrpo.samples import Audio as Audio
@@ -201,6 +201,22 @@ class OffPolicySample:
     record: Mapping[str, Any] | None = None
 
 
+LogitsPart = Callable[[int, int], "Tensor"]
+"""(start, stop) -> the logits of all tokens at these decisions, (stop - start, V) float32, without grad."""
+
+
+class RowLogits(Protocol):
+    """The logits of a view at the decisions of a rollout."""
+
+    def __call__(self, rows: Sequence[int], mask_NT: Tensor) -> LogitsPart:
+        """As ``token_logits`` of a policy, under the weights of the view, without grad."""
+        ...
+
+    def of_part(self, part: int) -> RowLogits:
+        """Those of one rollout of several that were joined, by its number."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """B samples, the T decisions of each, and the data that the learner needs of them.
@@ -232,6 +248,8 @@ class Rollout:
             decisions; readable by ``torch.load(weights_only=True)``. None: no data.
         num_forwards: number of model forwards, in rows of one sample; partial ones count as fractions.
         num_unbatched: number of rows that ran unbatched because they depend on the other rows of their batch.
+        view_logits: the logits of views at the same decisions, by name, for values of two distributions; set while an
+            update runs.
     """
 
     samples: Sequence[Sample]
@@ -254,6 +272,7 @@ class Rollout:
     record_B: Sequence[Mapping[str, Any] | None] | None = None
     num_forwards: float = 0
     num_unbatched: int = 0
+    view_logits: Mapping[str, RowLogits] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         B = len(self.samples)

@@ -250,6 +250,7 @@ def token_logprobs(
     chunk: int,
     support: Support | None = None,
     extra_values: Sequence[Callable[[Tensor, Tensor, Tensor], Tensor]] = (),
+    pair_values: Sequence[Callable[[Tensor, int], Tensor]] = (),
 ) -> tuple[Tensor, list[Tensor]]:
     """Log-probabilities of M tokens from the hidden states before them, with at most ``chunk`` rows of logits at once.
 
@@ -261,20 +262,23 @@ def token_logprobs(
         chunk: rows of logits at once; the backward computes them again.
         support: the possible tokens, if sampling truncates.
         extra_values: further functions, (hidden states (m, D), logits (m, V), tokens (m,)) -> (m,).
+        pair_values: functions of the distribution before truncation and of another one, (logits (m, V), number of the
+            first of the m tokens) -> (m,).
 
     Returns:
-        logprob_M, and a vector per function; float32.
+        logprob_M, and a vector per function, those of pairs last; float32.
     """
 
     def scored(hidden_mD: Tensor, token_m: Tensor, start: int) -> tuple[Tensor, ...]:
         logits_mV = sampling.tempered(logits_of(hidden_mD))
+        pairs = [pair_value(logits_mV, start) for pair_value in pair_values]
         if support is not None:
             keep_mV = support.part(start, start + len(token_m)).mask(logits_mV.shape[-1], logits_mV.device)
             logits_mV = logits_mV.masked_fill(~keep_mV, -torch.inf)
         logprob_m = -cross_entropy(logits_mV, token_m, reduction="none")
-        return logprob_m, *(extra_value(hidden_mD, logits_mV, token_m) for extra_value in extra_values)
+        return logprob_m, *(extra_value(hidden_mD, logits_mV, token_m) for extra_value in extra_values), *pairs
 
-    chunk = max(chunk, MIN_CHUNK)
+    chunk = max(chunk // (1 + len(pair_values)), MIN_CHUNK)
     if len(token_M) <= chunk:
         logprob_M, *extra = scored(hidden_MD, token_M, 0)
         return logprob_M, extra

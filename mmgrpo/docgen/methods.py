@@ -134,6 +134,7 @@ def method_pages(rows: Iterable[MethodRow]) -> dict[str, str]:
 
 
 def _index(rows: Iterable[MethodRow]) -> str:
+    """The index page; the site resolves the names in brackets to the sections of the methods, on the pages of kinds."""
     members: dict[str, list[MethodRow]] = {use: [] for use in USES}
     for row in rows:
         members[row.method.use_for[0] if row.method.use_for else "baseline"].append(row)
@@ -142,7 +143,7 @@ def _index(rows: Iterable[MethodRow]) -> str:
         if members[use]:
             lines += ["", f"## {use}", "", f"{description[0].upper()}{description[1:]}.", ""]
             lines += [
-                f"- [{row.method.name}]({row.page}#{row.method.name}){MARKS[row.method.applies_to]}: "
+                f"- [{row.method.name}][]{MARKS[row.method.applies_to]}: "
                 f"{_escaped((row.method.against or row.method.title).rstrip('.'))}"
                 for row in members[use]
             ]

@@ -14,10 +14,11 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.view_passes import frozen_views
+from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.windows import shortened, subset_size
 from mmgrpo.policy import SupportsWindows
 from mmgrpo.splits import Branching
-from mmgrpo.values import OLD, Value, from_reference
+from mmgrpo.values import OF_TWO_DISTRIBUTIONS, OLD, Value, from_reference
 
 MAX_WINDOWS = 1000  # steps of a run whose windows are evaluated
 
@@ -107,8 +108,8 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
     if objective.needs_values:
         first_minibatch = ceil(rollout.prompts_per_step / update.minibatches) / rollout.prompts_per_step
         values = passes - first_minibatch if objective.rollout_knows_values else passes
-    frozen = objective.views & frozen_views(config)
-    in_loss = sorted(objective.views - {OLD} - frozen)
+    frozen = _views_evaluated_alone(objective) & frozen_views(config)
+    in_loss = sorted((objective.views - {OLD} - frozen) | objective.views_with_logits)
     per_view = passes + (0.0 if objective.separable else values)
     credit_views = [sorted({value.view for value in part if value.view} - {OLD}) for part in _credit_passes(algorithm)]
     num_credit_passes = sum(
@@ -121,6 +122,13 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
         views=per_pass.times(per_view * len(in_loss) + len(frozen - in_credit) + sum(map(len, credit_views))),
         update=per_pass.times(passes),
         view_names=tuple(sorted({*in_loss, *frozen, *in_credit})),
+    )
+
+
+def _views_evaluated_alone(objective: Objective) -> frozenset[str]:
+    """The views whose values do not need the policy's own distribution."""
+    return frozenset(
+        value.view for value in objective.values if value.view is not None and value.name not in OF_TWO_DISTRIBUTIONS
     )
 
 

@@ -11,6 +11,8 @@ from mmgrpo.config.views import MOVING
 from mmgrpo.memory import Memory
 from mmgrpo.values import REFERENCE
 
+EVERY_PASS = "a pass with each pass of the policy"
+
 
 def view_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     """A row per view that is read; named weights are views without a section."""
@@ -19,7 +21,8 @@ def view_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
         section = algorithm.config.objective.views.get(name)
         weights = "the saved weights of that name" if section is None else _view_text(section)
         with_grad = ", and one with gradient" if name in through else ""
-        yield f"view {name}", f"{weights}; {_passes_text(section)}{with_grad}"
+        passes = EVERY_PASS if name in algorithm.objective.views_with_logits else _passes_text(section)
+        yield f"view {name}", f"{weights}; {passes}{with_grad}"
 
 
 def frozen_views(config: RunConfig) -> frozenset[str]:
@@ -70,7 +73,7 @@ def _view_text(section: ViewConfig) -> str:
 def _passes_text(section: ViewConfig | None) -> str:
     if section is not None and not _is_moving(section):
         return "a pass after the rollout"
-    return "a pass with each pass of the policy"
+    return EVERY_PASS
 
 
 def _is_moving(section: ViewConfig) -> bool:

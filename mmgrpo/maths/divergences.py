@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -66,6 +67,37 @@ def _expm1() -> Callable[[Tensor], Tensor]:
             return (gradient * (grown + 1)).where(gradient != 0, 0.0)
 
     return Expm1.apply
+
+
+LEAST_LOGPROB = -1e30
+"""Log-probability of impossible tokens: minus infinity would make 0 times infinity, and NaN in a gradient."""
+
+
+def generalized_jsd(logits_mV: Tensor, other_mV: Tensor, beta: float) -> Tensor:
+    """Generalized Jensen-Shannon divergence of the distribution p of all tokens from another one q.
+
+    D = beta KL(q || m) + (1 - beta) KL(p || m), m = beta q + (1 - beta) p.
+    At beta 0 it is instead KL(q || p), the forward divergence if q is a teacher, at beta 1 KL(p || q), the reverse one.
+
+    Shapes: logits (m, V) x 2 -> (m,).   Units: nats; beta is dimensionless, 0 to 1.
+    Source: GKD, arXiv:2306.13649, eq. 1, and TRL's ``GKDTrainer.generalized_jsd_loss``, with its limits at 0 and 1.
+    """
+    logprob_mV, other_logprob_mV = _possible_logprobs(logits_mV), _possible_logprobs(other_mV)
+    if beta == 0:
+        return _kl(other_logprob_mV, logprob_mV)
+    if beta == 1:
+        return _kl(logprob_mV, other_logprob_mV)
+    mixture_mV = torch.logaddexp(logprob_mV + math.log1p(-beta), other_logprob_mV + math.log(beta))
+    return beta * _kl(other_logprob_mV, mixture_mV) + (1 - beta) * _kl(logprob_mV, mixture_mV)
+
+
+def _possible_logprobs(logits_mV: Tensor) -> Tensor:
+    logprob_mV = logits_mV.log_softmax(-1)
+    return logprob_mV.masked_fill(logprob_mV == -torch.inf, LEAST_LOGPROB)
+
+
+def _kl(logprob_mV: Tensor, other_mV: Tensor) -> Tensor:
+    return (logprob_mV.exp() * (logprob_mV - other_mV)).sum(-1)
 
 
 LOGPROB_DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType({"k1": k1, "k2": k2, "k3": k3})

@@ -41,7 +41,7 @@ from mmgrpo.maths.terms import (
     from_sources,
     weighted,
 )
-from mmgrpo.values import DRIFT, ENTROPY, Value, from_reference
+from mmgrpo.values import DRIFT, ENTROPY, OF_TWO_DISTRIBUTIONS, Value, from_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -192,6 +192,12 @@ class Objective:
     def views(self) -> frozenset[str]:
         """The other policies that the values are of."""
         return frozenset(value.view for value in self.values if value.view is not None)
+
+    @property
+    def views_with_logits(self) -> frozenset[str]:
+        """The views whose distributions of all tokens are read in each pass of the policy."""
+        pairs = (value for value in self.values | self.first_values if value.name in OF_TWO_DISTRIBUTIONS)
+        return frozenset(str(value.view) for value in pairs)
 
     @property
     def through(self) -> frozenset[str]:

@@ -46,7 +46,7 @@ from mmgrpo.system.targets import is_python_target
 from mmgrpo.training.loss_scaler import LossScaler
 from mmgrpo.training.optimizer import Average, GuardedOptimizer
 from mmgrpo.training.update_hooks import UpdateHook
-from mmgrpo.training.views import View
+from mmgrpo.training.views import View, token_logits_of
 from mmgrpo.types import Plan, Prompt
 from mmgrpo.values import REFERENCE
 
@@ -362,6 +362,14 @@ def build_views(
                 f"{where} reads the view {name!r}, which is not defined: define it under views:"
                 f"{suggestion(name, [*views, REFERENCE])}"
             )
+    for name in sorted(algorithm.objective.views_with_logits & views.keys()):
+        if config.objective.views[name].weights in ("old", "average"):
+            raise ConfigError(
+                f"objective.views.{name}: a divergence of the distributions of all tokens reads the view while the "
+                "update runs, without old or averaged weights: take weights: reference (update.reference.ema moves it "
+                "as an average), or now"
+            )
+        token_logits_of(views[name].policy or policy, name)
     for name in sorted(algorithm.objective.through):
         if name not in views or not views[name].trained:
             raise ConfigError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from mmgrpo.algorithm import AdvantageChain
+from mmgrpo.algorithm import AdvantageChain, Algorithm
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.advantage_inputs import without_turn_rewards
@@ -191,9 +191,8 @@ def compute_advantages(
     policy: Policy,
     rollouts: Rollouts,
     rewards: Rewards,
-    chain: AdvantageChain,
+    algorithm: Algorithm,
     *,
-    truncated: str = "keep",
     step: int = 0,
     job: Job,
     memory_column: Callable[[str], Tensor] | None = None,
@@ -207,9 +206,8 @@ def compute_advantages(
         policy: the policy that sampled the rows, with unchanged weights.
         rollouts: this process's rows.
         rewards: on the rows of all processes.
-        chain: from rewards to the advantage of each decision.
-        truncated: the handling of samples cut off by their length limit: keep, zero or drop, as
-            in ``objective.truncated``.
+        algorithm: with the chain from rewards to the advantage of each decision, the objective, and the handling of
+            samples cut off by their length limit.
         step: of the run, from 0.
         job: the processes.
         memory_column: columns of the memory before the step, of the samples of the job; for estimators that read it.
@@ -218,7 +216,8 @@ def compute_advantages(
     Returns:
         The training data.
     """
-    config, rollout, divergence_N = chain.config, rollouts.rollout, None
+    chain, rollout, divergence_N = algorithm.advantages, rollouts.rollout, None
+    config = chain.config
     if config.kl.divergence is not None:
         divergence = from_reference(config.kl.divergence)
         rollout = with_values(policy, rollout, [divergence])
@@ -226,7 +225,7 @@ def compute_advantages(
     compared_N = compared_groups(rewards, rollout, chain, job)
     samples = group_advantages(rewards.counting, compared_N, chain, divergence_N, rewards.keep_N)
     span_scored_N = has_span_scores(rewards.counting, chain.span_rewards)
-    if any(estimator.unscored for estimator in chain.estimators):
+    if any(part.unscored for part in (*chain.estimators, *algorithm.objective.terms)):
         span_scored_N = torch.ones_like(span_scored_N)
     if any(estimator.partial for estimator in chain.estimators):
         span_scored_N = span_scored_N | rewards.partial_N
@@ -251,7 +250,7 @@ def compute_advantages(
         advantages = decision_advantages(
             policy, advantages, rewards, chain, step=step, job=job, memory_column=memory_column
         )
-    rollout, zero_B = without_truncated(advantages.rollout, truncated)
+    rollout, zero_B = without_truncated(advantages.rollout, algorithm.config.objective.truncated)
     return replace(advantages, rollout=rollout, zero_B=zero_B)
 
 

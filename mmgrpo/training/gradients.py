@@ -40,7 +40,7 @@ from mmgrpo.maths.modulations import detached
 from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
 from mmgrpo.policy import Policy
 from mmgrpo.training.streaming import cells, evaluations, index_of
-from mmgrpo.training.views import ViewRows, evaluate_views, policy_values
+from mmgrpo.training.views import ViewRows, evaluate_views, policy_values, with_view_logits
 from mmgrpo.types import Evaluation, Rollout
 from mmgrpo.values import OF_STATE, REFERENCE, Value, of_view
 
@@ -109,6 +109,7 @@ def accumulate_gradient(
     if REFERENCE in objective.views:
         _ensure_reference(policy)
     decisions = _decisions(rollout, advantage_BT, objective, rows, totals, reward_B)
+    rollout = with_view_logits(rollout, objective.values | objective.first_values, views)
     in_views = evaluate_views(rollout.keep(decisions.mask_BT), objective.values | objective.first_values, views)
     values = decisions = replace(decisions, values=in_views.values)
     num_forwards = in_views.num_forwards
@@ -182,6 +183,7 @@ def with_values(
     if not missing:
         return rollout
     in_views = evaluate_views(rollout, missing, views)
+    evaluated = with_view_logits(rollout, missing, views)
     num_forwards = rollout.num_forwards + in_views.num_forwards
     rollout = replace(rollout, values={**rollout.values, **in_views.values}, num_forwards=num_forwards)
     missing = policy_values(missing, views)
@@ -192,7 +194,7 @@ def with_values(
     computed = {value: torch.zeros(rollout.shape) for value in missing}
     num_forwards = rollout.num_forwards
     with torch.no_grad():
-        for evaluation in evaluations(policy, rollout, missing):
+        for evaluation in evaluations(policy, evaluated, missing):
             part_mask_BT = cells(rollout.mask_BT, evaluation)
             for value in missing:
                 computed[value][index_of(evaluation)] = evaluation.values[value].float().cpu().where(part_mask_BT, 0.0)

@@ -77,9 +77,10 @@ def _slices(policy: Policy | Critic, rollout: Rollout, values: Collection[Value]
     """The slices of every part of a concatenated rollout, with row indices in the result."""
     if isinstance(rollout.trace, RolloutParts):
         start = 0
-        for part in rollout.trace.rollouts:
+        for number, part in enumerate(rollout.trace.rollouts):
             B, T = part.shape
-            part_rollout = replace(part, mask_BT=rollout.mask_BT[start : start + B, :T])
+            view_logits = {name: logits.of_part(number) for name, logits in rollout.view_logits.items()}
+            part_rollout = replace(part, mask_BT=rollout.mask_BT[start : start + B, :T], view_logits=view_logits)
             for evaluation in _slices(policy, part_rollout, values):
                 assert evaluation.rows is not None
                 yield replace(evaluation, rows=evaluation.rows + start)

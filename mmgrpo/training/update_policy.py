@@ -25,7 +25,7 @@ from mmgrpo.training.gradients import Gradient, accumulate_gradient, nonfinite_r
 from mmgrpo.training.optimizer import Applied, GuardedOptimizer
 from mmgrpo.training.streaming import halve_slices, slice_limit
 from mmgrpo.types import Rollout
-from mmgrpo.values import of_view
+from mmgrpo.values import OF_TWO_DISTRIBUTIONS, of_view
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +255,8 @@ def _counted(policy: Policy, weight: float, job: Job) -> Iterator[None]:
 
 def _with_still_views(policy: Policy, advantages: Advantages, objective: Objective) -> Rollout:
     """The rollout with the values of views that the updates do not move: they are computed once."""
-    requested = {*map(of_view, objective.views), *objective.values}
+    single = {value for value in objective.values if value.name not in OF_TWO_DISTRIBUTIONS}
+    requested = {of_view(str(value.view)) for value in single if value.view is not None} | single
     of_views = [value for value in sorted(requested, key=str) if value.view in advantages.views]
     still = [value for value in of_views if not advantages.views[str(value.view)].view.moves]
     return with_values(policy, advantages.rollout, still, advantages.views)

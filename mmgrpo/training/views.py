@@ -16,11 +16,11 @@ from torch import Tensor
 from mmgrpo.data.history import History, PromptTemplate
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policy import Critic, Policy, SupportsPromptOverride
+from mmgrpo.policy import Critic, Policy, SupportsPromptOverride, SupportsTokenLogits
 from mmgrpo.training.concat_rollouts import RolloutParts
 from mmgrpo.training.streaming import cells, evaluations, index_of
-from mmgrpo.types import Prompt, Rollout
-from mmgrpo.values import OF_DISTRIBUTION, Value, mask_of_view, of_view
+from mmgrpo.types import LogitsPart, Prompt, Rollout
+from mmgrpo.values import OF_DISTRIBUTION, OF_TWO_DISTRIBUTIONS, Value, mask_of_view, of_view
 
 OF_VIEWS = frozenset(("logprob", "view_mask")) | OF_DISTRIBUTION
 """Names of the values of a view for a decision."""
@@ -63,6 +63,37 @@ class ViewRows:
     policy: Policy
     rollout: Rollout
     has_view_B: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ViewLogits:
+    """The logits of a view at the decisions of a rollout, as ``mmgrpo.policy.RowLogits``.
+
+    Attributes:
+        view: the view.
+        policy: the policy that scores its rows.
+        rollout: the rows as it sees them.
+    """
+
+    view: View
+    policy: SupportsTokenLogits
+    rollout: Rollout
+
+    def __call__(self, rows: Sequence[int], mask_NT: Tensor) -> LogitsPart:
+        """The states under the view's weights; the weights are active again for each part of the logits."""
+        with torch.no_grad(), self.view.using():
+            logits_of = self.policy.token_logits(self.rollout, rows, mask_NT)
+
+        def part(start: int, stop: int) -> Tensor:
+            with torch.no_grad(), self.view.using():
+                return logits_of(start, stop)
+
+        return part
+
+    def of_part(self, part: int) -> ViewLogits:
+        """Those of one rollout of several that were joined."""
+        assert isinstance(self.rollout.trace, RolloutParts)
+        return replace(self, rollout=self.rollout.trace.rollouts[part])
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +201,35 @@ class Views(Mapping[str, ViewRows]):
 
 
 def policy_values(values: Collection[Value], views: Mapping[str, ViewRows]) -> tuple[Value, ...]:
-    """The values that the policy itself gives, in their order."""
-    return tuple(value for value in values if value.view not in views)
+    """The values that the policy itself gives, in their order: those without a view, and those of two distributions."""
+    return tuple(value for value in values if value.view not in views or value.name in OF_TWO_DISTRIBUTIONS)
+
+
+def with_view_logits(rollout: Rollout, values: Collection[Value], views: Mapping[str, ViewRows]) -> Rollout:
+    """The rollout with the logits of the views that its values of two distributions are of.
+
+    Raises:
+        ConfigError: the policy of a view has no such logits.
+    """
+    names = {value.view for value in values if value.name in OF_TWO_DISTRIBUTIONS and value.view in views}
+    if not names:
+        return rollout
+    view_logits = {}
+    for name in sorted(map(str, names)):
+        view_rows = views[name]
+        policy = token_logits_of(view_rows.policy, name)
+        view_logits[name] = ViewLogits(view_rows.view, policy, view_rows.rollout)
+    return replace(rollout, view_logits=view_logits)
+
+
+def token_logits_of(policy: Policy, view: str) -> SupportsTokenLogits:
+    """The policy of a view as one that gives logits. Raises ConfigError for others."""
+    if not isinstance(policy, SupportsTokenLogits):
+        raise ConfigError(
+            f"objective.views.{view}: a divergence of the distributions of all tokens needs a language policy, not "
+            f"{type(policy).__name__}: use distillation, which reads the sampled token"
+        )
+    return policy
 
 
 def evaluate_views(rollout: Rollout, values: Collection[Value], views: Mapping[str, ViewRows]) -> ViewValues:
@@ -188,13 +246,16 @@ def evaluate_views(rollout: Rollout, values: Collection[Value], views: Mapping[s
     Raises:
         ConfigError: a value that views do not have.
     """
-    requested = [value for value in values if value.view in views]
+    of_views = [value for value in values if value.view in views]
+    requested = [value for value in of_views if value.name not in OF_TWO_DISTRIBUTIONS]
     if wrong := [str(value) for value in requested if value.name not in OF_VIEWS]:
         raise ConfigError(
             "views have log-probabilities, estimates from them, and values of the distribution "
             f"({', '.join(sorted(OF_DISTRIBUTION))}), and no {', '.join(wrong)}"
         )
-    values_of_views: dict[Value, Tensor] = {}
+    values_of_views = {
+        mask_of_view(name): _view_mask(views[name], rollout) for name in {str(value.view) for value in of_views}
+    }
     num_forwards = 0
     for name in sorted({str(value.view) for value in requested}):
         further = [value for value in requested if value.view == name and value.name in OF_DISTRIBUTION]
@@ -222,8 +283,14 @@ def _evaluate_view(view_rows: ViewRows, mask_BT: Tensor, further: Sequence[Value
                 )
                 computed_BT[index_of(evaluation)] = part_value_BT.float().cpu().where(part_mask_BT, 0.0)
             num_forwards += evaluation.num_forwards
-    view_mask_BT = view_rows.has_view_B[:, None].float().expand(mask_BT.shape)
-    return ViewValues({**computed, mask_of_view(view_rows.view.name): view_mask_BT}, num_forwards)
+    return ViewValues(
+        {**computed, mask_of_view(view_rows.view.name): _view_mask(view_rows, view_rows.rollout)}, num_forwards
+    )
+
+
+def _view_mask(view_rows: ViewRows, rollout: Rollout) -> Tensor:
+    """(B, T), 1 in rows that have the view."""
+    return view_rows.has_view_B[:, None].float().expand(rollout.shape)
 
 
 def override_prompts(policy: SupportsPromptOverride | Critic, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ from mmgrpo.policy import (
     SupportsSharding,
     SupportsSupervisedLoss,
     SupportsTextOffsets,
+    SupportsTokenLogits,
     SupportsTraceConcat,
 )
-from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Prompt, Rollout, Sample, SupervisedLoss
-from mmgrpo.values import ENTROPY, PEERS, SAMPLER_LOGPROB, Value
+from mmgrpo.types import Evaluation, Example, LogitsPart, OffPolicySample, Plan, Prompt, Rollout, Sample, SupervisedLoss
+from mmgrpo.values import ENTROPY, OF_TWO_DISTRIBUTIONS, PEERS, SAMPLER_LOGPROB, Value
 
 from ..distribution import LOGIT_VALUES, required_views, view_values
 from ..engines.engine import Engine
@@ -60,7 +62,7 @@ from .sharded import is_sharded_gradient, shard_decoder
 from .text_offsets import token_text_offsets
 from .text_rollouts import TextRollouts
 from .text_trace import TextTrace
-from .token_scoring import score_rows, with_supports
+from .token_scoring import NO_LOGITS, decision_states, score_rows, with_supports
 from .token_values import STATE_VALUES, TOKEN_VALUES
 
 CHECKED_PROMPTS, CHECKED_TOKENS = 4, 16
@@ -79,6 +81,7 @@ class LanguagePolicy(
     SupportsPartialRollouts,
     SupportsTraceConcat,
     SupportsPromptOverride,
+    SupportsTokenLogits,
     SupportsCritic,
     SupportsSharding,
     SupportsExport,
@@ -337,25 +340,60 @@ class LanguagePolicy(
     ) -> Iterator[Evaluation]:
         """Streams one slice per batch of rows, with all their decisions; rows of one prompt are adjacent.
 
-        Supported values: those of ``LOGIT_VALUES`` and ``STATE_VALUES``, and of another view its log-probability
-        and the divergences k1, k2 and k3.
+        Supported values: those of ``LOGIT_VALUES`` and ``STATE_VALUES``, of another view its log-probability and the
+        divergences k1, k2 and k3, and of another view with logits the divergence of both distributions.
         """
-        views, trace = required_views(values, self.weights.names, current_names=TOKEN_VALUES), rollout.trace
-        unviewed_values = [value for value in values if value.view is None and value != PEERS]
+        pairs = [value for value in values if value.name in OF_TWO_DISTRIBUTIONS]
+        single, trace = [value for value in values if value not in pairs], rollout.trace
+        views = required_views(single, self.weights.names, current_names=TOKEN_VALUES)
+        row_logits = {str(value.view): self._row_logits(value, rollout) for value in pairs}
+        scored_values = [*(value for value in single if value.view is None and value != PEERS), *pairs]
         peers_BT = self._group_divergence(rollout) if PEERS in values else None
         for batch, mask_NT in self._batches(rollout, rows):
             other = {view: self._of_view(view, trace, batch, mask_NT) for view in views}
-            logprob_NT, values_NT = self._scored(trace, batch, mask_NT, unviewed_values)
+            view_logits = {view: logits_of(batch, mask_NT) for view, logits_of in row_logits.items()}
+            logprob_NT, values_NT = self._scored(trace, batch, mask_NT, scored_values, view_logits)
             if peers_BT is not None:
                 values_NT[PEERS] = peers_BT[batch, : mask_NT.shape[1]].where(mask_NT, 0.0).to(logprob_NT.device)
-            values_NT |= view_values(values, logprob_NT, other)
+            values_NT |= view_values(single, logprob_NT, other)
             yield Evaluation(
                 columns=range(mask_NT.shape[1]),
                 logprob_BT=logprob_NT,
                 values=values_NT,
                 rows=torch.tensor(batch),
-                num_forwards=len(batch) * (1 + len(views)),
+                num_forwards=len(batch) * (1 + len(views) + len(row_logits)),
             )
+
+    @torch.no_grad()
+    def token_logits(self, rollout: Rollout, rows: Sequence[int], mask_NT: Tensor) -> LogitsPart:
+        """The logits before temperature and truncation, from the states of the decisions, which are held."""
+        trace: TextTrace = rollout.trace
+        path = self._path_for([trace.prompts[owner] for owner in sorted({trace.prompt_of_B[row] for row in rows})])
+        states_MD = decision_states(path, trace, rows, mask_NT)
+        return lambda start, stop: path.logits(states_MD[start:stop])
+
+    def _row_logits(self, value: Value, rollout: Rollout) -> Callable[[Sequence[int], Tensor], LogitsPart]:
+        """The logits of a view of the rollout, or of named weights. Raises ConfigError for others."""
+        view = str(value.view)
+        if view in rollout.view_logits:
+            return rollout.view_logits[view]
+        if view not in self.weights.names:
+            raise ConfigError(
+                f"{value}: there are no logits of {view}; supported are the views of objective.views and "
+                f"{', '.join(sorted(self.weights.names))}"
+            )
+
+        def of_rows(rows: Sequence[int], mask_NT: Tensor) -> LogitsPart:
+            with self.weights.using(view):
+                logits_of = self.token_logits(rollout, rows, mask_NT)
+            return partial(self._part_under, view, logits_of)
+
+        return of_rows
+
+    @torch.no_grad()
+    def _part_under(self, view: str, logits_of: LogitsPart, start: int, stop: int) -> Tensor:
+        with self.weights.using(view):
+            return logits_of(start, stop)
 
     def _group_divergence(self, rollout: Rollout) -> Tensor:
         """Divergence of the members of each group, whichever rows are requested."""
@@ -428,7 +466,12 @@ class LanguagePolicy(
         return table.weight
 
     def _scored(
-        self, trace: TextTrace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
+        self,
+        trace: TextTrace,
+        rows: Sequence[int],
+        mask_NT: Tensor,
+        values: Sequence[Value] = (),
+        view_logits: Mapping[str, LogitsPart] = NO_LOGITS,
     ) -> tuple[Tensor, dict[Value, Tensor]]:
         """Log-probabilities and values where the mask is True, 0 elsewhere, (N, T)."""
         for value in values:
@@ -442,6 +485,7 @@ class LanguagePolicy(
                 head_bytes=self.settings.head_bytes,
                 mask_NT=mask_NT,
                 values=values,
+                view_logits=view_logits,
             )
         logprob_NT, *values_M = (scatter_to_mask(mask_NT, each_M) for each_M in (logprob_M, *values_M))
         return logprob_NT, dict(zip(values, values_M, strict=True))

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmgrpo.values import Value
+from mmgrpo.types import LogitsPart
+from mmgrpo.values import OF_TWO_DISTRIBUTIONS, Value
 
 from ..completion import Completion
 from ..sampling import Support, compute_supports, token_logprobs
 from .attention import ATTENTION_VALUES, attention_values
 from .forward_paths import CachedPath, ForwardPath
 from .text_trace import TextTrace
-from .token_values import END_VALUES, ROW_VALUES, row_value, token_value
+from .token_values import END_VALUES, ROW_VALUES, pair_value, row_value, token_value
+
+NO_LOGITS: Mapping[str, LogitsPart] = MappingProxyType({})
+NOT_BY_TOKEN = frozenset((*ROW_VALUES, *ATTENTION_VALUES, *END_VALUES, *OF_TWO_DISTRIBUTIONS))
+"""Names of values that are not functions of the distribution of a token alone."""
 
 
 def score_rows(
@@ -28,6 +34,7 @@ def score_rows(
     head_bytes: int,
     mask_NT: Tensor | None = None,
     values: Sequence[Value] = (),
+    view_logits: Mapping[str, LogitsPart] = NO_LOGITS,
 ) -> tuple[Tensor, list[Tensor]]:
     """Log-probability of every token of some rows, concatenated, under the rows' sampling distribution.
 
@@ -38,16 +45,14 @@ def score_rows(
         head_bytes: maximum size of float32 logits in memory.
         mask_NT: the requested tokens; None requests all.
         values: further requested values of the distributions and of the hidden states, as in ``token_values``.
+        view_logits: the logits of views at the requested tokens, for values of two distributions.
 
     Returns:
         logprob_M, and a vector for each of the values; float32.
     """
     completions = [trace.completions[row] for row in rows]
     sampling = completions[0].sampling
-    lengths_N = torch.tensor([len(completion.token_T) for completion in completions])
-    exists_NT = torch.arange(int(lengths_N.max()))[None] < lengths_N[:, None]
-    if mask_NT is not None:
-        exists_NT = exists_NT[:, : mask_NT.shape[1]] & mask_NT
+    exists_NT = _requested(completions, mask_NT)
     T = exists_NT.shape[1]
     tokens = [completion.token_T[:T] for completion in completions]
     ends = [value for value in values if value.name in END_VALUES]
@@ -60,7 +65,8 @@ def score_rows(
     if sampling.truncates:
         rows_of = zip(completions, exists_NT, strict=True)
         support = Support.concat([c.support.at(keep_T) for c, keep_T in rows_of if c.support is not None])
-    by_token = [value for value in values if value.name not in (*ROW_VALUES, *ATTENTION_VALUES, *END_VALUES)]
+    pairs = [value for value in values if value.name in OF_TWO_DISTRIBUTIONS]
+    by_token = [value for value in values if value.name not in NOT_BY_TOKEN]
     logprob_M, of_tokens = token_logprobs(
         states_NTD[index],
         token_NT[index],
@@ -69,13 +75,41 @@ def score_rows(
         chunk=head_bytes // (4 * path.vocabulary),
         support=support,
         extra_values=[partial(token_value, value) for value in by_token],
+        pair_values=[partial(pair_value, value, view_logits[str(value.view)], sampling) for value in pairs],
     )
-    value_M = dict(zip(by_token, of_tokens, strict=True)) | _attention_values(path, trace, rows, index, values)
+    value_M = dict(zip((*by_token, *pairs), of_tokens, strict=True)) | _attention_values(
+        path, trace, rows, index, values
+    )
     if ends:
         value_M |= _end_values(path, after_NTD, completions, exists_NT, ends)
     return logprob_M, [
         value_M[requested] if requested in value_M else row_value(requested, states_NTD, index) for requested in values
     ]
+
+
+def decision_states(path: ForwardPath, trace: TextTrace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
+    """The states that predict the requested tokens of some rows, row by row.
+
+    Shapes: bool (N, T) -> (M, D).
+    """
+    completions = [trace.completions[row] for row in rows]
+    exists_NT = _requested(completions, mask_NT)
+    T = exists_NT.shape[1]
+    states: dict[int, Tensor] = {}
+    place_of = {row: n for n, row in enumerate(rows)}
+    for batch in path.batches(trace, rows):
+        states_NTD = path.states(trace, batch, [trace.completions[row].token_T[:T] for row in batch])
+        for row, states_TD in zip(batch, states_NTD, strict=True):
+            keep_T = exists_NT[place_of[row], : len(states_TD)].to(states_TD.device)
+            states[row] = states_TD[: len(keep_T)][keep_T]
+    return torch.cat([states[row] for row in rows])
+
+
+def _requested(completions: Sequence[Completion], mask_NT: Tensor | None) -> Tensor:
+    """Bool (N, T), the tokens that exist and that a mask keeps, up to its last column."""
+    lengths_N = torch.tensor([len(completion.token_T) for completion in completions])
+    exists_NT = torch.arange(int(lengths_N.max()))[None] < lengths_N[:, None]
+    return exists_NT if mask_NT is None else exists_NT[:, : mask_NT.shape[1]] & mask_NT
 
 
 def _end_values(

@@ -6,12 +6,14 @@ Axes: m tokens of a chunk, V vocabulary, D model width, N rows, T tokens of a ro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.divergences import generalized_jsd
 from mmgrpo.maths.internals import (
     effective_rank,
     gradient_curvature,
@@ -19,9 +21,11 @@ from mmgrpo.maths.internals import (
     rank_acceleration,
     rank_velocity,
 )
+from mmgrpo.types import LogitsPart
 from mmgrpo.values import PEERS, Value
 
 from ..distribution import LOGIT_VALUES
+from ..sampling import SamplingDistribution
 from .attention import ATTENTION_VALUES
 
 
@@ -61,6 +65,21 @@ def token_value(value: Value, state_mD: Tensor, logits_mV: Tensor, token_m: Tens
     if value.name in LOGIT_VALUES:
         return LOGIT_VALUES[value.name](logits_mV, token_m, *value.numbers)
     return LAST_LAYER_VALUES[value.name](state_mD.detach(), logits_mV.detach(), token_m)
+
+
+def pair_value(
+    value: Value, other: LogitsPart, sampling: SamplingDistribution, logits_mV: Tensor, start: int
+) -> Tensor:
+    """A value of the distribution and of a view's, under the sampling settings of the former, over the tokens of both.
+
+    Shapes: tempered logits (m, V) -> (m,).
+    """
+    other_mV = other(start, start + len(logits_mV)).to(logits_mV.device)
+    V = min(logits_mV.shape[-1], other_mV.shape[-1])
+    suppressed = sampling.suppressed[sampling.suppressed < V]
+    other_mV = replace(sampling, suppressed=suppressed).tempered(other_mV[:, :V])
+    (beta,) = value.numbers
+    return generalized_jsd(logits_mV[:, :V], other_mV, beta)
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ from accelerate import Accelerator
 from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
-from mmgrpo.algorithm import AdvantageChain
-from mmgrpo.config import AdvantageConfig
+from mmgrpo.algorithm import Algorithm
+from mmgrpo.config import RunConfig
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError, PolicyError, RewardError
 from mmgrpo.policy import Policy
@@ -68,8 +68,8 @@ def credit(
     )
     scored = PendingRewards(rounds=(), rows=range(len(keep_B)))
     experience = Rollouts(rollout=rollout, keep_B=keep_B, scored=scored, requests=(), num_rounds=1)
-    section = AdvantageConfig.model_validate({"estimators": list(estimators), **config})
-    return compute_advantages(policy, experience, verdict, AdvantageChain.of(section), job=Job(Accelerator(cpu=True)))
+    algorithm = Algorithm.of(RunConfig.model_validate({"advantage": {"estimators": list(estimators), **config}}))
+    return compute_advantages(policy, experience, verdict, algorithm, job=Job(Accelerator(cpu=True)))
 
 
 def advantage(*args: Any, **config: Any) -> Tensor:

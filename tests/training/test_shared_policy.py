@@ -89,7 +89,7 @@ def batch() -> Advantages:
         policy, strategy, TEXT_PROMPTS.__getitem__, scorer, plan=plan_at(Algorithm.of(config), policy, 0), **arguments
     )
     verdict = mmgrpo.score_rollouts(experience, rewards, step=0, job=job)
-    advantages = mmgrpo.compute_advantages(policy, experience, verdict, Algorithm.of(config).advantages, job=job)
+    advantages = mmgrpo.compute_advantages(policy, experience, verdict, Algorithm.of(config), job=job)
     length_B = torch.arange(12) % 5 + 2
     return replace(
         advantages, rollout=advantages.rollout.keep(torch.arange(advantages.rollout.shape[1]) < length_B[:, None])

@@ -69,7 +69,7 @@ def batch_of(config: RunConfig, policy: DenoisingPolicy) -> Advantages:
         value=partial(mmgrpo.combine_rewards, reward_functions=rewards, chain=Algorithm.of(config).advantages, step=0),
     )
     verdict = mmgrpo.score_rollouts(experience, rewards, step=0, job=job)
-    return mmgrpo.compute_advantages(policy, experience, verdict, Algorithm.of(config).advantages, step=0, job=job)
+    return mmgrpo.compute_advantages(policy, experience, verdict, Algorithm.of(config), step=0, job=job)
 
 
 def test_nodes_of_a_sampled_tree_are_credited_by_depth(tmp_path: Path) -> None:

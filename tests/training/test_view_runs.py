@@ -130,7 +130,7 @@ def test_sdpo_trains_on_members_with_a_right_peer_alone(tmp_path: Path) -> None:
         policy,
         rollouts,
         verdict,
-        Algorithm.of(config).advantages,
+        Algorithm.of(config),
         job=job,
         views=build_views(Algorithm.of(config), policy),
     )

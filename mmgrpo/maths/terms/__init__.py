@@ -73,6 +73,7 @@ class Term:
             it takes the complete groups of a minibatch.
         active: complete rows -> the decisions that its loss depends on; the others are not computed.
         through: the views that its gradient goes through; through others no gradient goes.
+        unscored: whether it trains samples without a reward, which it does not read.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Term:
     couples: str = DECISION
     active: Callable[[Decisions], Tensor] = all_unmasked
     through: tuple[str, ...] = ()
+    unscored: bool = False
 
 
 def term(
@@ -90,6 +92,7 @@ def term(
     couples: str = DECISION,
     active: Callable[..., Tensor] = all_unmasked,
     through: Callable[..., tuple[str, ...]] | tuple[str, ...] = (),
+    unscored: bool = False,
     check: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[Concatenate[Decisions, Numbers], Loss]], Callable[Numbers, Term]]:
     """A decorator: a function (decisions, *, numbers) -> Loss becomes a factory of terms.
@@ -101,6 +104,7 @@ def term(
         couples: as the attribute.
         active: as the attribute; settings that it names as keyword-only parameters are bound to it.
         through: likewise.
+        unscored: as the attribute.
         check: raises ConfigError for settings that do not go together; called with those that it names.
 
     Returns:
@@ -117,6 +121,7 @@ def term(
             values=values,
             couples=couples,
             through=through,
+            unscored=unscored,
         )(loss)
 
     return decorate

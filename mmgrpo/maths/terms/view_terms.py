@@ -26,7 +26,8 @@ def values_of(view: str | None) -> tuple[Value, ...]:
     return () if view in (None, OLD) else (of_view(view),)
 
 
-def _view_mask(decisions: Decisions, *, view: str | None) -> Tensor:
+def view_mask(decisions: Decisions, *, view: str | None) -> Tensor:
+    """The decisions whose rows have the view: bool (B, T)."""
     return decisions.view_mask(view)
 
 
@@ -39,7 +40,7 @@ def _check_negative_logprob(view: str | None, grad: bool) -> None:
 @term(
     name=lambda view: "negative_logprob" if view is None else f"negative_logprob@{view}",
     values=values_of,
-    active=_view_mask,
+    active=view_mask,
     through=lambda view, grad: (view,) if grad else (),
     check=_check_negative_logprob,
 )
@@ -77,7 +78,7 @@ def estimated_divergence(form: str, *, view: str, grad: bool = False) -> Term:
         name=name,
         loss=loss,
         values=values_of(view),
-        active=partial(_view_mask, view=view),
+        active=partial(view_mask, view=view),
         through=(view,) if grad else (),
     )
 
@@ -88,7 +89,7 @@ def _check_distillation(most: float | None) -> None:
 
 
 @TERMS.register
-@term(name=lambda view: f"distillation@{view}", values=values_of, active=_view_mask, check=_check_distillation)
+@term(name=lambda view: f"distillation@{view}", values=values_of, active=view_mask, check=_check_distillation)
 def distillation(decisions: Decisions, *, view: str, most: float | None = None) -> Loss:
     """The reverse divergence from a teacher, on the policy's own samples, by its gradient.
 
