@@ -13,11 +13,12 @@ ELSEWHERE = {
     **dict.fromkeys(CHAINS, "configs/test_chain_methods.py"),
     **dict.fromkeys(("sfpo", "multiple-ticket-hypothesis", "rlvr-linearity"), "training/test_hooks.py"),
     **dict.fromkeys(("tis", "sequence-tis", "mis", "sequence-mis", "icepop"), "configs/test_engine_methods.py"),
+    "dppo-kl": "methods/selection/test_dppo_tv.py",
     "ead": "policies/test_language_sampling.py",
     "spec-rl": "training/test_drafts.py",
     "verl": "maths/test_internals.py",
 }
-"""Methods whose numbers are of sampling, of several calls or of the update -> the file of their tests."""
+"""Methods whose numbers are of sampling, of several calls, of the update or of another method's test -> its file."""
 
 
 def test_every_method_has_a_number() -> None:
