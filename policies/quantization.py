@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,14 @@ QUANTIZATION_KEYS = ("quantization_config", "_pre_quantization_dtype")
 
 EXCLUDING = ("llm_int8_skip_modules", "modules_to_not_convert")
 """Arguments that exclude layers, of bitsandbytes and torchao."""
+
+PIPELINE_ARGUMENTS = ("quant_backend", "quant_kwargs", "components_to_quantize", "quant_mapping")
+
+LARGE_COMPONENTS = ("transformer", "unet", "text_encoder")
+"""Beginnings of the names that diffusers gives to denoisers and text encoders."""
+
+SMALL_CLASSES = ("CLIPText",)
+"""Beginnings of the classes of text encoders that stay as they are."""
 
 SAMPLE_WIDTH = 1024
 
@@ -54,7 +63,8 @@ def pipeline_quantization(values: Mapping[str, Any], index: Mapping[str, Any]) -
 
     Args:
         values: the arguments of diffusers' ``PipelineQuantizationConfig``; each value of ``quant_mapping`` is a mapping
-            as that of ``model_quantization``, of the library of its component.
+            as that of ``model_quantization``, of the library of its component. A mapping as that of
+            ``model_quantization`` alone applies to the denoisers, and to the text encoders except for those of CLIP.
         index: the components of the pipeline with their libraries and classes, of ``model_index.json``.
 
     Returns:
@@ -66,12 +76,19 @@ def pipeline_quantization(values: Mapping[str, Any], index: Mapping[str, Any]) -
     """
     from diffusers.quantizers import PipelineQuantizationConfig
 
-    components = [*(values.get("quant_mapping") or ()), *_names(values.get("components_to_quantize"))]
     names = [name for name in index if not name.startswith("_")]
+    of_components = any(name in values for name in PIPELINE_ARGUMENTS)
+    if not of_components:
+        values = {"quant_mapping": dict.fromkeys(filter(partial(_is_large, index), names), values)}
+    components = [*(values.get("quant_mapping") or ()), *_names(values.get("components_to_quantize"))]
     if names and (unknown := sorted(set(components) - set(names))):
         raise ConfigError(f"{KEY}: the pipeline has no {', '.join(unknown)}; it has {', '.join(names)}")
     mapping = {
-        name: _configuration(value, _reader((index.get(name) or ["diffusers"])[0]), f"{KEY}.quant_mapping.{name}")
+        name: _configuration(
+            value,
+            _reader((index.get(name) or ["diffusers"])[0]),
+            f"{KEY}.quant_mapping.{name}" if of_components else KEY,
+        )
         for name, value in (values.get("quant_mapping") or {}).items()
     }
     backend = str(values.get("quant_backend") or "")
@@ -89,13 +106,20 @@ def pipeline_quantization(values: Mapping[str, Any], index: Mapping[str, Any]) -
 
 def pipeline_stored_bytes(values: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> dict[nn.Module, int]:
     """As ``stored_bytes``, of the components of a pipeline. Raises ConfigError as ``pipeline_quantization``."""
-    index = {name: [type(module).__module__.partition(".")[0], ""] for name, module in modules.items()}
+    kinds = {name: type(module) for name, module in modules.items()}
+    index = {name: [kind.__module__.partition(".")[0], kind.__name__] for name, kind in kinds.items()}
     config, result = pipeline_quantization(values, index), dict[nn.Module, int]()
     for name, module in modules.items():
         is_diffusers = not isinstance(module, PreTrainedModel)
         configuration = config._resolve_quant_config(is_diffusers=is_diffusers, module_name=name)
         result |= {} if configuration is None else stored_bytes(module, configuration)
     return result
+
+
+def _is_large(index: Mapping[str, Any], name: str) -> bool:
+    """Whether a component of a pipeline is a denoiser or a large text encoder; those that it omits are not."""
+    library, kind = index[name]
+    return bool(library) and name.startswith(LARGE_COMPONENTS) and not str(kind).startswith(SMALL_CLASSES)
 
 
 def _names(components: Any) -> list[str]:

@@ -194,10 +194,10 @@ class DenoisingSettings(BaseModel):
     )
     quantization_config: dict[str, Any] | None = Field(
         default=None,
-        description="quantization of frozen weights under lora: arguments of diffusers' PipelineQuantizationConfig, "
-        "for example {quant_backend: bitsandbytes_4bit, quant_kwargs: {load_in_4bit: true, bnb_4bit_quant_type: nf4}, "
-        "components_to_quantize: [transformer]} or {quant_mapping: {transformer: {quant_method: torchao, quant_type: "
-        "{name: Int8WeightOnlyConfig}}}}; null: as they are stored",
+        description="quantization of frozen weights under lora, as that of a language model: of the denoisers and all "
+        "text encoders but CLIP's, {load_in_4bit: true, bnb_4bit_quant_type: nf4} or {quant_method: torchao, "
+        "quant_type: {name: Int8WeightOnlyConfig}}; or arguments of diffusers' PipelineQuantizationConfig, which names "
+        "components: {quant_mapping: {transformer: {load_in_4bit: true}}}; null: as they are stored",
     )
     scheduler: dict[str, Any] = Field(
         default_factory=dict, description="overrides the scheduler's configuration, for example {shift: 3.0}"

@@ -14,13 +14,14 @@ from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.diffusion.pipeline_loading import load_pipeline
 from mmgrpo.policies.diffusion.settings import DenoisingSettings
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.quantization import dequantize_layers, quantized_layers
+from mmgrpo.policies.quantization import dequantize_layers, pipeline_quantization, quantized_layers
 from peft import get_peft_model_state_dict
 from pydantic import ValidationError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from mmgrpo import Trainer
+from mmgrpo.config.loading import find_config, read_layers
 from mmgrpo.errors import ConfigError, MissingPackageError
 from mmgrpo.values import SAMPLER_LOGPROB
 from tests.policies import tiny_language, tiny_policies
@@ -246,6 +247,47 @@ def bitsandbytes_sd3(kind: str) -> Any:
     return pipeline
 
 
+INDEX = {
+    "_class_name": "StableDiffusion3Pipeline",
+    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    "text_encoder": ["transformers", "CLIPTextModelWithProjection"],
+    "text_encoder_2": [None, None],
+    "text_encoder_3": ["transformers", "T5EncoderModel"],
+    "tokenizer": ["transformers", "CLIPTokenizer"],
+    "transformer": ["diffusers", "SD3Transformer2DModel"],
+    "vae": ["diffusers", "AutoencoderKL"],
+}
+
+
+def test_arguments_of_a_model_apply_to_denoisers_and_large_text_encoders() -> None:
+    values = read_layers(find_config("qlora"))["policy"]["quantization_config"]
+    mapping = pipeline_quantization(values, INDEX).quant_mapping
+    assert mapping is not None
+    libraries = {name: type(value).__module__.partition(".")[0] for name, value in mapping.items()}
+    assert libraries == {"text_encoder_3": "transformers", "transformer": "diffusers"}
+    assert {(value.bnb_4bit_quant_type, value.bnb_4bit_compute_dtype) for value in mapping.values()} == {
+        ("nf4", torch.bfloat16)
+    }
+
+
+def test_a_pipeline_has_quantized_denoisers_and_large_text_encoders(sd3: Path) -> None:
+    policy = denoising_policy(sd3, FORMATS["torchao-int8"])
+    quantized = {name for name, part in policy.pipeline.components.items() if isinstance(part, nn.Module)}
+    quantized = {name for name in quantized if quantized_layers(policy.pipeline.components[name])}
+    assert quantized == {"transformer", "text_encoder_3"}
+    rollout = policy.rollout(tiny_policies.prompts_of("sd3")[:1], group_size=2, seed=1)
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
+
+
+def test_text_encoders_of_a_pipeline_are_loaded_in_4_bit(sd3: Path) -> None:
+    """As QLoRA has them; diffusers loads its denoiser in 4 bit on a GPU alone."""
+    policy = denoising_policy(sd3, {"quant_mapping": {"text_encoder_3": NF4}})
+    layers = quantized_layers(policy.pipeline.text_encoder_3)
+    assert {type(layer).__name__ for layer in layers.values()} == {"Linear4bit"}
+    rollout = policy.rollout(tiny_policies.prompts_of("sd3")[:1], group_size=2, seed=1)
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
+
+
 @pytest.mark.parametrize("name", daily(["torchao-int8", "torchao-fp8", "nf4", "int8"], "torchao-int8"))
 def test_denoising_policy_has_same_layers_in_sampling_and_update(name: str, sd3: Path, tmp_path: Path) -> None:
     if name.startswith("torchao"):
@@ -303,7 +345,8 @@ def test_pipeline_with_quantized_weights_on_disk_is_loaded(sd3: Path, tmp_path: 
             "quant_kwargs: BitsAndBytesConfig has no bits",
         ),
         ({"quant_backend": "bitsandbytes_4bit", "quant_kwargs": NF4}, "No GPU found"),
-        ({"load_in_4bit": True}, "unexpected keyword argument 'load_in_4bit'"),
+        ({"load_in_4bit": True}, "No GPU found"),
+        ({"load_in_4bit": True, "bits": 4}, "quantization_config: BitsAndBytesConfig has no bits"),
         ({"quant_mapping": {"transformer": {"load_in_4bit": True, "bits": 4}}}, "BitsAndBytesConfig has no bits"),
     ],
     ids=str,
