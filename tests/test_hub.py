@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import datasets.config
@@ -72,22 +73,80 @@ class Hub(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-@pytest.fixture(scope="module")
-def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+COMMIT = "a" * 40
+
+ROWS = """
+import sys
+from mmgrpo.data.prompt_loading import load_prompts
+print([(prompt.text, prompt.columns) for prompt in load_prompts(sys.argv[1], columns={"prompt": "instruction"})])
+"""
+
+
+class OneFile(BaseHTTPRequestHandler):
+    """A hub with the dataset ``owner/rows``, whose files are ``train.parquet`` and one that is not parquet."""
+
+    FILES: ClassVar[dict[str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        files = [{"type": "file", "path": name, "size": len(data), "oid": COMMIT} for name, data in self.FILES.items()]
+        content = self.FILES.get(self.path.rpartition("/")[2]) if "/resolve/" in self.path else None
+        if content is None and self.path.startswith("/api/datasets/owner/rows"):
+            listed = "/tree/" in self.path or "/paths-info/" in self.path
+            info = {"id": "owner/rows", "sha": COMMIT, "siblings": [{"rfilename": name} for name in self.FILES]}
+            content = json.dumps(files if listed else info).encode()
+        self.send_response(404 if content is None else 200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Error-Code", "EntryNotFound")
+        self.send_header("ETag", f'"{self.path}"')
+        self.send_header("Content-Length", str(len(content or b"")))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content or b"")
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a hub on this machine."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
 
 
-def loaded(tmp: str, sources: tuple[str, ...] = MODELS, **environment: str) -> tuple[dict[str, str], str]:
-    """What was said of each source by each loader, and what else came out."""
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    yield from served(Hub)
+
+
+def printed(code: str, argument: str, tmp: str, **environment: str) -> tuple[str, str]:
+    """The last line that a program prints, with an empty cache of the hub in ``tmp``, and its errors."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    call = [sys.executable, "-c", LOAD, json.dumps(sources)]
     env = {**variables, "HF_HOME": tmp, **environment}
+    call = [sys.executable, "-c", code, argument]
     done = subprocess.run(call, capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+    return done.stdout.splitlines()[-1], done.stderr
+
+
+def loaded(tmp: str, sources: tuple[str, ...] = MODELS, **environment: str) -> tuple[dict[str, str], str]:
+    """What was said of each source by each loader, and what else came out."""
+    messages, errors = printed(LOAD, json.dumps(sources), tmp, **environment)
+    return json.loads(messages), errors
+
+
+@pytest.mark.nightly
+def test_one_file_of_a_dataset_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"instruction": "open it", "gt_action": "click"}]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "train.parquet")
+    files = {"train.parquet": (tmp_path / "train.parquet").read_bytes(), "test.parquet": b"other columns"}
+    monkeypatch.setattr(OneFile, "FILES", files)
+    for address in served(OneFile):
+        output, _ = printed(ROWS, "owner/rows:train.parquet", str(tmp_path), HF_ENDPOINT=address)
+        assert ast.literal_eval(output) == [("open it", {"gt_action": "click"})]
 
 
 def expected(reasons: dict[str, str], rows: str) -> dict[str, str]:

@@ -62,7 +62,8 @@ def summary_of(values: Mapping[str, Any]) -> str:
         values: the merged layers of a configuration.
 
     Returns:
-        ``Qwen2.5-VL-3B-Instruct; GRPO; count, format; clevr.jsonl``, without the parts that the configuration lacks.
+        ``Qwen2.5-VL-3B-Instruct; GRPO; count, format; clevr_cogen_a_train``, without parts that the configuration
+        lacks.
     """
     tasks = values.get("tasks")
     runs = [values, *(tasks.values() if isinstance(tasks, Mapping) else ())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_HUB_PART = re.compile(r"[\w.-]+/[\w.-]+:.+")
+"""``owner/name:part``, a configuration or a file of a dataset of the hub."""
+
 _SPLIT_FILES = ("{}_metadata.jsonl", "{}.jsonl", "{}.json", "{}.parquet", "{}.txt")
 
 
@@ -71,7 +75,8 @@ def load_prompts(
     ``https://.../rows.jsonl``                a file of these endings, downloaded once into ``HF_HOME``
     a folder with ``{split}.txt`` or other    that file, flow_grpo's ``{split}_metadata.jsonl`` included
     a folder of ``Dataset.save_to_disk``      that dataset
-    another folder, or ``owner/name``         ``datasets.load_dataset``; ``owner/name:subset`` names a configuration
+    another folder, or ``owner/name``         ``datasets.load_dataset``; ``owner/name:subset`` names a configuration,
+                                              ``owner/name:train.parquet`` one file of the repository
     ``python:module:attribute``               a function without arguments that returns prompts or a dataset, or a list
     a live ``datasets.Dataset``               itself, in any format; an ``IterableDataset`` needs ``limit``
     ========================================  =========================================================================
@@ -200,6 +205,8 @@ def _is_named(source: str) -> bool:
 def _is_path(source: str) -> bool:
     """Whether a source is a path, and cannot be a dataset of the hub."""
     path = Path(source).expanduser()
+    if _HUB_PART.fullmatch(source):
+        return False
     return path.suffix in _READERS or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
 
 
@@ -357,9 +364,10 @@ def _from_hub(source: str, split: str | None, rules: _ReadingRules) -> Iterator[
         require_bounded(Path(source))
         if not rules.allow_fetch:
             refuse_fetching_card(Path(source))
-    name, _, subset = (source, "", "") if local else source.partition(":")
+    name, _, part = (source, "", "") if local else source.partition(":")
+    part_argument = {"data_files" if Path(part).suffix in _READERS else "name": part} if part else {}
     try:
-        loaded = load_dataset(name, subset or None)
+        loaded = load_dataset(name, **part_argument)
     except Exception as error:  # the library has no common class of errors
         cause = explain_load_error(name, error, kind="dataset")
         near = "" if local else f"; and as a path {missing_path_message(Path(source))}"

@@ -18,6 +18,7 @@ _EDGE_KEYS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"), ("left
 _POINT_KEYS = ("point_2d", "point", "coordinate", "position")
 _LABEL_KEYS = ("label", "labels", "category", "class")
 _SCORE_KEYS = ("score", "confidence")
+_TAGGED = re.compile(r"<(?:box|\|box_start\|)>([^<>]{1,2000}+)<(?:/box|\|box_end\|)>")
 _PLAIN = re.compile(r"(?<![\w.])-?\d{1,12}(?:\.\d{1,12})?(?![\w])")
 
 
@@ -36,8 +37,11 @@ def parse_boxes(source: Any) -> list[StatedBox]:
     A box is a list of four numbers, two corners, an object that names its edges (``x1 y1 x2 y2``, ``xmin ymin xmax
     ymax``, ``left top right bottom``), or an object with one of these as ``bbox_2d``, ``bbox``, ``box_2d`` or ``box``
     and optionally a ``label`` and a ``score``. Numbers may be strings. A text without brackets that has exactly four
-    numbers is one box. Numbers beyond ``MAX_COORDINATE`` are ignored.
+    numbers is one box. Numbers beyond ``MAX_COORDINATE`` are ignored. In a text with ``<box>`` tags, or Qwen-VL's
+    ``<|box_start|>``, only they hold boxes.
     """
+    if isinstance(source, str) and (tagged := _TAGGED.findall(source)):
+        source = " ".join(tagged)
     values = json_values(source) if isinstance(source, str) else [source]
     boxes = list(_boxes(values if isinstance(source, str) else source, _Named(), 0))
     if boxes or not isinstance(source, str) or values:

@@ -1,7 +1,7 @@
 """Stand-ins of data sets of the hub: a few rows with the columns, types and nesting of the real ones.
 
-``write_standin`` writes rows as a repository of the hub stores them, one parquet file per split, and
-``standin_config`` is a recipe that reads them in place of the hub, with all other settings of its prompts.
+``write_standin`` writes rows as the real data set stores them, and
+``standin_config`` is a recipe that reads them in place of the real ones, with all other settings of its prompts.
 """
 
 from __future__ import annotations
@@ -32,13 +32,29 @@ def image_bytes(color: str = "white", size: tuple[int, int] = (24, 16)) -> dict[
     return {"bytes": buffer.getvalue(), "path": "image.png"}
 
 
-def write_standin(folder: Path, splits: Mapping[str, Rows], features: Features) -> Path:
-    """Writes one parquet file per split, named as ``push_to_hub`` names them, and returns the folder."""
+def write_standin(folder: Path, source: str, splits: Mapping[str, Rows], features: Features) -> Path:
+    """Writes the rows of a source as it stores them, and returns the path to read them from.
+
+    Args:
+        folder: folder of the stand-in.
+        source: a file of rows, ``NAME.jsonl``; a file of a dataset of the hub, ``owner/name:NAME.parquet``; else a
+            dataset with one parquet file per split, named as ``push_to_hub`` names them.
+        splits: rows by split; a file has one.
+        features: columns and types.
+
+    Returns:
+        The file, or the folder of the dataset.
+    """
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    for split, rows in splits.items():
+    files = [folder / "data" / f"{split}-00000-of-00001.parquet" for split in splits]
+    for file, rows in zip(files, splits.values(), strict=True):
         dataset = Dataset.from_list([dict(row) for row in rows], features=features)
-        dataset.to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
-    return folder
+        if source.endswith(".jsonl"):
+            dataset.to_json(file.with_suffix(".jsonl"))
+        else:
+            dataset.to_parquet(file)
+    suffix = Path(source).suffix
+    return files[0].with_suffix(suffix) if suffix in (".jsonl", ".parquet") else folder
 
 
 def standin_config(name: str, sources: Mapping[str, Path], changes: Mapping[str, Any] | None = None) -> RunConfig:

@@ -1,7 +1,4 @@
-"""Every recipe of a vision-language model trains on rows of its form, with a tiny model of its class.
-
-Every method with rewards for right answers trains a tiny language model.
-"""
+"""Every method with rewards for right answers trains a tiny language model."""
 
 from __future__ import annotations
 
@@ -12,12 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.language import LanguagePolicy
 
 from mmgrpo.config.loading import load_config
-from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.scoring import NamedReward
-from mmgrpo.training.build import build_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Sample, Scope, Score
 from tests.configs.mechanisms import (
@@ -32,33 +26,7 @@ from tests.configs.mechanisms import (
     untrained,
 )
 from tests.policies.families import daily
-from tests.policies.tiny_language import measured_policy_of, picture, prompts_of
-from tests.tiny.language_models import make
-
-SHRUNK: dict[str, Any] = {
-    "steps": 1,
-    "rollout.prompts_per_step": 4,
-    "rollout.group_size": 2,
-    "policy.dtype": "float32",
-    "policy.max_new_tokens": 6,
-    "runtime.device": "cpu",
-}
-ROWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "clevr": ("qwen2.5-vl", {"prompt": "How many circle?", "image": "0.png", "answer": "3"}),
-    "geometry3k": ("qwen2.5-vl", {"problem": "<image>Find x.", "images": ["0.png"], "answer": "3"}),
-    "refcoco": ("qwen3-vl", {"prompt": "the red square", "image": "0.png", "answer": [1, 2, 9, 12]}),
-    "gui": (
-        "qwen2.5-vl",
-        {"prompt": "open it", "image": "0.png", "answer": {"action": "click", "bbox": [1, 2, 9, 12]}},
-    ),
-}
-RECIPES = {
-    "clevr": "recipes/qwen2.5-vl-clevr-count",
-    "geometry3k": "recipes/qwen2.5-vl-geometry3k",
-    "refcoco": "recipes/qwen3-vl-refcoco",
-    "gui": "recipes/qwen2.5-vl-gui",
-}
-
+from tests.policies.tiny_language import measured_policy_of, prompts_of
 
 SMALL: dict[str, dict[str, Any]] = {
     "gfpo": {"advantage.estimators": [{"name": "among_most_efficient", "count": 3}]},
@@ -225,31 +193,3 @@ def test_groups_that_are_all_wrong_train(name: str, tmp_path: Path) -> None:
     assert line["groups/zero_std_frac"] == 0.0
     assert line["policy/trained_frac"] == 1.0
     assert line["optimizer/grad_norm"] > 0
-
-
-@pytest.mark.parametrize("data", daily(RECIPES, "geometry3k"))
-def test_recipe_trains(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    model_name, row = ROWS[data]
-    picture(24, 16).save(tmp_path / "0.png")
-    for file in (f"{data}.jsonl", f"{data}_held_out.jsonl"):
-        (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for _ in range(4)))
-    config = load_config(RECIPES[data], SHRUNK | {"output": str(tmp_path)})
-    assert config.policy is not None
-    assert config.prompts is not None
-    model, processor = make(model_name)
-    settings = {name: value for name, value in config.policy.settings.items() if name not in ("model", "processor")}
-    policy = LanguagePolicy(model, processor, settings)
-    prompts = load_prompts_of(config.prompts)
-    assert all(len(prompt.images) == 1 for prompt in prompts)
-    folder = Trainer(policy, build_rewards(config.rewards), prompts, config).train()
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == config.update.epochs * config.update.minibatches
-    for reward in config.rewards:
-        assert lines[0][f"reward/{reward.name}/applies_frac"] == 1.0
-    assert lines[0]["policy/on_policy_gap"] < 1e-5
-    assert lines[0]["completions/max_length"] <= 6
-    assert config.evaluation is not None
-    evaluations = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in evaluations] == [0, 1]
-    assert {f"eval/{reward.logged_name}/mean" for reward in config.evaluation.rewards} <= set(evaluations[0])

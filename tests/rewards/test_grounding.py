@@ -32,6 +32,8 @@ def same(**settings: Any) -> dict[str, Any]:
         "[10, 20, 30, '40']",
         "10 20 30 40",
         "<box>10,20,30,40</box>",
+        "<box>(10,20),(30,40)</box><points>(12,25),(20,30)</points>",
+        "<ref>[a] dog</ref><|box_start|>(10,20),(30,40)<|box_end|> of [640, 480, 3, 1]",
     ],
 )
 def test_boxes_are_read_as_models_write_them(text: str):
