@@ -95,7 +95,7 @@ def row_columns(config: RunConfig) -> Iterator[tuple[str, str]]:
             yield from ((f"{key}.text", name) for name in fields if name != "prompt")
 
 
-ROW_STRATEGIES = ("with_answer", "answers_of_source", "student_or_answer")
+ROW_STRATEGIES = ("with_answer", "stored_answers", "student_or_answer")
 """Strategies that take answers from columns of the rows."""
 
 

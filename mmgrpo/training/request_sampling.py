@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmgrpo.data.history import History, PromptTemplate, RoleTurn
 from mmgrpo.data.replies import reply_of
+from mmgrpo.data.stored_answers import stored_answer
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.strategies import Answer, Request
@@ -623,10 +624,11 @@ def reader(policy: Policy) -> SupportsOffPolicyScoring:
 
 def _off_policy_sample(source: object, prompt: Prompt, group: int, member: int) -> OffPolicySample:
     if isinstance(source, Answer):
-        text = prompt.columns.get(source.column)
-        if not isinstance(text, str):
+        text = stored_answer(prompt, source.column)
+        if text is None:
             raise DataError(
-                f"the strategy reads answers from the column {source.column!r}; the row has {sorted(prompt.columns)}"
+                f"the strategy reads answers from the column {source.column!r}, each a text or one message of the "
+                f"assistant; the row has {sorted(prompt.columns)}"
             )
         return OffPolicySample(sample=Sample(prompt=prompt, group=group, member=member, text=text))
     assert isinstance(source, ReplayRow)

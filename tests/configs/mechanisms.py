@@ -88,7 +88,7 @@ VIEWS = [
 TURNS = sorted(path.stem for path in CONFIGS.glob("methods/environments/*.yaml"))
 """Trained on conversations, in ``tests/configs/test_turn_methods.py``."""
 
-IMITATION = ["expo", "mel", "oorl", "depo", "meml-grpo"]
+IMITATION = ["expo", "mel", "oorl", "depo", "meml-grpo", "dpo"]
 """Trained on a language policy, in ``tests/configs/test_imitation.py``."""
 
 CRITICS = ["ppo", "dvpo", "direct-advantage-policy-optimization", "t-ppo"]

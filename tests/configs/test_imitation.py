@@ -22,6 +22,7 @@ from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.strategies import Answer, Request, Setting
 from mmgrpo.memory import Memory
+from mmgrpo.methods.group_losses.dpo import chosen
 from mmgrpo.methods.off_policy.meml_grpo import weakest_system
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.build import build_rewards
@@ -117,7 +118,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "expo": {"rollout.group_size": 3, "rollout.strategy.sizes": [2, 1]},
     "meml-grpo": {"rollout.group_size": 6},
 }
-COLUMNS = dict.fromkeys(("answer", "solution", *ANSWERS), "two red squares")
+COLUMNS = {**dict.fromkeys(("answer", "solution", "chosen", *ANSWERS), "two red squares"), "rejected": "one"}
 
 
 def first_is_right(samples: Sequence[Sample]) -> list[float]:
@@ -132,6 +133,7 @@ REWARDS = {
     "expo": [NamedReward("explained", of_context("explained"))],
     "mel": [NamedReward("proved", of_context("experience"))],
     "depo": [NamedReward("explorability", Explorability(first_is_right), weight=0.0)],
+    "dpo": [NamedReward("chosen", chosen)],
 }
 EVERYDAY = ("oorl", "depo")
 

@@ -232,6 +232,34 @@ def with_answer(
     return tuple(_extended_group(group, answers) for prompt in prompts for group in setting.groups(prompt, 1))
 
 
+def _check_stored_answers(columns: Sequence[str]) -> None:
+    if not columns:
+        raise ConfigError("stored_answers needs the columns that hold a row's answers, one at least")
+
+
+@STRATEGIES.register
+@strategy(off_policy=True, check=_check_stored_answers)
+def stored_answers(
+    rounds: Sequence[Round], setting: Setting, *, columns: Sequence[str], source: str | None = None
+) -> Sequence[Request]:
+    """Groups consist of the answers of their rows, one in each column, without sampling.
+
+    With a ``source`` only those of its prompts; groups of all other prompts are sampled.
+
+    Units: source is a label of ``prompts.sources``.   Raises: ConfigError without columns.
+    Source: pairs of a data set, DPO, arXiv:2305.18290; groups of equivalent programs in addition to sampled groups,
+        OORL, arXiv:2505.12723.
+    """
+    answers = tuple(Answer(column) for column in columns)
+    members = tuple(range(len(answers)))
+    return tuple(
+        Request(prompt=request.prompt, members=members, off_policy_rows=answers)
+        if source is None or setting.key_of(request.prompt).startswith(f"{source}/")
+        else request
+        for request in fixed().ask(rounds, setting)
+    )
+
+
 def _check_mixed_prompt_templates(prompt_templates: Sequence[str | None], sizes: Sequence[int]) -> None:
     if not prompt_templates or (sizes and len(sizes) != len(prompt_templates)) or any(size < 1 for size in sizes):
         raise ConfigError(
