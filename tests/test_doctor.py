@@ -202,9 +202,7 @@ def test_dropout_that_wakes_after_the_first_rollout_is_an_on_policy_gap() -> Non
     gap = first_number(r"log-ratio (\S+);", findings["on-policy gap"])
     assert gap > 1e-3
     assert first_number(r"log-prob (\S+),", findings["on-policy gap"]) > 1e-3
-    bound = re.search(r"raise the clip bounds to (\S+) or more", findings["on-policy gap"].fix)
-    assert bound is not None
-    assert float(bound[1]) == pytest.approx(gap * 10, rel=0.5)  # one digit of ten times the gap
+    assert "score at the temperature of the rollout" in findings["on-policy gap"].fix
     assert not findings["batch invariance"].ok
 
 

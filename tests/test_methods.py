@@ -16,6 +16,7 @@ from mmgrpo.config.loading import find_config, load_config
 from mmgrpo.docgen.method_search import Entry, method_entries, search
 from mmgrpo.docgen.methods import KINDS, OTHERS, by_kind, method_index, method_pages, method_section
 from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.trials.trial_plan import plan_comparison
 
 THEIRS = """
 about:
@@ -43,6 +44,13 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
     monkeypatch.delitem(sys.modules, "their_methods", raising=False)
     monkeypatch.syspath_prepend(str(folder))
     return path
+
+
+def test_methods_of_other_packages_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, THEIRS)
+    result = plan_comparison(["grpo", "theirs"], "quickstart/arithmetic-text", num_seeds=1, root=tmp_path / "runs")
+    assert [trial.name for trial in result.trials] == ["grpo-0", "theirs-0"]
+    assert result.trials[1].config.objective.ratio_level == "segment"
 
 
 def test_index_lists_the_functions_of_a_method() -> None:

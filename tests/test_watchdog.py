@@ -16,7 +16,7 @@ from mmgrpo.config import EvaluationRewardConfig, RunConfig, WatchdogConfig
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.runs.alerts import Alert, Watchdog, WatchdogInputs, watchdog_inputs
+from mmgrpo.runs.alerts import Alert, Watchdog, WatchdogInputs, first_step_notes, watchdog_inputs
 from mmgrpo.runs.sample_files import box_metrics, diversity_metrics
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.types import Prompt, Sample, Score
@@ -28,6 +28,14 @@ def run_of(**limits: Any) -> RunConfig:
     alerts = [{"name": name, "limit": limit} for name, limit in limits.items()]
     watchdog = {"window": 2, "alerts": alerts, **settings}
     return validated({"evaluation": {"prompts": {"source": "x.txt"}, "watchdog": watchdog}})
+
+
+def test_first_step_without_a_gradient_is_noted() -> None:
+    line = {"optimizer/grad_norm": 0.0, "reward/std": 0.3, "policy/on_policy_gap": 0.01}
+    (note,) = first_step_notes(line, 0.02)
+    assert note.startswith("the gradient of the first step is 0, although rewards differ: no weight is trained")
+    assert list(first_step_notes({**line, "reward/std": 0.0}, 0.02)) == []
+    assert len(list(first_step_notes({**line, "policy/on_policy_gap": float("nan")}, 0.02))) == 2
 
 
 WATCHED = WatchdogConfig.model_validate({"alerts": [{"name": "grid", "share": 1.0}]})

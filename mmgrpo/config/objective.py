@@ -22,6 +22,13 @@ def level_name(level: str | None) -> str:
     return "token" if level in PER_DECISION or level is None else level
 
 
+NOISE_SHARE = 0.1
+"""Share of the clip range that numerical noise may use."""
+
+NOISE_WITHOUT_CLIP = 1e-2
+"""A ratio wrong by 1 % scales its gradient by 1 %."""
+
+
 class OffPolicyConfig(Section):
     """The surrogate of off-policy rows: replay and demonstrations."""
 
@@ -122,3 +129,8 @@ class ObjectiveConfig(Section):
         numbers = {} if self.surrogate is None else self.surrogate.settings
         bounds = [numbers[name] for name in ("low", "high") if numbers.get(name) is not None]
         return min(bounds) if bounds else None
+
+    @property
+    def noise_limit(self) -> float:
+        """The largest log-ratio before any update that may come from numerical noise."""
+        return NOISE_WITHOUT_CLIP if self.clip_bound is None else NOISE_SHARE * self.clip_bound

@@ -27,8 +27,6 @@ from mmgrpo.training.views import ViewRows
 from mmgrpo.types import Rollout, Sample
 from mmgrpo.values import DRIFT
 
-GAP_SHARE = 0.1  # share of the clip range that numerical noise may use
-GAP_WITHOUT_CLIP = 1e-2  # a ratio wrong by 1 % scales its gradient by 1 %
 NOISE = 1e-3  # relative to the size of a parameter; to 1 if it is zero by construction
 UNREACHED = 0.1  # share of the trained tensors that a window may leave without gradient
 NOISE_SEED = 0
@@ -77,7 +75,7 @@ class CheckedPolicy:
     @property
     def limit(self) -> float:
         """The largest log-ratio that may come from numerical noise."""
-        return GAP_WITHOUT_CLIP if self.clip_bound is None else GAP_SHARE * self.clip_bound
+        return self.config.objective.noise_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +114,10 @@ def on_policy_gap(checked: CheckedPolicy, update: ProbeUpdate) -> CheckResult:
     )
     if gap <= checked.limit:
         return CheckResult("on-policy gap", True, measured)
-    fix = "the same weights score a sample differently now: switch off dropout and caches, or compute in float32"
-    if bound is not None and math.isfinite(gap):
-        fix += f"; or raise the clip bounds to {gap / GAP_SHARE:.1g} or more"
+    fix = (
+        "the same weights score a sample differently now: switch off dropout and caches, score at the temperature of "
+        "the rollout, or compute in float32"
+    )
     return CheckResult("on-policy gap", False, measured, fix)
 
 

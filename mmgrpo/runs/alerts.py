@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any, final
 
 from mmgrpo.config import AlertKind, EvaluationRewardConfig, RunConfig, WatchdogConfig
+from mmgrpo.config.objective import NOISE_WITHOUT_CLIP
 from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.changes import CHANGED_FRAC
@@ -19,7 +20,6 @@ from mmgrpo.maths.changes import CHANGED_FRAC
 GRID = "grid_artifacts"
 INTERVAL = 10
 """Steps before an alert of the same kind is raised again."""
-GAP_WITHOUT_CLIP = 1e-2  # a ratio wrong by 1 % scales its gradient by 1 %
 DIVERSITY = ("samples/distinct_frac", "samples/pixel_spread", "policy/entropy_mean")
 LENGTHS = {"completions/mean_length": "length", "samples/mean_boxes": "number of boxes"}
 
@@ -197,19 +197,31 @@ def step_summary(earlier: Mapping[str, Any], line: Mapping[str, Any]) -> dict[st
     return {**line, **largest}
 
 
-def first_step_note(line: Mapping[str, Any]) -> str | None:
-    """Returns a note that lists the estimators, filters and method rewards without effect in the first step; or None.
+def first_step_notes(line: Mapping[str, Any], noise_limit: float) -> Iterator[str]:
+    """Yields notes on the first step: a gap of the log-probabilities, no gradient, and functions without effect.
 
-    It leaves out terms, selections and modulations: several of them, such as a divergence from the reference, are 0
-    until the weights have changed.
+    The latter are estimators, filters and method rewards; terms, selections and modulations are left out: several of
+    them, such as a divergence from the reference, are 0 until the weights have changed.
     """
+    gap = line.get("policy/on_policy_gap")
+    if gap is not None and not gap <= noise_limit:
+        yield (
+            f"log-probabilities of the first update differ by up to {gap:.2g} from those of the rollout, where "
+            f"{noise_limit:.2g} is numerical noise: the ratios are wrong; stop, and run mmgrpo doctor"
+        )
+    if line.get("optimizer/grad_norm") == 0 and line.get("reward/std"):
+        yield (
+            "the gradient of the first step is 0, although rewards differ: no weight is trained; the rewards of each "
+            "group are equal (groups/zero_std_frac), or a layer of zeros hides the trained weights (mmgrpo doctor)"
+        )
     keys = [
         key
         for key, value in line.items()
         if key.startswith(("credit/", "reward/")) and key.endswith(CHANGED_FRAC) and not value
     ]
     names = ", ".join(key.removesuffix(f"/{CHANGED_FRAC}") for key in keys)
-    return f"no decision is changed by {names} in the first step: docs/how-to/watchdog.md" if keys else None
+    if keys:
+        yield f"no decision is changed by {names} in the first step: docs/how-to/watchdog.md"
 
 
 def _training_reward(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -310,11 +322,11 @@ def on_policy_gap(
 ) -> Iterator[tuple[str, str]]:
     """The log-probabilities of the update differ from those of the rollout by more than the clip bound."""
     gap = lines[-1].get("policy/on_policy_gap")
-    clip_bound = GAP_WITHOUT_CLIP if inputs.clip_bound is None else inputs.clip_bound
+    clip_bound = NOISE_WITHOUT_CLIP if inputs.clip_bound is None else inputs.clip_bound
     if limit is not None and gap is not None and not gap <= limit * clip_bound:
         yield (
             f"log-probabilities differ by up to {gap:.2g} before any update, where {limit * clip_bound:.2g} is allowed",
-            "run mmgrpo doctor; compute in float32, switch off dropout, or raise the bounds of objective.surrogate",
+            "run mmgrpo doctor; switch off dropout, score at the temperature of the rollout, or compute in float32",
         )
 
 

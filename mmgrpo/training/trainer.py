@@ -22,7 +22,7 @@ from mmgrpo.explain.idle import idle_mechanisms
 from mmgrpo.loop import Step
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
-from mmgrpo.runs.alerts import Alert, Watchdog, first_step_note, watchdog_inputs
+from mmgrpo.runs.alerts import Alert, Watchdog, first_step_notes, watchdog_inputs
 from mmgrpo.runs.best import require_best
 from mmgrpo.runs.checkpoint import RunPosition, checkpoint_steps
 from mmgrpo.runs.folder import ENGINE_LOG, RunFolder
@@ -255,8 +255,9 @@ class Trainer:
         log = self._step.log
         assert log is not None
         self._context.progress.log_step(log.last)
-        if self.step == 1 and (note := first_step_note(log.last)):
-            self._context.progress.print_line(note)
+        if self.step == 1:
+            for note in first_step_notes(log.summary, self.config.objective.noise_limit):
+                self._context.progress.print_line(note)
         self._raise_alerts(self.watchdog.after_step(log.summary) if self.watchdog else [])
         self._step.move_reference()
         self.session.memory = replace(self._step.updated_memory(rollouts, *scored), ahead={})

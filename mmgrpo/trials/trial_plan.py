@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import dump_config, load_config, shipped
+from mmgrpo.config.loading import dump_config, load_config, packaged, shipped
 from mmgrpo.config.parts import require_single
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import updated
@@ -153,7 +153,7 @@ def write_configurations(comparison: Comparison) -> None:
 
 
 def _source(name: str) -> str:
-    methods = {include.removeprefix("methods/"): include for include in shipped("methods")}
+    methods = {include.removeprefix("methods/"): include for include in (*shipped("methods"), *packaged())}
     if name in methods:
         return methods[name]
     if "/" not in name and not Path(name).is_file():
