@@ -100,7 +100,7 @@ def _written(source: str, folder: Path) -> Path:
         for number, row in enumerate(EDITS):
             _image(folder / str(row["image"]), number)
     else:
-        write_standin(path, *HUB[source])
+        write_standin(path, source, *HUB[source])
     return path
 
 
