@@ -217,17 +217,31 @@ def check_prompt_ids(subject: Subject) -> None:
     )
 
 
+def check_members(subject: Subject) -> None:
+    """The members of the plan are sampled, and no others; a member is the same among any others."""
+    policy = subject.make(1)
+    rollout = policy.rollout(
+        subject.prompts[:2], group_size=GROUP_SIZE, seed=SEED, plan=Plan(members=((1, GROUP_SIZE + 1), (3,)))
+    )
+    pairs = [(sample.group, sample.member) for sample in rollout.samples]
+    expected = [(0, 1), (0, GROUP_SIZE + 1), (1, 3)]
+    assert pairs == expected, (
+        f"the samples are {pairs} (group, member) where plan.members requests {expected}. Look at the rows of rollout: "
+        "plan.members_of(len(prompts), group_size) lists the members of each prompt"
+    )
+    group = policy.rollout(subject.prompts[:1], group_size=GROUP_SIZE, seed=SEED)
+    assert sample_difference(rollout.samples[:1], group.samples[1:2]) == 0, (
+        "member 1 is another sample where the plan requests other members of the group. Look at the random generator: "
+        "its seed must depend on the number of the member, and not on its position"
+    )
+
+
 def check_emitted_samples(subject: Subject) -> None:
-    """Samples are emitted while others are generated: each once, as the objects that the rollout holds."""
+    """Samples are emitted each once, as the objects that the rollout holds; a policy that emits none passes."""
     for stochastic in (None, ()):  # sampled at random, and without noise
-        portions: list[Sequence[Sample]] = []
-        rollout = subject.rollout(subject.make(1), Plan(stochastic=stochastic, on_samples=portions.append))
-        emitted = [sample for portion in portions for sample in portion]
-        assert len(portions) > 1, (
-            f"rollout called plan.on_samples {len(portions)} times for {subject.rows} rows in batches of one. Call it "
-            "after each batch, so that rewards score samples while others are generated"
-        )
-        assert sorted(map(id, emitted)) == sorted(map(id, rollout.samples)), (
+        emitted: list[Sample] = []
+        rollout = subject.rollout(subject.make(1), Plan(stochastic=stochastic, on_samples=emitted.extend))
+        assert not emitted or sorted(map(id, emitted)) == sorted(map(id, rollout.samples)), (
             f"rollout passed {len(emitted)} samples to plan.on_samples and returned {len(rollout.samples)}, which "
             "must be the same objects, each once. Look for copies made after the call, and for rows that are left "
             "out or repeated"
@@ -415,6 +429,7 @@ LAWS: tuple[Callable[[Subject], None], ...] = (
     check_rows_and_batches,
     check_seeds,
     check_prompt_ids,
+    check_members,
     check_emitted_samples,
     check_reference,
     check_save_and_load,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmgrpo.errors import DataError, ShapeError
+from mmgrpo.errors import DataError, PolicyError, ShapeError
 from mmgrpo.samples import Audio as Audio
 from mmgrpo.samples import Example as Example
 from mmgrpo.samples import Prompt as Prompt
@@ -40,6 +41,21 @@ class SupervisedLoss:
 
     mean: Tensor
     num_terms: int
+
+
+REQUESTS: Mapping[str, str] = MappingProxyType(
+    {
+        "stochastic": "rollout.window",
+        "same_initial_noise": "rollout.same_initial_noise",
+        "splits": "rollout.tree",
+        "continues": "a rollout.strategy that continues rows",
+        "token_window": "a rollout.strategy of partial rows",
+        "settings": "schedules of policy settings, or a rollout.strategy with settings",
+        "environment": "rollout.environment",
+    }
+)
+"""The fields of ``Plan`` that not every policy supports, and where each comes from; those at their defaults request
+nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +93,8 @@ class Plan:
             a policy whose noise-free samples would all be equal then samples at random.
         ahead: completions that an engine sampled one step ahead, by request (``SupportsEngine.sample_ahead``).
         on_samples: called with samples as soon as they are generated, in any order, each once, as the same objects that
-            the rollout holds, so that reward threads can score them meanwhile. A policy may ignore it.
+            the rollout holds, so that reward threads can score them meanwhile. A policy may ignore it, or call it once
+            with all samples: rewards then score them after the rollout.
     """
 
     stochastic: tuple[int, ...] | None = None
@@ -150,6 +167,18 @@ class Plan:
     def spread(self, decision: int) -> float:
         """For policies: the factor on the noise of a decision."""
         return next((split.spread for split in self.splits if split.decision == decision), 1.0)
+
+    def require_only(self, *supported: str, policy: str) -> None:
+        """For policies: raises PolicyError for requests that the policy does not support.
+
+        Args:
+            supported: the names of ``REQUESTS`` that it supports.
+            policy: its name in the message.
+        """
+        values = {**{name: getattr(self, name) for name in REQUESTS}, "continues": any(self.continues or ())}
+        if unsupported := [name for name in REQUESTS if values[name] and name not in supported]:
+            listed = ", ".join(f"Plan.{name} ({REQUESTS[name]})" for name in unsupported)
+            raise PolicyError(f"{policy} does not support {listed}: leave out the setting in parentheses")
 
     def emit_samples(self, samples: Sequence[Sample]) -> None:
         """For policies: passes finished samples to ``on_samples``, if it is set."""

@@ -86,6 +86,23 @@ def by_position(rollout: Any) -> Any:
     return replace(rollout, samples=samples, prompt_index_B=groups_B)
 
 
+def first_members(policy: Any, prompts: Any, *, group_size: int, seed: int, plan: Any = None) -> Any:
+    """The rollout of the members 0 to group_size - 1, whatever those of the plan."""
+    plan = replace(plan or Plan(), members=None)
+    return LetterPolicy.rollout(policy, prompts, group_size=group_size, seed=seed, plan=plan)
+
+
+def renumbered(policy: Any, prompts: Any, *, group_size: int, seed: int, plan: Any = None) -> Any:
+    """The rollout of as many members from 0, under the numbers of the plan."""
+    plan = plan or Plan()
+    members = plan.members_of(len(prompts), group_size)
+    plan = replace(plan, members=tuple(tuple(range(len(numbers))) for numbers in members))
+    rollout = LetterPolicy.rollout(policy, prompts, group_size=group_size, seed=seed, plan=plan)
+    numbers = [member for group in members for member in group]
+    samples = [replace(sample, member=member) for sample, member in zip(rollout.samples, numbers, strict=True)]
+    return replace(rollout, samples=samples)
+
+
 def load_nothing(policy: Any, directory: Path) -> None:
     pass
 
@@ -149,6 +166,17 @@ BROKEN: dict[str, tuple[type, Callable[[Subject], None], str]] = {
         testing.check_prompt_ids,
         r"one prompt under two ids has the same sample\. Look at the random generator: its seed must depend on the "
         r"id of the prompt",
+    ),
+    "members that the plan does not request": (
+        with_methods(rollout=first_members),
+        testing.check_members,
+        r"the samples are \[\(0, 0\), \(0, 1\), \(1, 0\), \(1, 1\)\] \(group, member\) where plan\.members requests "
+        r"\[\(0, 1\), \(0, 3\), \(1, 3\)\]\. Look at the rows of rollout: plan\.members_of",
+    ),
+    "noise by the position in the group": (
+        with_methods(rollout=renumbered),
+        testing.check_members,
+        r"member 1 is another sample where the plan requests other members of the group\. Look at the random generator",
     ),
     "samples that are not emitted": (
         sampling(lambda plan, rollout: replace(rollout, samples=[replace(sample) for sample in rollout.samples])),

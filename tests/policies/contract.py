@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from mmgrpo import testing
 from mmgrpo.testing import GRADIENT_ROUNDING as GRADIENT_ROUNDING
 from mmgrpo.testing import GROUP_SIZE as GROUP_SIZE
 from mmgrpo.testing import SEED as SEED
 from mmgrpo.testing import Subject as Subject
-from mmgrpo.testing import check_emitted_samples as check_emitted_samples
 from mmgrpo.testing import check_every_decision_once as check_every_decision_once
 from mmgrpo.testing import check_gradients as check_gradients
 from mmgrpo.testing import check_on_policy_gap as check_on_policy_gap
@@ -25,3 +27,12 @@ from mmgrpo.testing import move as move
 from mmgrpo.testing import relative_difference as relative_difference
 from mmgrpo.testing import sample_difference as sample_difference
 from mmgrpo.testing import values as values
+from mmgrpo.types import Plan, Sample
+
+
+def check_emitted_samples(subject: Subject) -> None:
+    """As the law, and in several portions, so that rewards score samples while others are generated."""
+    portions: list[Sequence[Sample]] = []
+    subject.rollout(subject.make(1), Plan(on_samples=portions.append))
+    assert len(portions) > 1
+    testing.check_emitted_samples(subject)

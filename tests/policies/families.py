@@ -9,6 +9,7 @@ import pytest
 
 from mmgrpo import testing
 from mmgrpo.testing import LAWS, Subject
+from tests.policies import contract
 
 Law = Callable[[Subject], None]
 Settings = Mapping[str, Any]
@@ -20,6 +21,11 @@ OF_WEIGHTS: tuple[Law, ...] = (
     testing.check_save_and_load,
 )
 """The laws in which it matters what is trained."""
+
+OF_OURS: tuple[Law, ...] = tuple(
+    contract.check_emitted_samples if law is testing.check_emitted_samples else law for law in LAWS
+)
+"""The laws of policies that emit samples while others are generated."""
 
 EVERYDAY = {
     "denoising": ("sd15", "wan"),  # a U-Net that keeps the variance, a flow of five axes
@@ -52,7 +58,7 @@ def daily(cases: Iterable[Any], *names: Any) -> list[Any]:
 def laws(**variants: Settings) -> pytest.MarkDecorator:
     """Parameters ``law`` and ``settings``: every law under the first of some settings, those of weights under each."""
     first = next(iter(variants))
-    cases = [(law, name) for name in variants for law in (LAWS if name == first else OF_WEIGHTS)]
+    cases = [(law, name) for name in variants for law in (OF_OURS if name == first else OF_WEIGHTS)]
     return pytest.mark.parametrize(
         ("law", "settings"),
         [pytest.param(law, variants[name], id=f"{law.__name__.removeprefix('check_')}-{name}") for law, name in cases],

@@ -82,10 +82,7 @@ class ChunkPolicy(SupportsNamedWeights, SupportsSupervisedLoss, SupportsWindows,
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
         """Episodes from the prompts' starts; a group's members begin alike and differ in their noise."""
         plan = plan or Plan()
-        if plan.same_initial_noise or plan.splits or plan.continues or plan.environment:
-            raise PolicyError(
-                "chunks have separate noise and a separate simulator: no same_initial_noise, trees or environment"
-            )
+        plan.require_only("stochastic", policy="a policy of chunks")  # noise and simulator are separate
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         members = plan.members_of(len(prompts), group_size)
         rows = [(p, group, m) for p, group, some in zip(prompts, ids, members, strict=True) for m in some]
