@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from mmgrpo.errors import PolicyError
+
 _others: Callable[[], list[Tensor]] = list
 _scale = 1.0
 
@@ -34,7 +36,16 @@ def scaled(scale: float) -> Iterator[None]:
 
 
 def backward(loss: Tensor) -> None:
-    """``loss.backward()`` times the scale, including the results of the joined function."""
+    """``loss.backward()`` times the scale, including the results of the joined function.
+
+    Raises PolicyError for a loss without grad.
+    """
+    if not loss.requires_grad:
+        raise PolicyError(
+            "the loss of this slice has no gradient: evaluate of the policy must give log-probabilities with grad (and "
+            "supervised_loss its mean). Look there for torch.no_grad, inference_mode or detach, and for parameters of "
+            "trainable that do not require a gradient"
+        )
     joined = _others()
     loss = loss if _scale == 1 else loss * _scale
     torch.autograd.backward([loss, *joined], [None, *map(torch.zeros_like, joined)])

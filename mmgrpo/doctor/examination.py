@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -198,7 +199,7 @@ def _updates(subject: CheckedPolicy, rollout_s: float, device: torch.device | No
     try:
         update = first_update(subject)
     except (MmgrpoError, torch.OutOfMemoryError) as error:
-        return [_error_result("first update", error)]
+        return [_first_update_error(subject, error)]
     cost = _cost(subject, rollout_s, update)
     if rollout_gib is not None:
         cost += f"; peak memory {rollout_gib:.1f} GiB in the rollout, {_take_peak(device):.1f} GiB in the update"
@@ -294,6 +295,21 @@ def _error_result(check: str, error: Exception) -> CheckResult:
         "change the settings that the message names",
     )
     return CheckResult(check, False, f"{error}", fix)
+
+
+def _first_update_error(subject: CheckedPolicy, error: Exception) -> CheckResult:
+    """As ``_error_result``; the fix for values that the policy does not have."""
+    result = _error_result("first update", error)
+    missing = [
+        str(value) for value in subject.objective.values if re.search(rf"\b{re.escape(str(value))}", result.measured)
+    ]
+    if not isinstance(error, ConfigError) or not missing:
+        return result
+    return replace(
+        result,
+        fix=f"remove the part of the objective that needs {', '.join(missing)}; in a custom policy, give the value "
+        "in evaluate (docs/learn/own-policy.md)",
+    )
 
 
 def _take_peak(device: torch.device | None) -> float | None:

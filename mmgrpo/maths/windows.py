@@ -139,6 +139,11 @@ def progressive_window(
 
 def _checked_end(num_decisions: int, *, size: int, low: int, high: int | None) -> int:
     """One past the last decision that a window may hold."""
+    if num_decisions < 1:
+        raise ConfigError(
+            "the schedule has no usable stochastic decision, so that no window fits: set policy.steps to 2 or more "
+            "(the last step is often deterministic), and policy.sampler to a stochastic one"
+        )
     end = num_decisions if high is None else high
     if not 0 <= low < end <= num_decisions:
         raise ConfigError(

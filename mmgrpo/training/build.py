@@ -187,11 +187,13 @@ def plan_at(algorithm: Algorithm, policy: Policy, step: int, memory: Memory | No
         The plan, for any prompts.
 
     Raises:
-        ConfigError: the window or the tree is outside the schedule, the tree is of another size than the group, or
-            the policy has no fixed number of decisions; rollouts are partial, and the policy does not support them; or
-            the run has an engine, and the policy would sample a rollout without it.
+        ConfigError: the window or the tree is outside the schedule, the tree is of another size than the group, the
+            policy has no fixed number of decisions, or a schedule changes a setting that the policy does not take;
+            rollouts are partial, and the policy does not support them; or the run has an engine, and the policy would
+            sample a rollout without it.
     """
     _require_partial_rollouts(algorithm, policy)
+    _require_scheduled_settings(algorithm, policy)
     if memory is not None and algorithm.engine and not (isinstance(policy, SupportsEngine) and policy.has_engine):
         raise ConfigError(
             "rollout.engine: the policy does not sample with it outside of policy.use_engine: train by mmgrpo train "
@@ -206,6 +208,18 @@ def plan_at(algorithm: Algorithm, policy: Policy, step: int, memory: Memory | No
         settings=algorithm.step_config.sampling_settings,
         ahead=memory.ahead if memory and algorithm.steps_ahead else {},
     )
+
+
+def _require_scheduled_settings(algorithm: Algorithm, policy: Policy) -> None:
+    """Raises ConfigError for schedules of policy settings that the policy does not take."""
+    settings, kind = algorithm.step_config.sampling_settings, getattr(policy, "settings_type", None)
+    allowed = () if kind is None else getattr(kind, "of_a_rollout", settings)
+    if wrong := [f"policy.{name}" for name in settings if name not in allowed]:
+        names = f"only {', '.join(allowed)}" if allowed else "no setting"
+        raise ConfigError(
+            f"schedules: {', '.join(wrong)}: a schedule can change {names} of {type(policy).__name__}; remove it, or "
+            "let the policy read it from plan.settings and list it in settings_type.of_a_rollout"
+        )
 
 
 def _require_partial_rollouts(algorithm: Algorithm, policy: Policy) -> None:
@@ -503,7 +517,7 @@ def _built_reward(config: EvaluationRewardConfig, live: Functions) -> Any:
         return live[config.name]
     target = resolve("rewards", config.name)
     settings = {name: _reward_setting(config.name, name, value, live) for name, value in config.settings.items()}
-    if is_python_target(config.name) and not inspect.isclass(target):
+    if not inspect.isclass(target):
         return partial(target, **settings) if settings else target
     try:
         return target(**settings)

@@ -18,7 +18,7 @@ from torch import Tensor
 from mmgrpo.data.history import History, PromptTemplate, RoleTurn
 from mmgrpo.data.replies import reply_of
 from mmgrpo.data.stored_answers import stored_answer
-from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.strategies import Answer, Request
 from mmgrpo.maths.strategies.draft_prefix import accepted
@@ -383,13 +383,30 @@ class _PromptRestorer:
 
     prompt_of: PromptOf
     entry_of: Mapping[tuple[int, int], _Entry]
+    policy: str
     restored: dict[int, tuple[Sample, Sample]] = field(default_factory=dict)
 
     def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
         return [self.restored.setdefault(id(sample), (sample, self._bare(sample)))[1] for sample in samples]
 
+    def all(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Those of the complete rollout. Raises PolicyError for others than were requested, or another order."""
+        self._require_requested([(sample.group, sample.member) for sample in samples], list(self.entry_of))
+        return self(samples)
+
+    def _require_requested(self, pairs: Sequence[tuple[int, int]], requested: Sequence[tuple[int, int]]) -> None:
+        if list(pairs) != list(requested):
+            raise PolicyError(
+                f"{self.policy}.rollout gave the samples {pairs} (group, member) where {requested} were requested: let "
+                "it sample plan.members_of(len(prompts), group_size) of plan.prompt_ids, in that order "
+                "(mmgrpo.testing.check_members checks it)"
+            )
+
     def _bare(self, sample: Sample) -> Sample:
-        prompt, entry = self.prompt_of(sample.group), self.entry_of[sample.group, sample.member]
+        pair = sample.group, sample.member
+        if pair not in self.entry_of:
+            self._require_requested([pair], list(self.entry_of))
+        prompt, entry = self.prompt_of(sample.group), self.entry_of[pair]
         if entry.partial_row is not None:
             return replace(sample, num_forced=entry.partial_row.num_forced)
         if sample.prompt is prompt and entry.prompt_template is None:
@@ -470,7 +487,11 @@ def _sample_entries(
     """Rows that are sampled with the same settings and weights; none of no entries."""
     if not entries:
         return []
-    bare = _PromptRestorer(prompt_of, {(entry.group, member): entry for entry in entries for member in entry.members})
+    bare = _PromptRestorer(
+        prompt_of,
+        {(entry.group, member): entry for entry in entries for member in entry.members},
+        type(policy).__name__,
+    )
     sampling = _Sampling.of(request, entries, plan)
     sampling_plan = replace(sampling.plan, on_samples=lambda samples: plan.emit_samples(bare(samples)))
     if reads:
@@ -479,7 +500,7 @@ def _sample_entries(
         rollout = policy.rollout(sampling.prompts, group_size=sampling.group_size, seed=seed, plan=sampling_plan)
     rollout = replace(
         rollout,
-        samples=bare(rollout.samples),
+        samples=bare.all(rollout.samples),
         earlier_BT=_earlier_decisions([entry.partial_row for entry in entries for _ in entry.members], rollout),
     )
     if reads:

@@ -111,7 +111,6 @@ def test_progressive_window_is_never_short_or_outside(size: int, low: int, high:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: all_window(0),
         lambda: fixed_window(10, start=-1, size=2),
         lambda: fixed_window(10, start=10, size=1),
         lambda: random_window(10, size=2, low=5, high=5, seed=0),
@@ -121,6 +120,12 @@ def test_progressive_window_is_never_short_or_outside(size: int, low: int, high:
 )
 def test_a_range_outside_the_schedule_raises(call):
     with pytest.raises(ConfigError, match=r"outside the schedule.*choose 0 <= low < high <= \d+"):
+        call()
+
+
+@pytest.mark.parametrize("call", [lambda: all_window(0), lambda: fixed_window(0, start=0, size=1)])
+def test_a_schedule_without_stochastic_decisions_names_the_remedy(call):
+    with pytest.raises(ConfigError, match=r"no usable stochastic decision.*: set policy\.steps to 2 or more"):
         call()
 
 
