@@ -9,6 +9,7 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
+from mmgrpo.rewards.video.video_align_checkpoint import prompt_template
 
 from mmgrpo.config import PromptsConfig
 from mmgrpo.data.prompt_loading import load_prompts, load_prompts_of, require_source
@@ -18,6 +19,7 @@ from tests.running import running
 FILES = {
     "/data/train.txt": b'a sign that says "7"\n\ntwo lamps\n',
     "/data/rows.jsonl": b'{"question": "a boat", "answer": "1"}\n{"question": "a dog", "answer": "2"}\n',
+    "/data/prompt_template.py": b'DETAILED_PROMPT = "Rate {text_prompt}."',
     "/data/broken.jsonl": b'{"prompt": "a boat"}\n{"prompt"\n',
 }
 
@@ -64,6 +66,11 @@ def test_columns_and_the_limit_apply_to_a_url(server: tuple[str, list[str]]) -> 
     require_source(config, key="prompts", note=None)  # no path that could be missing
     (prompt,) = load_prompts_of(config)
     assert (prompt.text, prompt.columns["answer"]) == ("a boat", "1")
+
+
+def test_the_template_of_video_align_is_read_at_its_url(server: tuple[str, list[str]]) -> None:
+    url = f"{server[0]}/data/prompt_template.py"
+    assert prompt_template(url, "detailed", special=False) == "Rate {text_prompt}."
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,11 @@ class VideoAlign:
 
     Example: ``{name: video_align, template: prompt_template.py, video_fps: 16, weights: {VQ: 1, MQ: 1}}``.
     Settings: ``video_fps``, frames per second of the scored videos (Wan 16, HunyuanVideo and LTX 24), of which the
-    model uses 2 per second, at least 4 in total. ``template`` is the path of the authors' ``prompt_template.py``, which
-    is parsed and not executed, or of a text file with the same text; it is not part of the checkpoint. ``checkpoint``
-    is a folder or hub id with ``model_config.json`` and ``checkpoint-<step>``; ``base`` replaces the Qwen2-VL named
-    there. ``weights: {VQ: 1}`` excludes the other dimensions, ``normalize: false`` disables the normalization.
+    model uses 2 per second, at least 4 in total. ``template`` is the path or the URL of the authors'
+    ``prompt_template.py``, which is parsed and not executed, or of a text file with the same text; it is not part of
+    the checkpoint. ``checkpoint`` is a folder or hub id with ``model_config.json`` and ``checkpoint-<step>``; ``base``
+    replaces the Qwen2-VL named there. ``weights: {VQ: 1}`` excludes the other dimensions, ``normalize: false``
+    disables the normalization.
     Range: unbounded; each dimension has mean 0 and standard deviation 1 over the authors' data, so -3 to 3 is typical
     for the sum.
     Source: Liu et al. 2025 (VideoAlign), arXiv:2501.13918, sec. 3, and its inference code; DanceGRPO, arXiv:2505.07818,

@@ -20,6 +20,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.data.remote_files import downloaded, is_url
 from mmgrpo.errors import ConfigError, RewardError
 
 from ..models.checkpoints import freeze, load_state_dict
@@ -233,7 +234,7 @@ def prompt_template(named: str | None, kind: str, special: bool) -> str:
     """Read the prompt template with ``{text_prompt}`` of a checkpoint.
 
     Args:
-        named: a text file, or the authors' ``prompt_template.py``, which is parsed and not executed.
+        named: a text file, or the authors' ``prompt_template.py``, which is parsed and not executed; or its URL.
         kind: type of the template in the checkpoint's settings.
         special: whether it must contain each reward token once.
 
@@ -248,10 +249,11 @@ def prompt_template(named: str | None, kind: str, special: bool) -> str:
     if named is None:
         raise ConfigError(
             f"VideoAlign.template: the checkpoint was trained with the template {kind!r} of its authors; give the path "
-            f"of prompt_template.py of github.com/KwaiVGI/VideoAlign, or of a text file with the same text"
+            f"or the URL of prompt_template.py of github.com/KwaiVGI/VideoAlign, or of a text file with the same text"
         )
-    text = Path(named).read_text(encoding="utf-8")
-    if named.endswith(".py"):
+    path = downloaded(named) if is_url(named) else Path(named)
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
         constants = {
             target.id: node.value.value
             for node in ast.parse(text).body

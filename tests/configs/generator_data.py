@@ -16,6 +16,11 @@ from tests.configs.standin_data import image_bytes, write_standin
 
 FLOW_GRPO = "https://raw.githubusercontent.com/yifan123/flow_grpo/ac4c86e8cae021841f1fde853d340e0db67690dd/dataset"
 MIX_GRPO = "https://raw.githubusercontent.com/Tencent-Hunyuan/MixGRPO/e5cdd6a427778d8c8b2e7a48ce16972141adbe7c/data"
+VIDEO_PROMPTS = "https://raw.githubusercontent.com/XueZeyue/DanceGRPO/15cc71d53cc2e6e18a68ee607d5fb6ba9a99e344/assets/video_prompts.txt"
+CONSISTENCY = (
+    "https://raw.githubusercontent.com/Vchitect/VBench/2a3bd13bf2870e119527a8ebb351ae4d1c250339/prompts/"
+    "prompts_per_dimension/overall_consistency.txt"
+)
 COUNTING = "flow_grpo/dataset/counting_edit"
 
 LINES: Mapping[str, Sequence[str]] = {
@@ -30,6 +35,13 @@ LINES: Mapping[str, Sequence[str]] = {
     f"{FLOW_GRPO}/ocr/test.txt": ['A ring with the inscription "Forever Yours", etched', 'A menu that reads "Try It"'],
     f"{MIX_GRPO}/prompts.txt": ["A red cube on a table.", "Two lamps", "A boat", "A dog"],
     f"{MIX_GRPO}/prompts_test.txt": ["A cat in a hat", "A tree"],
+    VIDEO_PROMPTS: [
+        "static image of video gamer on top of the world",
+        "man from the back in the kitchen at home with a height of 178cm washing the dishes",
+        "a cat is looking",
+        "a boat",
+    ],
+    CONSISTENCY: ["a dog runs", "two lamps"],
 }
 """Files of prompts, a prompt a line."""
 
@@ -74,6 +86,17 @@ MAGIC_BRUSH = Features(
     }
 )
 """Card of osunlp/MagicBrush."""
+
+
+AUDIOCAPS = Features(
+    {
+        "audiocap_id": Value("int64"),
+        "youtube_id": Value("string"),
+        "start_time": Value("int64"),
+        "caption": Value("string"),
+    }
+)
+"""Card of d0rj/audiocaps."""
 
 
 def standin_overrides(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -123,6 +146,13 @@ def _magic_brush(instructions: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
+def _audiocaps(captions: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {"audiocap_id": number, "youtube_id": f"yt{number}", "start_time": 10 * number, "caption": text}
+        for number, text in enumerate(captions)
+    ]
+
+
 HUB: Mapping[str, tuple[Mapping[str, Sequence[Mapping[str, Any]]], Features]] = {
     "osunlp/MagicBrush": (
         {
@@ -130,6 +160,14 @@ HUB: Mapping[str, tuple[Mapping[str, Sequence[Mapping[str, Any]]], Features]] = 
             "dev": _magic_brush(["have there be a red cube", "add a lamp"]),
         },
         MAGIC_BRUSH,
+    ),
+    "d0rj/audiocaps": (
+        {
+            "train": _audiocaps(["a red cube falls", "a dog barks", "two lamps hum", "a boat"]),
+            "validation": _audiocaps(["wind"]),
+            "test": _audiocaps(["a red cat", "a bird sings"]),
+        },
+        AUDIOCAPS,
     ),
 }
 """Splits and features of data sets of the hub."""

@@ -27,12 +27,18 @@ FIRST_PROMPTS: Mapping[str, Mapping[str, str]] = {
     "flux-mix-grpo": HPD,
     "kontext-flow-grpo-counting": dict.fromkeys(("prompts", "evaluation"), "Change the number of cats to two."),
     "kontext-nft-judged": {"prompts": "let the cat wear a hat", "evaluation": "have there be a red cube"},
+    "wan-dance-grpo": {
+        "prompts": "static image of video gamer on top of the world",
+        "evaluation": "a dog runs",
+    },
+    "stable-audio-flow-grpo": {"prompts": "a red cube falls", "evaluation": "a red cat"},
 }
 """The texts of the first prompt of each recipe's stand-in."""
 
 COLUMNS: Mapping[str, Mapping[str, Any]] = {
     "kontext-flow-grpo-counting": {key: EDITS[0][key] for key in ("tag", "include", "exclude")},
     "kontext-nft-judged": {"img_id": "0", "turn_index": 1},
+    "stable-audio-flow-grpo": {"audiocap_id": 0, "youtube_id": "yt0", "start_time": 0},
 }
 """Columns of the first training prompt, for the rewards."""
 
@@ -66,6 +72,6 @@ def test_prompts_of_geneval_have_the_schema_of_the_published_ones(tmp_path: Path
 def test_files_of_repositories_are_those_of_one_commit() -> None:
     sources = [load_config(f"recipes/{name}").prompts for name in FIRST_PROMPTS]
     urls = {prompts.source for prompts in sources if prompts and str(prompts.source).startswith("https")}
-    assert len(urls) == 3
+    assert len(urls) == 4
     assert f"{FLOW_GRPO}/pickscore/train.txt" in urls
     assert all(len(url.split("/")[5]) == 40 for url in urls if url)

@@ -13,7 +13,8 @@ from PIL import Image
 from mmgrpo.config import RunConfig
 from mmgrpo.config.rewards import EvaluationRewardConfig
 from tests.rewards.test_image_reward import save_image_reward
-from tests.tiny import judges, language_models
+from tests.rewards.test_video_align import trained as save_video_align
+from tests.tiny import judges, language_models, listeners
 
 Reward = TypeVar("Reward", bound=EvaluationRewardConfig)
 
@@ -28,13 +29,18 @@ class TinyScorers:
     """Makes the checkpoints once, in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        names = ("clip", "owl", "open_clip", "hps", "image_reward", "vlm")
-        clip, owl, plain, tuned, image_reward, vlm = (folder / name for name in names)
-        for path in (clip, owl, plain, tuned, image_reward, vlm):
+        names = ("clip", "owl", "open_clip", "hps", "image_reward", "vlm", "clap", "general_clap", "video_align")
+        clip, owl, plain, tuned, image_reward, vlm, clap, general, video_align = (folder / name for name in names)
+        for path in (clip, owl, plain, tuned, image_reward, vlm, clap, general, video_align):
             path.mkdir()
         judges.save_clip(clip)
         judges.save_owl(owl)
         language_models.save("qwen2.5-vl", vlm)
+        self._made_on_use = {
+            clap: lambda: listeners.save_clap(clap),
+            general: lambda: listeners.save_clap(general, seed=1),
+            video_align: lambda: save_video_align(video_align),
+        }
         judges.save_open_clip(plain)
         judges.save_open_clip(tuned, seed=1)
         architecture = folder / "tiny-clip.json"
@@ -51,6 +57,13 @@ class TinyScorers:
             "compositional": {"model": str(owl), "clip_model": str(clip), "threshold": 0.0, "counting_threshold": 0.0},
             "image_similarity": {"model": str(clip)},
             "vlm_judge": {"model": str(vlm)},
+            "clap_score": {"model": str(clap)},
+            "general_clap_score": {"model": str(general)},
+            "video_align": {
+                "checkpoint": str(video_align),
+                "template": str(video_align / "template.txt"),
+                "dtype": "float32",
+            },
             "ocr_accuracy": {"engine": f"python:{__name__}:read"},
         }
 
@@ -68,4 +81,7 @@ class TinyScorers:
     def _tiny(self, values: str | dict[str, Any]) -> dict[str, Any]:
         values = {"name": values} if isinstance(values, str) else values
         within = {"of": self._tiny(values["of"])} if "of" in values else {}
-        return {**values, **within, **self._settings.get(values["name"], {})}
+        settings = self._settings.get(str(values.get("label")), self._settings.get(values["name"], {}))
+        for folder in [folder for folder in self._made_on_use if str(folder) in settings.values()]:
+            self._made_on_use.pop(folder)()
+        return {**values, **within, **settings}
