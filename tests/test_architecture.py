@@ -66,7 +66,7 @@ CONTRACTS = (
         "system.sandbox",
         "system.embedding_weights",
     ),
-    *("system.process_guard", "system.model_residence", "system.launch_environment", "system.embedding_weights"),
+    *("system.process_guard", "system.model_residence", "system.launch_environment", "system.remote_files"),
 )
 """Modules of the engine that adapters may import."""
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from mmgrpo.config.loading import find_config, read_layers, shipped
 from mmgrpo.data.procedural_prompts import is_procedural
-from mmgrpo.data.remote_files import suffix_of
 from mmgrpo.errors import UnknownNameError
+from mmgrpo.system.remote_files import suffix_of
 from mmgrpo.system.targets import is_python_target
 
 MAX_REWARDS = 3

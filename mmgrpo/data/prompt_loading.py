@@ -36,10 +36,10 @@ from mmgrpo.data.prompt_media import (
     stored_items,
 )
 from mmgrpo.data.prompt_rows import ROW_FORMATS, prompt_of_row, row_format_of
-from mmgrpo.data.remote_files import downloaded, is_url, suffix_of
 from mmgrpo.data.unreadable_rows import UnreadableRows
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.hub import explain_load_error
+from mmgrpo.system.remote_files import downloaded, is_url, suffix_of
 from mmgrpo.system.targets import import_python_target, is_python_target
 from mmgrpo.types import Prompt
 

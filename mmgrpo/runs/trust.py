@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from mmgrpo.config.loading import read_layers
 from mmgrpo.config.registry import ENVIRONMENTS, REWARDS
-from mmgrpo.data.remote_files import is_url
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.files import append_line
+from mmgrpo.system.remote_files import is_url
 from mmgrpo.system.targets import PYTHON, is_python_target
 
 TRUSTED_MODULES = "mmgrpo.examples."

@@ -20,8 +20,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.data.remote_files import downloaded, is_url
 from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.system.remote_files import downloaded, is_url
 
 from ..models.checkpoints import freeze, load_state_dict
 
