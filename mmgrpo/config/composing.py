@@ -25,6 +25,9 @@ STRATEGY = "rollout.strategy"
 STRATEGY_KINDS = ("off_policy", "strategies", "sampling")
 """Kinds of methods that depend on their strategy, where they have one."""
 
+OF_MODEL = "the model or run below the method"
+"""Source of a value of ``about.method.model_overrides`` that a model or a run sets."""
+
 METHOD = "about.method"
 """The key of the method's description."""
 
@@ -36,7 +39,7 @@ def composed(layers: Sequence[Values], merge: Merge) -> dict[str, Any]:
     """Files merged in order, later ones on top; the function lists of several methods are concatenated.
 
     A run or a model, a file without a method that names a policy or a source of prompts, is merged before the methods
-    of the list, in every position: the values of a method apply in either order.
+    of the list, in every position: the values of a method apply in either order, except for its ``model_overrides``.
 
     Args:
         layers: the files' values.
@@ -50,6 +53,8 @@ def composed(layers: Sequence[Values], merge: Merge) -> dict[str, Any]:
             sets or use another strategy; or a file drops functions of a method before it.
     """
     layers = _runs_first(layers)
+    runs = [values for values in layers if is_run(values) and not _name(values)]
+    layers = [overridden_by_runs(values, runs) for values in layers]
     merged = _merged(layers, merge)
     methods = [number for number, values in enumerate(layers) if _name(values)]
     if not methods or len(layers) < 2:
@@ -105,6 +110,27 @@ def _runs_first(layers: Sequence[Values]) -> list[Values]:
     runs = [values for values, is_moved in zip(layers[first:], are_runs, strict=True) if is_moved]
     others = [values for values, is_moved in zip(layers[first:], are_runs, strict=True) if not is_moved]
     return [*layers[:first], *runs, *others]
+
+
+def overridden_by_runs(layer: Values, runs: Sequence[Values]) -> Values:
+    """A method with the values of runs and models for the keys that it leaves to them.
+
+    Args:
+        layer: values of a file.
+        runs: the runs and models that it is merged on top of, in order.
+
+    Returns:
+        The values with those of the last run that sets each key of ``about.method.model_overrides``.
+    """
+    for key in method_of(layer).get("model_overrides", ()):
+        section, _, name = key.partition(".")
+        for value in [at(values, key) for values in runs if has(values, key)][-1:]:
+            method = method_of(layer)
+            if value != at(layer, key):
+                method = {**method, "sources": {**method.get("sources", {}), key: OF_MODEL}}
+            about = {**layer["about"], "method": method}
+            layer = {**layer, section: {**layer[section], name: value}, "about": about}
+    return layer
 
 
 def method_of(values: Values) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.composing import METHOD, composed, is_run, method_of, require_functions
+from mmgrpo.config.composing import METHOD, composed, is_run, method_of, overridden_by_runs, require_functions
 from mmgrpo.config.parts import runs_of, tasks_of
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import at
@@ -94,8 +94,10 @@ def load_config(
     upper = [read_layers(find_config(name), published=published) for name in methods]
     is_compared = any(at(values, f"{METHOD}.name", None) is not None for values in upper)
     merged = read_layers(find_config(path), published=published, with_methods=not is_compared)
+    runs: list[Mapping[str, Any]] = [merged] if is_compared else []
     for values in upper:
-        merged = merge(merged, values)
+        merged = merge(merged, overridden_by_runs(values, runs))
+        runs += [values] if is_run(values) else []
     method_first = sorted(values_by_key.items(), key=lambda item: item[0] != METHOD)  # null affects the rest
     for key, value in method_first:
         _require_task(merged, key)

@@ -189,6 +189,10 @@ class MethodConfig(Section):
     trl: dict[str, Any] = Field(
         default_factory=dict, description="options of TRL's GRPOConfig with the same loss; trainer, if not GRPO's"
     )
+    model_overrides: tuple[str, ...] = Field(
+        default=(),
+        description="keys, SECTION.KEY, whose value in the file of a model or a run below the method applies",
+    )
     paper_hparams: dict[str, Any] = Field(
         default_factory=dict,
         description="the hyperparameters of the paper's run, as keys of a configuration, not applied by default; "

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mmgrpo.config import IN_ORDER, TOGETHER, RunConfig
-from mmgrpo.config.peers import peer_suggestions
+from mmgrpo.config.peers import peer_suggestions, peer_value_suggestion
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.renamed import REMOVED, renamed_key, renamed_value
 from mmgrpo.config.sections import Named
@@ -47,6 +47,8 @@ INCLUDE = (
     "example include: [run.yaml, methods/dapo], and name that file (in Python: load_config(FILE))"
 )
 
+FILE_KEYS = ("include", "use_paper_hparams")
+"""Keys of files that the loader takes out of a configuration."""
 
 USE_PAPER_HPARAMS = (
     "use_paper_hparams is true or false in a file that includes a method, or an override; there is no method here, so "
@@ -90,7 +92,9 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
         elif location[-1:] == ["name"] and problem["type"] == "missing" and _is_function(model, location[:-1]):
             lines.append(_missing_function(where, problem["input"]))
         else:
-            lines.append(f"{where or 'configuration'}: {_plain_message(problem, where)}")
+            of_peer = peer_value_suggestion(where if model is RunConfig else f"policy.{where}", problem["input"])
+            fix = "" if of_peer is None else f"; {of_peer}"
+            lines.append(f"{where or 'configuration'}: {_plain_message(problem, where)}{fix}")
     more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []
     return "; ".join([*lines, *more])
 
@@ -114,7 +118,7 @@ def _moved_apart(where: str, new: str | None, value: Any) -> list[tuple[str, str
 def _nearest_key(where: str, value: Any, owner: type[BaseModel] | None) -> str:
     """The tail of an error message: keys for that of another library, else the nearest ones of the section or below."""
     key = where.rpartition(".")[2]
-    fields = owner.model_fields if owner else {}
+    fields = [*owner.model_fields, *(FILE_KEYS if owner is RunConfig else ())] if owner else []
     if sentences := peer_suggestions(where, value):
         typo = [f"did you mean {name}? " for name in difflib.get_close_matches(key, fields, n=1, cutoff=LIKE_A_TYPO)]
         return f"; {''.join(typo)}{'; '.join(sentences)}"

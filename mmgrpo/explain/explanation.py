@@ -26,7 +26,7 @@ from mmgrpo.explain.formulas import numbers_text as _numbers
 from mmgrpo.explain.formulas import summary as _summary
 from mmgrpo.explain.idle import idle_mechanisms
 from mmgrpo.explain.lines import WIDTH, labeled_lines
-from mmgrpo.explain.method_settings import method_rows, recipe_rows, reward_rows
+from mmgrpo.explain.method_settings import formatted_value, method_rows, recipe_rows, reward_rows
 from mmgrpo.explain.simulated_rounds import SimulatedRounds
 from mmgrpo.explain.step_rows import moving_reference_rows, prompt_rows, schedule_rows, task_rows
 from mmgrpo.explain.view_passes import view_rows
@@ -185,7 +185,17 @@ def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:
         return line
     lora = settings["lora"]
     trained = "every weight" if lora is None else f"LoRA, rank {lora['rank']}, alpha {lora['alpha']:g}"
-    return f"{line}; trains {trained}"
+    return "; ".join([line, f"trains {trained}", *_quantization(settings.get("quantization_config"))])
+
+
+def _quantization(values: Mapping[str, Any] | None) -> Iterator[str]:
+    """The width of quantized frozen weights, or the settings of the quantization if it has no width in bits."""
+    if values is None:
+        return
+    blocks = [values, values.get("quant_kwargs") or {}, *(values.get("quant_mapping") or {}).values()]
+    bits = [number for number in (4, 8) if any(block.get(f"load_in_{number}bit") for block in blocks)]
+    widths = " and ".join(f"{number} bit" for number in bits)
+    yield f"frozen weights in {widths}" if bits else f"quantizes frozen weights: {formatted_value(values)}"
 
 
 def _sampler_line(settings: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmgrpo.config import POLICIES, AboutConfig, MethodConfig, RunConfig
+from mmgrpo.config.composing import OF_MODEL
 from mmgrpo.config.loading import load_config
 from mmgrpo.config.sections import at, has
 
@@ -55,7 +56,10 @@ def _rows(label: str, method: MethodConfig, published: Values, values: Values) -
     if method.replaced:
         values_text = ", ".join(f"{key} = {_value_or_none(value)}" for key, value in method.replaced.items())
         yield "replaced", f"methods included later override {values_text}"
-    settings = dict(_mechanism(method, published, values))
+    mechanism = dict(_mechanism(method, published, values))
+    settings = {key: value for key, value in mechanism.items() if method.sources[key] != OF_MODEL}
+    if of_model := [f"{key} = {formatted_value(value)}" for key, value in mechanism.items() if key not in settings]:
+        yield "it leaves", f"{', '.join(of_model)}, which {OF_MODEL} sets"
     if sets := [f"{key} = {formatted_value(value)}" for key, value in settings.items()]:
         yield "it sets", ", ".join(sets)
     plain = load_config(PLAIN).model_dump(mode="json")

@@ -58,6 +58,8 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
         require_arguments(kind, settings)
     index = pipeline_index(configured, settings.revision)
     dtype, absent = _components(settings, index)
+    if kind is not None:
+        _require_stored(kind, index, settings)
     if file is not None:
         require_no_quantization(settings.quantization_config)
         return load_single_file(file, configured, settings, absent)
@@ -72,6 +74,19 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
     except loading_errors(settings.quantization_config) as error:
         reason = explain_load_error(source, error, revision=settings.revision)
         raise ConfigError(f"policy.model {source!r} cannot be loaded as a diffusers pipeline: {reason}") from error
+
+
+def _require_stored(kind: type[DiffusionPipeline], index: Mapping[str, Any], settings: DenoisingSettings) -> None:
+    """Raises ConfigError for components that the class requires and that the pipeline was saved without."""
+    parameters = inspect.signature(kind).parameters
+    required = {name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty}
+    required -= {*kind._optional_components, *settings.components}
+    if missing := [name for name in index if name in required and not any(index[name] or ())]:
+        nulls = ", ".join(f"{name}: null" for name in missing)
+        raise ConfigError(
+            f"policy.model {settings.model!r} was saved without {', '.join(missing)}, which {kind.__name__} takes: "
+            f"policy: {{components: {{{nulls}}}}} loads it without them"
+        )
 
 
 def _components(settings: DenoisingSettings, index: Mapping[str, Any]) -> tuple[Any, dict[str, None]]:

@@ -272,3 +272,30 @@ def test_metadata_of_runs_of_two_names_is_merged() -> None:
     assert merge(below, {"about": {"name": "second"}})["about"] == {**below["about"], "name": "second"}
     gspo = {"name": "gspo", "title": "GSPO"}
     assert merge(below, {"about": {"method": gspo}})["about"] == {"name": "first", "method": gspo}
+
+
+def test_flow_grpo_leaves_the_sampler_to_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "wan.yaml"
+    prompts = "prompts: {source: prompts.txt}\n"
+    sampler = {}
+    for name, lines in {
+        "included": "include: [models/wan2.1-1.3b, methods/flow-grpo]\n",
+        "after": "include: [methods/flow-grpo, models/wan2.1-1.3b]\n",
+        "own": "include: [models/wan2.1-1.3b, methods/flow-grpo]\npolicy: {sampler: cps, strength: 0.5}\n",
+        "other method": "include: [models/wan2.1-1.3b, methods/flow-grpo-fast]\n",
+        "other model": "include: [models/sd3.5-medium, methods/flow-grpo]\n",
+    }.items():
+        file.write_text(lines + prompts)
+        sampler[name] = [at(load_config(file).model_dump(), f"policy.{key}") for key in ("sampler", "strength")]
+    assert sampler == {
+        "included": ["wan_sde", 1.0],
+        "after": ["wan_sde", 1.0],
+        "own": ["cps", 0.5],
+        "other method": ["cps", 0.8],
+        "other model": ["flow_sde", 0.7],
+    }
+    file.write_text("include: [models/wan2.1-1.3b, methods/flow-grpo-fast]\n" + prompts)
+    config = load_config(file, methods=["methods/flow-grpo"])
+    assert dict(method_rows(config))["it leaves"] == (
+        "policy.sampler = wan_sde, policy.strength = 1, which the model or run below the method sets"
+    )

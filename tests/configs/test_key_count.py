@@ -54,7 +54,7 @@ def test_number_of_keys_does_not_grow() -> None:
     assert sum(len(section.model_fields) for section in values) == 184
     assert {section.__name__: len(section.model_fields) for section in METADATA} == {
         "AboutConfig": 12,
-        "MethodConfig": 21,
+        "MethodConfig": 22,
         "MethodRewardsConfig": 3,
     }
 

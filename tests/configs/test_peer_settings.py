@@ -175,6 +175,56 @@ def test_section_names_at_most_four_of_its_keys(tmp_path: Path) -> None:
     assert "flow_grpo's train.beta is objective.kl.beta" in sentences
 
 
+AI_TOOLKIT = """
+job: extension
+config:
+  name: my_flux_lora
+  process:
+    - type: sd_trainer
+      network: {type: lora, linear: 16, linear_alpha: 16}
+      datasets: [{folder_path: images, caption_ext: txt}]
+      train: {batch_size: 1, steps: 2000, train_unet: true, noise_scheduler: flowmatch, lr: 1.0e-4}
+      model: {name_or_path: black-forest-labs/FLUX.1-dev, is_flux: true, quantize: true}
+      sample: {width: 1024, seed: 42, guidance_scale: 4}
+"""
+
+
+def test_file_of_ai_toolkit_names_the_keys_of_its_nested_settings(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(AI_TOOLKIT)
+    with pytest.raises(ConfigError) as error:
+        load_config(file)
+    for sentence in (
+        "network.linear is policy.lora.rank",
+        "train.lr is update.optimizer.lr",
+        "train.batch_size is rollout.prompts_per_step, times rollout.group_size the samples of a step",
+        "model.quantize is policy.quantization_config: {load_in_4bit: true, bnb_4bit_quant_type: nf4}",
+        "datasets.caption_ext is not supported; instead: prompts.source",
+        "job is not supported; leave it out: a file is one run",
+    ):
+        assert f"; ai-toolkit's {sentence}" in str(error.value)
+    assert not [name for name in ("flow_grpo", "TRL", "verl", "swift", "Factory") if name in str(error.value)]
+
+
+def test_value_of_another_library_names_that_of_a_run() -> None:
+    with pytest.raises(ValidationError) as error:
+        settings_type("denoising").model_validate({"model": "m", "sampler": "sde"})
+    message = explain_validation(error.value, settings_type("denoising"))
+    assert message.endswith("got 'sde'; flow_grpo's sde is flow_sde, for Wan wan_sde")
+    assert all(library.values.keys() <= keys() for library in map(peer, PEERS))
+
+
+def test_window_of_flow_grpo_has_an_exclusive_end() -> None:
+    assert peer("flow-grpo").keys["sample.sde_window_range"].endswith("high: END}, END exclusive")
+
+
+def test_misspelled_use_paper_hparams_is_suggested(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("include: [methods/flow-grpo]\nuse_paper_hparam: true\n")
+    with pytest.raises(ConfigError, match=r"'use_paper_hparam'; did you mean use_paper_hparams\?"):
+        load_config(file)
+
+
 def test_setting_inside_a_policy_names_the_key() -> None:
     with pytest.raises(ValidationError) as error:
         settings_type("language").model_validate({"model": "m", "lora": {"r": 8}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,17 @@ def test_components_can_be_omitted_or_have_another_dtype(tmp_path: Path) -> None
     assert (policy.pipeline.vae.dtype, policy.pipeline.text_encoder.dtype) == (torch.float32, torch.bfloat16)
     rollout = policy.rollout([Prompt("a red fox")], group_size=2, seed=SEED)
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+
+
+def test_pipeline_saved_without_components_names_the_setting(tmp_path: Path) -> None:
+    pipeline = pipeline_of("sd3")
+    pipeline.text_encoder_3 = pipeline.tokenizer_3 = None
+    pipeline.save_pretrained(tmp_path)
+    nulls = {"text_encoder_3": None, "tokenizer_3": None}
+    message = re.escape("policy: {components: {text_encoder_3: null, tokenizer_3: null}} loads it without them")
+    with pytest.raises(ConfigError, match=message):
+        load_pipeline(DenoisingSettings.of({"model": str(tmp_path)}))
+    assert load_pipeline(DenoisingSettings.of({"model": str(tmp_path), "components": nulls})).text_encoder_3 is None
 
 
 def test_components_need_a_stored_pipeline() -> None:

@@ -16,7 +16,7 @@ PEER = Peer(
         "network.linear_alpha": "policy.lora.alpha",
         "save.save_every": "checkpoint.every",
         "save.max_step_saves_to_keep": "checkpoint.keep",
-        "train.batch_size": "policy.update_batch",
+        "train.batch_size": "rollout.prompts_per_step, times rollout.group_size the samples of a step",
         "train.steps": "steps",
         "train.gradient_checkpointing": "policy.gradient_checkpointing",
         "train.optimizer": "update.optimizer: {name: adamw_8bit}",
@@ -25,10 +25,7 @@ PEER = Peer(
         "train.ema_config.use_ema": "update.ema: {decay: 0.99}",
         "train.ema_config.ema_decay": "update.ema.decay",
         "model.name_or_path": "policy.model",
-        "model.quantize": (
-            "policy.quantization_config: {quant_backend: bitsandbytes_8bit, quant_kwargs: {load_in_8bit: true}, "
-            "components_to_quantize: [transformer]}"
-        ),
+        "model.quantize": "policy.quantization_config: {load_in_4bit: true, bnb_4bit_quant_type: nf4}",
         "model.low_vram": "policy.offload: [text_encoder]",
         "sample.prompts": "evaluation.prompts.source",
         "sample.sample_every": "evaluation.every",
@@ -40,6 +37,10 @@ PEER = Peer(
         "sample.neg": "policy.call: {negative_prompt: TEXT}",
     },
     replacements={
+        "meta.name": "leave it out: about.name is the name of the run",
+        "meta.version": "leave it out: exports have the versions of the libraries",
+        "job": "leave it out: a file is one run",
+        "process.type": "leave it out: a run trains by GRPO",
         "datasets.folder_path": (
             "prompts.source, the texts alone: GRPO trains on samples of the model, and rewards take the place of images"
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 OMITTED = "leave it out"
@@ -20,12 +20,14 @@ class Peer:
         keys: setting -> keys of a run, with the form of their values where it differs.
         replacements: setting without a key -> the replacement, or the reason to leave it out.
         rewards: its reward -> an entry of ``rewards``.
+        values: key of a run -> values that the library has there -> those of mmgrpo.
     """
 
     name: str
     keys: Mapping[str, str]
     replacements: Mapping[str, str]
     rewards: Mapping[str, str]
+    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, str]:
