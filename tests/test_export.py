@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from mmgrpo.cli import app
 from mmgrpo.cli.run_inputs import policy_of
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.report.model_card import code, license_of
+from mmgrpo.report.model_card import card_of, code, license_of
+from mmgrpo.runs.adapter_files import absolute_base, copy_adapters
 from mmgrpo.runs.best import best_checkpoint
 from mmgrpo.system import hub
 from mmgrpo.training.build import build_policy
@@ -103,6 +104,25 @@ def test_peft_loads_the_adapters_onto_the_base(adapters: Path, tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]  # nothing half written is left
     assert not (tmp_path / "x" / "kept").exists()
     assert (tmp_path / "x" / "mmgrpo.yaml").read_text() == (adapters / "config.yaml").read_text()
+
+
+def test_relative_path_of_a_base_becomes_absolute(
+    adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(adapters.parent)
+    (tmp_path / "x").mkdir()
+    assert absolute_base("model") == str(adapters.parent / "model")
+    assert absolute_base("Qwen/Qwen2.5-3B") == "Qwen/Qwen2.5-3B"
+    policy = {"name": "language", "model": "model"}
+    config = yaml.safe_load((adapters / "config.yaml").read_text()) | {"policy": policy}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    (weights,) = adapters.glob("checkpoints/*/policy")
+    card = card_of(tmp_path, weights, name="x", weights="w")
+    assert f"AutoModelForCausalLM.from_pretrained({str(adapters.parent / 'model')!r}, " in card
+    copy_adapters(weights, exported := tmp_path / "x", base="model", revision=None)
+    assert json.loads((exported / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        adapters.parent / "model"
+    )
 
 
 def test_adapters_are_merged_into_the_model(adapters: Path, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_outside_of_a_checkout_the_requirements_of_the_extra_are_listed(monkeypa
         "requires",
         lambda name: ["torch>=2.5", "math-verify>=0.8; extra == 'math'", "fastapi>=0.115; extra == 'serve'"],
     )
-    assert install_command("math_verify") == "pip install 'math-verify>=0.8'"
+    assert install_command("math_verify") == "pip install 'math-verify>=0.8' (the extra mmgrpo[math])"
 
 
 @pytest.mark.parametrize("command", [["train"], ["train", "--accelerate", "gpus"]])

@@ -104,6 +104,7 @@ def test_run_of_each_kind_is_explained(kind: str, first_run: Path) -> None:
     assert written[-1] == "mmgrpo train run.yaml"
     explained = call("explain", "run.yaml")
     assert explained.exit_code == 0, explained.output
+    assert "\nmemory          add --processes 1 for memory" in explained.output
     (reward,) = re.findall(r"^reward +(.*)", explained.output, re.MULTILINE)
     assert re.findall(r"[a-z_]{2,}", reward) == TINY_RUNS[kind][2]
 

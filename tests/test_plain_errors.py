@@ -95,6 +95,23 @@ def test_a_value_of_another_kind_is_explained_in_words_of_yaml(override: str, me
     assert str(raised.value) == message
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rewards=[{name:box_iou}]", "rewards.0.name is missing; write a space after the colon: name: box_iou"),
+        (
+            "rollout={prompts_per_step:2}",
+            "unknown key 'rollout.prompts_per_step:2'; write a space after the colon: prompts_per_step: 2",
+        ),
+        ("update={optimizer:{lr: 1}}", "; write a space after each colon: {key: value}"),
+    ],
+)
+def test_a_colon_without_a_space_is_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(DIGITS, [override])
+    assert str(raised.value).endswith(message)
+
+
 def test_a_surrogate_without_a_bound_that_a_modulation_sets_is_an_error_before_the_run() -> None:
     values = {
         "surrogate": f"python:{__name__}:surrogate_without_bounds",

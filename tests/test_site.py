@@ -16,7 +16,9 @@ import mmgrpo
 from mmgrpo.cli import app
 from mmgrpo.config.registry import REWARDS
 from mmgrpo.docgen.methods import KINDS
+from mmgrpo.docgen.peers import peer_table
 from mmgrpo.docgen.site import FOLDER, recipe_pages, reference_nav, reference_pages
+from mmgrpo.system.site_pages import SITE
 from tests.test_docs import anchor_of
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +42,16 @@ def row_of(page: str, first_cell: str) -> str:
     """The row of a table that starts with a cell."""
     (row,) = [line for line in page.splitlines() if line.startswith(f"| {first_cell} |")]
     return row
+
+
+def test_addresses_in_messages_are_links_of_the_site() -> None:
+    assert f"site_url: {SITE}" in (ROOT / "mkdocs.yml").read_text().splitlines()
+    assert "[how-to/several-gpus](../how-to/several-gpus.md)" in peer_table("easyr1")
+    assert "[how-to/extending](../how-to/extending.md)" in peer_table("trl")
+    files = [path for folder in ("mmgrpo", "policies", "rewards") for path in (ROOT / folder).rglob("*.py")]
+    named = {page for path in files for page in re.findall(r"page_url\([\"']([\w/-]+)[\"']\)", path.read_text())}
+    assert len(named) >= 7
+    assert not [page for page in named if not (ROOT / "docs" / f"{page}.md").is_file()]
 
 
 def test_reference_has_the_keys_commands_methods_papers_rewards_and_the_api(pages: dict[str, str]) -> None:

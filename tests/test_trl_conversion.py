@@ -151,10 +151,22 @@ def test_yaml_of_the_command_line_becomes_a_run_that_trains(folder: Path, monkey
 
 def test_epochs_become_a_comment_with_the_steps(folder: Path) -> None:
     text = converted(written(folder / "c.yaml", "num_train_epochs: 2\nnum_generations: 4\n"))
-    assert "# * steps: num_train_epochs=2 is 2 * rows / 2 steps; set it\n" in text  # 8 rows are 2 groups of 4
+    assert (
+        "# * steps: 100 is not a number of TRL's run: num_train_epochs=2 is 2 * rows / 2 steps; set it\n" in text
+    )  # 8 rows are 2 groups of 4
     assert "\nsteps: 100\n" in text
     assert "# * policy.model: set the path or hub id of the model\n" in text
     assert at(load_config(written(folder / "run.yaml", text)).model_dump(), "rollout.prompts_per_step") == 2
+
+
+def test_reward_that_trl_lacks_is_of_the_script(folder: Path) -> None:
+    text = converted(written(folder / "c.yaml", "max_steps: 2\nreward_funcs: [accuracy_reward, box_reward]\n"))
+    names = [reward.name for reward in load_config(written(folder / "run.yaml", text)).rewards]
+    assert names == ["python:trl.rewards:accuracy_reward", "python:MODULE_OF_THE_SCRIPT:box_reward"]
+    assert (
+        "# * rewards: trl.rewards does not have python:MODULE_OF_THE_SCRIPT:box_reward: replace MODULE_OF_THE_SCRIPT"
+        in text
+    )
 
 
 def test_tools_are_left_to_the_user_and_their_turns_are_converted(folder: Path) -> None:

@@ -399,5 +399,6 @@ def parsed_pairs(pairs: Sequence[str], what: str, example: str) -> dict[str, Any
         try:
             parsed[key] = parse_yaml(value)
         except YamlError as error:
-            raise ConfigError(f"the value of {what} {pair[:80]!r} is not valid YAML: {error}") from error
+            colon = "; write a space after each colon: {key: value}" if "unexpected ':'" in str(error) else ""
+            raise ConfigError(f"the value of {what} {pair[:80]!r} is not valid YAML: {error}{colon}") from error
     return parsed

@@ -13,6 +13,7 @@ from mmgrpo.environment import SupportsOptionalRewards
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.policy import SupportsWindows
 from mmgrpo.system.entry_points import entry_point_targets
+from mmgrpo.system.site_pages import page_url
 from mmgrpo.system.targets import import_attribute, import_python_target, is_python_target
 
 POLICIES: Mapping[str, str] = {
@@ -335,7 +336,7 @@ def policy_class(policy: str) -> Any:
     if missing:
         raise ConfigError(
             f"policy ({policy}) cannot be built from YAML: it has no {' and no '.join(missing)}; "
-            "add them (see docs/learn/own-policy.md), or give mmgrpo.Trainer a live one"
+            f"add them ({page_url('learn/own-policy')}), or give mmgrpo.Trainer a live one"
         )
     return adapter
 

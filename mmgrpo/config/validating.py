@@ -83,6 +83,7 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
             fix = _nearest_key(where, problem["input"], owner) if new is None else f"; it is now {new}"
             fix += "".join(f", and {old} is now {key}" for old, key in _moved_apart(where, new, problem["input"]))
             fix = f"; {REMOVED[where]}" if where in REMOVED else fix
+            fix = _missing_space(problem["loc"][-1], problem["input"]) or fix
             lines.append(f"unknown key {where!r}{fix}")
         elif where == "policy.name" and problem["type"] == "missing":
             lines.append(
@@ -103,9 +104,17 @@ def _missing_function(where: str, settings: Mapping[str, Any]) -> str:
     """The message for settings without the name of their function; earlier keys had it in place of a name."""
     keys = {key: renamed_key(f"{where.rpartition('.')[0]}.{key}") for key in settings}
     named = [f"{key!r} is not a setting; it is now {new}" for key, new in keys.items() if new is not None]
+    if spaces := [fix for key, value in settings.items() if (fix := _missing_space(key, value))]:
+        return f"{where} is missing{spaces[0]}"
     return f"{where} is missing: " + (
         "; ".join(named) or f"write the name of the function next to its settings ({', '.join(map(str, settings))})"
     )
+
+
+def _missing_space(key: object, value: Any) -> str:
+    """The tail of a message about ``{key:value}``, which YAML reads as a key without a value; else an empty text."""
+    name, colon, text = str(key).partition(":")
+    return f"; write a space after the colon: {name}: {text}" if colon and value is None else ""
 
 
 def _moved_apart(where: str, new: str | None, value: Any) -> list[tuple[str, str]]:

@@ -40,6 +40,7 @@ from mmgrpo.data.unreadable_rows import UnreadableRows
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.hub import explain_load_error
 from mmgrpo.system.remote_files import downloaded, is_url, suffix_of
+from mmgrpo.system.site_pages import page_url
 from mmgrpo.system.targets import import_python_target, is_python_target
 from mmgrpo.types import Prompt
 
@@ -193,7 +194,7 @@ def _source_advice(config: ReadingConfig, key: str, note: str | None) -> str:
     """Returns how to provide the source, with the note of the configuration."""
     rows = f"rows with the column '{prompt_column(config.columns)}' as .jsonl, .json or .parquet"
     note_text = f"; note: {' '.join(note.split())}" if note else ""
-    page = "docs/how-to/data.md"
+    page = page_url("how-to/data")
     return f"put a prompt a line there as .txt, or {rows} ({page}), or set {key}=FILE_OR_DATASET{note_text}"
 
 

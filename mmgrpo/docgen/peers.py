@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from mmgrpo.config.peers import peer
 from mmgrpo.docgen.methods import method_index
+from mmgrpo.system.site_pages import SITE
 
 OTHER_TRAINERS = (
     ("`beta` of RLOO", "`advantage.kl.beta` with `advantage.kl.divergence: k1`"),
@@ -30,7 +32,7 @@ def peer_table(name: str) -> str:
         lines += ["", "## Rewards", "", *_table(library.name, library.rewards, "`{}`")]
     if name == "trl":
         lines += ["", "## Losses", "", *_losses()]
-    return "\n".join(lines)
+    return re.sub(rf"{re.escape(SITE)}([\w/-]+)/", r"[\1](../\1.md)", "\n".join(lines))
 
 
 def _table(name: str, texts: Mapping[str, str], form: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ from mmgrpo.report.run_charts import measures, total_rewards
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.run_info import overview_rows
 from mmgrpo.report.usage_code import BaseModelSource, ExportedModel, base_file, exported_in, usage
-from mmgrpo.runs.adapter_files import is_hub_id
+from mmgrpo.runs.adapter_files import absolute_base, is_hub_id
 from mmgrpo.system.console import escape_controls
 from mmgrpo.system.yamls import YamlError, parse_yaml
 
@@ -125,11 +125,11 @@ def _content_name(exported: ExportedModel) -> str:
 def _base_of(policy: Mapping[str, Any]) -> BaseModelSource:
     options = {key: value for key in ("revision", "variant") if (value := _text(policy.get(key)))}
     return BaseModelSource(
-        model=_text(policy.get("model")),
+        model=absolute_base(_text(policy.get("model"))),
         dtype=_text(policy.get("dtype")) or "float32",
         components={name: _text(dtype) for name, dtype in _mapping(policy.get("components")).items() if _is_name(name)},
         options=options,
-        single_file_config=_text(policy.get("single_file_config")),
+        single_file_config=absolute_base(_text(policy.get("single_file_config"))),
         quantization=_mapping(policy.get("quantization_config")),
     )
 

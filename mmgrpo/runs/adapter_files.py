@@ -18,6 +18,11 @@ DIFFUSERS_SETTINGS = "lora_adapter_metadata"
 """Key in the header of diffusers' file; its value has the settings of each component's adapters, as JSON."""
 
 
+def absolute_base(model: str | None) -> str | None:
+    """Returns the absolute path of a local base model; a hub id or another text as it is."""
+    return str(Path(model).absolute()) if model and Path(model).exists() else model
+
+
 def has_adapters(weights: Path) -> bool:
     """Whether the weights of a checkpoint are adapters in the format of peft or diffusers."""
     return any((weights / name).is_file() for name in ADAPTERS)
@@ -32,7 +37,7 @@ def copy_adapters(weights: Path, directory: Path, *, base: str | None, revision:
     Args:
         weights: weights folder of a checkpoint.
         directory: an existing folder.
-        base: the base model; written to peft's configuration if it is a path or a hub id.
+        base: the base model; written to peft's configuration if it is a path, which becomes absolute, or a hub id.
         revision: revision of the base model.
 
     Raises:
@@ -51,7 +56,7 @@ def copy_adapters(weights: Path, directory: Path, *, base: str | None, revision:
     if config.is_file() and base is not None and not is_python_target(base):
         try:
             values = json.loads(config.read_text(encoding="utf-8"))
-            values |= {"base_model_name_or_path": base, "revision": revision}
+            values |= {"base_model_name_or_path": absolute_base(base), "revision": revision}
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"{weights / PEFT_CONFIG} cannot be read: {error}") from error
         config.write_text(json.dumps(values, indent=2), encoding="utf-8")

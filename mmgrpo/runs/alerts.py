@@ -16,6 +16,7 @@ from mmgrpo.config.objective import NOISE_WITHOUT_CLIP
 from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.changes import CHANGED_FRAC
+from mmgrpo.system.site_pages import page_url
 
 GRID = "grid_artifacts"
 INTERVAL = 10
@@ -221,7 +222,7 @@ def first_step_notes(line: Mapping[str, Any], noise_limit: float) -> Iterator[st
     ]
     names = ", ".join(key.removesuffix(f"/{CHANGED_FRAC}") for key in keys)
     if keys:
-        yield f"no decision is changed by {names} in the first step: docs/how-to/watchdog.md"
+        yield f"no decision is changed by {names} in the first step: {page_url('how-to/watchdog')}"
 
 
 def _training_reward(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

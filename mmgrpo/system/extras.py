@@ -73,14 +73,14 @@ def install_command(package: str) -> str:
 
     Returns:
         For a package of an extra: the commands for the checkout, or without a checkout pip with the requirements of the
-        extra. For any other package: pip with its name.
+        extra and its name. For any other package: pip with its name.
     """
     extra = EXTRA_OF.get(package)
     if extra is None:
         return f"pip install {package}, or in a checkout of mmgrpo uv run --with {package} mmgrpo ..."
     if (CHECKOUT / "pyproject.toml").is_file():
         return f"in {CHECKOUT}, uv sync --inexact --extra {extra}, or pip install -e '.[{extra}]'"
-    return f"pip install {' '.join(_requirements(extra))}"
+    return f"pip install {' '.join(_requirements(extra))} (the extra mmgrpo[{extra}])"
 
 
 def _requirements(extra: str) -> list[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, final
 
 from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.system.site_pages import page_url
 
 LAUNCHER = str(Path(__file__).with_name("sandbox_launcher.py"))
 START_S = 30.0
@@ -306,7 +307,7 @@ class _Launched:
 def _refusal(reason: str) -> RewardError:
     return RewardError(
         f"generated code cannot be run within limits here, so it is not run: {reason}. "
-        f"The requirements are listed in docs/how-to/sandbox.md."
+        f"The requirements: {page_url('how-to/sandbox')}"
     )
 
 

@@ -19,6 +19,7 @@ from mmgrpo.runs.sample_logging import log_samples
 from mmgrpo.runs.stopping import StopRequests, Terminated
 from mmgrpo.system.model_residence import offload_models
 from mmgrpo.system.out_of_memory import free_memory_of, is_out_of_memory
+from mmgrpo.system.site_pages import page_url
 from mmgrpo.training.checkpointed_run import CheckpointedRun
 from mmgrpo.training.compute_advantages import Advantages
 from mmgrpo.training.optimizer import GuardedOptimizer
@@ -398,5 +399,6 @@ def naming_phase(phase: str, step: int) -> Iterator[None]:
         message = str(error).strip().partition("\n")[0] or type(error).__name__
         raise OutOfMemoryError(
             f"out of memory in {phase} at step {step}: {REMEDIES[phase]}; this changes nothing "
-            f"that is learned, and can be set when a run resumes (docs/how-to/symptoms.md). The message: {message:.300}"
+            f"that is learned, and can be set when a run resumes ({page_url('how-to/symptoms')}). "
+            f"The message: {message:.300}"
         ) from error

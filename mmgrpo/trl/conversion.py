@@ -19,6 +19,7 @@ from mmgrpo.config.validating import explain_validation, set_value
 from mmgrpo.errors import ConfigError
 from mmgrpo.trl.arguments import ARGUMENTS, PEER, Fixed, GRPOConfig
 from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, run_values
+from mmgrpo.trl.script_arguments import REWARDS as FUNCTIONS
 from mmgrpo.trl.script_reading import TrlRun, read_trl_run
 
 QUANTIZATION = {
@@ -43,6 +44,9 @@ STATED = ("policy.name", "steps", "rollout.prompts_per_step", "rollout.group_siz
 
 FIRST = ("policy", "prompts", "rewards", "rollout", "steps")
 """The first sections of the file."""
+
+SCRIPT = "MODULE_OF_THE_SCRIPT"
+"""The module of a function that is named alone and is none of TRL's."""
 
 STEPS = 100
 """Steps of a run that TRL counts in epochs."""
@@ -132,7 +136,10 @@ def _values(supported: dict[str, Any], run: TrlRun, notes: list[str]) -> dict[st
     notes += [f"not as in TRL: {difference}" for difference in differences(args, data)]
     if is_endless:
         groups = values["rollout.prompts_per_step"]
-        notes.append(f"steps: num_train_epochs={epochs} is {epochs} * rows / {groups} steps; set it")
+        notes.append(
+            f"steps: {values['steps']} is not a number of {PEER.name}'s run: num_train_epochs={epochs} is "
+            f"{epochs} * rows / {groups} steps; set it"
+        )
     notes += [
         "rollout.prompts_per_step is for one process: multiply it by the number of processes",
         "policy.chat: false, if the prompts are texts: TRL applies the chat template to messages alone",
@@ -193,6 +200,8 @@ def _rewards(arguments: Mapping[str, Any], args: GRPOConfig, notes: list[str]) -
     entries = [{"name": "reward_model", "model": model} for model in models] + [_reward(str(name)) for name in listed]
     if not entries:
         notes.append("rewards: name the functions, such as {name: python:my_rewards:accuracy}; TRL's form is read")
+    if unplaced := [entry["name"] for entry in entries if entry["name"].startswith(f"python:{SCRIPT}:")]:
+        notes.append(f"rewards: trl.rewards does not have {', '.join(unplaced)}: replace {SCRIPT} by its module")
     if any(entry["name"].startswith("python:") for entry in entries):
         notes.append("rewards: a module of python:MODULE:FUNCTION must be importable, and must not train on import")
     weights: Sequence[float] = args.reward_weights or [1.0] * len(entries)
@@ -205,10 +214,10 @@ def _rewards(arguments: Mapping[str, Any], args: GRPOConfig, notes: list[str]) -
 
 
 def _reward(name: str) -> dict[str, Any]:
-    """An entry of ``rewards``: a function by its path, one of TRL's by its name, or the path of a reward model."""
+    """An entry of ``rewards``: a function by its path, one of TRL's or of the script by its name, or a reward model."""
     if name.startswith("python:"):
         return {"name": name}
     if "/" in name:
         return {"name": "reward_model", "model": name}
     module, _, function = name.rpartition(".")
-    return {"name": f"python:{module or 'trl.rewards'}:{function}"}
+    return {"name": f"python:{module or ('trl.rewards' if function in FUNCTIONS else SCRIPT)}:{function}"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mmgrpo.config.peers.texts import FOUR_BIT, FUNCTION, LENGTH, RSLORA
+from mmgrpo.system.site_pages import page_url
 
 LORA_WEIGHTS = "leave it out: adapters are on linear layers, policy.lora.targets names them"
 SUPERVISED = "leave it out: it is for supervised training, for which mmgrpo has update.warmup and objective.auxiliary"
@@ -94,7 +95,8 @@ REPLACEMENTS: Mapping[str, str] = {
     "reward_processing_classes": "leave it out: a reward model is loaded with its own tokenizer",
     "callbacks": "leave it out: the run folder has all metrics, and runtime.trackers or report_to names trackers",
     "rollout_func": (
-        "an environment_factory or rollout.environment; rollout.strategy for other requests (docs/how-to/extending.md)"
+        "an environment_factory or rollout.environment; rollout.strategy for other requests "
+        f"({page_url('how-to/extending')})"
     ),
 }
 """Argument without a key -> its replacement."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mmgrpo.system.site_pages import page_url
+
 ADAPTERS = "policy.lora: {rank: N}, or null for full"
 CLIPPED = "objective.surrogate: {name: clipped, low: NUMBER, high: NUMBER}"
 DUAL_CLIPPED = "objective.surrogate: {name: dual_clipped, low: NUMBER, high: NUMBER, bound: NUMBER}"
@@ -11,7 +13,7 @@ FOUR_BIT = "policy.quantization_config: {load_in_4bit: true} with policy.lora"
 FUNCTION = "rewards: [{name: python:MODULE:FUNCTION}]"
 GUIDANCE = "policy.call: {guidance_scale: NUMBER}"
 LENGTH = "shorter prompts: none is cut, and one that exceeds the model's context is an error of its row"
-NODES = "`accelerate launch` on each node (docs/how-to/several-gpus.md)"
+NODES = f"`accelerate launch` on each node ({page_url('how-to/several-gpus')})"
 OVERLONG = "rewards: [{name: overlong, max_length: N, margin: N}]"
 PROJECT = "runtime.trackers: [{name: wandb, project: PROJECT}]"
 REFILL = "rollout.strategy: {name: refill, rounds: N}"
