@@ -32,7 +32,6 @@ SHEET_WIDTH, SHEET_SIDE, SHEET_REQUESTS = 1200, 180, 6
 
 STRIP_SIDE = 128
 GIF_SIDE, GIF_REQUESTS, GIF_COLUMNS, GIF_STEPS, GIF_HEAD = 128, 8, 4, 12, 34
-GIF_COLORS = 64  # without dithering, which GIF compresses badly
 CLIP_FRAMES = 8
 STEP_MS, LAST_STEP_MS, CLIP_FRAME_MS = 600, 2000, 120
 
@@ -176,7 +175,8 @@ def steps_gif(files: RunFiles, sample_sets: Sequence[SampleSet]) -> bytes | None
         for frame in range(num_frames):
             pages.append(_gif_page(sampled, index, frame))
             lengths_ms.append(CLIP_FRAME_MS if frame < num_frames - 1 else rest_ms)
-    pages = [page.quantize(GIF_COLORS, dither=Image.Dither.NONE) for page in pages]
+    # 256 colors that cover the rare ones too, without dithering, which GIF compresses badly
+    pages = [page.quantize(method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE) for page in pages]
     buffer = io.BytesIO()
     pages[0].save(buffer, "GIF", save_all=True, append_images=pages[1:], duration=lengths_ms, loop=0)
     return buffer.getvalue()

@@ -31,16 +31,16 @@ def enlarged(step: int, request: int, side: int) -> np.ndarray:
     return gray(Image.fromarray(pixels(step, request)).convert("RGB").resize((side, side), Image.Resampling.LANCZOS))
 
 
-def write_color(run: Path, step: int, color: str) -> None:
+def write_image(run: Path, step: int, image: Image.Image) -> None:
     folder = run / f"samples/step-{step:06d}"
     folder.mkdir(parents=True)
-    Image.new("RGB", (16, 16), color).save(folder / "0000.png")
+    image.save(folder / "0000.png")
     write_lines(folder / "samples.jsonl", [sample("0000.png", 0, 0.5)])
 
 
 def test_png_has_the_first_step_above_the_last(tmp_path: Path) -> None:
     for step, color in ((0, "red"), (10, "lime"), (20, "blue")):
-        write_color(tmp_path, step, color)
+        write_image(tmp_path, step, Image.new("RGB", (16, 16), color))
     image = Image.open(write_png(tmp_path, tmp_path / "sheet.png")).convert("RGB")
     assert image.width == 1200
     column = [image.getpixel((240, y)) for y in range(image.height)]
@@ -60,6 +60,20 @@ def test_gif_has_a_page_for_each_step_with_the_same_requests(run: Path, tmp_path
             left, top = GAP + column * (GIF_SIDE + GAP), GIF_HEAD + row * (GIF_SIDE + GAP)
             tile = page.crop((left, top, left + GIF_SIDE, top + GIF_SIDE))
             assert np.abs(gray(tile) - enlarged(step, request, GIF_SIDE)).mean() < 4
+
+
+def test_gif_keeps_a_rare_color_on_a_noisy_page(tmp_path: Path) -> None:
+    random, blue = np.random.RandomState(0), (42, 92, 214)
+    pixels = random.randint(215, 256, (36, 36, 3))
+    pixels[:12, :12] = np.array((222, 45, 48)) + random.randint(-20, 20, (12, 12, 3))
+    pixels[12:24, :12] = np.array((38, 166, 91)) + random.randint(-20, 20, (12, 12, 3))
+    pixels[-4:, -4:] = blue
+    for step in (0, 10):
+        write_image(tmp_path, step, Image.fromarray(pixels.astype(np.uint8)))
+    with Image.open(write_gif(tmp_path, tmp_path / "steps.gif")) as animation:
+        seen = animation.convert("RGB").getpixel((GAP + GIF_SIDE - 5, GIF_HEAD + GIF_SIDE - 5))
+    assert isinstance(seen, tuple)
+    assert max(abs(got - true) for got, true in zip(seen, blue, strict=True)) < 20
 
 
 def test_gif_of_videos_plays_each_step(tmp_path: Path) -> None:
