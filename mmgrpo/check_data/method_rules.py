@@ -125,13 +125,17 @@ def method_objective(data: DataFiles, name: str) -> Iterator[Finding]:
 
 def method_with_models(data: DataFiles, name: str) -> Iterator[Finding]:
     """With every model that it applies to, the values of both remain, and every step has a window."""
-    applies_to = method_of(data.merged(name)).get("applies_to", "both")
+    method = method_of(data.merged(name))
+    applies_to, of_models = method.get("applies_to", "both"), method.get("model_overrides", ())
     for model in data.names("models") or shipped("models"):
         policy = data.stated(model)["policy"]["name"]
         if not takes("tokens" if policy == "language" else policy, applies_to):
             continue
         config = data.combined(model, name)
-        expected = dict(stated_settings(data, model)) | dict(stated_settings(data, name))
+        of_model = dict(stated_settings(data, model))
+        expected = (
+            of_model | dict(stated_settings(data, name)) | {key: of_model[key] for key in of_models if key in of_model}
+        )
         yield from differences(expected, config, f"with {model}")
         if policy == "denoising":
             yield from _step_faults(config, model, has_sampler=has(data.stated(name), "policy.sampler"))

@@ -366,7 +366,7 @@ def _from_hub(source: str, split: str | None, rules: _ReadingRules) -> Iterator[
         if not rules.allow_fetch:
             refuse_fetching_card(Path(source))
     name, _, part = (source, "", "") if local else source.partition(":")
-    part_argument = {"data_files" if Path(part).suffix in _READERS else "name": part} if part else {}
+    part_argument: dict[str, Any] = {"data_files" if Path(part).suffix in _READERS else "name": part} if part else {}
     try:
         loaded = load_dataset(name, **part_argument)
     except Exception as error:  # the library has no common class of errors
