@@ -41,6 +41,7 @@ REWARDS: Mapping[str, str] = {
     "held_out_edit_judge": "mmgrpo.examples.edits:HeldOutEditJudge",
     "moving_digit_verifier": "mmgrpo.examples.moving_digits:MovingDigitVerifier",
     "moving_digit_judge": "mmgrpo.examples.moving_digits:MovingDigitJudge",
+    "scene_verifier": "mmgrpo.examples.shapes:SceneVerifier",
     "digit_recall": "mmgrpo.examples.digits:Recall",
     "digit_precision": "mmgrpo.examples.digits:Precision",
     "digit_spread": "mmgrpo.examples.digits:StrokeSpread",
@@ -164,6 +165,7 @@ REWARDS: Mapping[str, str] = {
 EXAMPLES: Mapping[str, str] = {
     "rows": "mmgrpo.training.auxiliary:answered_rows",
     "mislabeled_digits": "mmgrpo.examples.digits:mislabeled_examples",
+    "drawn_scenes": "mmgrpo.examples.shapes:drawn_scenes",
     "misinstructed_edits": "mmgrpo.examples.edits:misinstructed_edits",
     "mislabeled_moving_digits": "mmgrpo.examples.moving_digits:mislabeled_moving_digits",
     "misread_digits": "mmgrpo.examples.digits:misread_digits",
