@@ -172,7 +172,7 @@ class Plan:
         """For policies: raises PolicyError for requests that the policy does not support.
 
         Args:
-            supported: the names of ``REQUESTS`` that it supports.
+            *supported: the names of ``REQUESTS`` that it supports.
             policy: its name in the message.
         """
         values = {**{name: getattr(self, name) for name in REQUESTS}, "continues": any(self.continues or ())}

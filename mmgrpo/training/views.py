@@ -208,8 +208,7 @@ def policy_values(values: Collection[Value], views: Mapping[str, ViewRows]) -> t
 def with_view_logits(rollout: Rollout, values: Collection[Value], views: Mapping[str, ViewRows]) -> Rollout:
     """The rollout with the logits of the views that its values of two distributions are of.
 
-    Raises:
-        ConfigError: the policy of a view has no such logits.
+    Raises ConfigError if the policy of a view has no such logits.
     """
     names = {value.view for value in values if value.name in OF_TWO_DISTRIBUTIONS and value.view in views}
     if not names:
