@@ -371,7 +371,7 @@ def explain(
     """Print the resolved formula with its settings, the batch geometry and the cost of a sample; load no model."""
     with plain_errors():
         from mmgrpo.config.parts import singles_of
-        from mmgrpo.config.registry import outline_of
+        from mmgrpo.config.registry import OUTLINES
         from mmgrpo.docgen.reward_signatures import require_rewards
         from mmgrpo.explain.explanation import explanation
         from mmgrpo.explain.lines import WIDTH, labeled_lines
@@ -386,7 +386,7 @@ def explain(
         for settings in singles_of(settings_of(config, overrides, computes=False, trust=trust)):
             require_rewards(settings)
             typer.echo(escape_controls(explanation(settings, width)))
-            if processes is None and settings.policy is not None and outline_of(settings.policy.name) is not None:
+            if processes is None and settings.policy is not None and settings.policy.name in OUTLINES:
                 hint = "add --processes 1 for memory, time and the GPUs that fit"
                 typer.echo(labeled_lines([("memory", hint)], width))
             if processes is not None:

@@ -51,7 +51,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "Audio": ("rewards.audio",),
     "Groups, and rewards of rewards": ("rewards.groups",),
     "Servers": ("rewards.judges.remote_reward",),
-    "Digits of the quickstarts": ("examples.digits", "examples.edits", "examples.moving_digits"),
+    "Examples of the quickstarts": ("examples.digits", "examples.shapes", "examples.edits", "examples.moving_digits"),
 }
 """Kind of rewards -> modules or packages of ``mmgrpo``."""
 
