@@ -243,7 +243,7 @@ def test_new_method_is_three_files(tmp_path: Path) -> None:
     assert re.search(r"advantage\.estimators +\[cubed\] +Cubed, eq\. 2", output["command"])
     assert re.search(r"^ *cubed +Cubes the advantages", output["search"], re.MULTILINE)
     assert "\n## Cubed {#cubed}\n" in output["page"]
-    assert "- [cubed](advantages.md#cubed): Cubes the advantages\n" in output["index"].partition("## sparse-reward")[2]
+    assert "- [cubed][]: Cubes the advantages\n" in output["index"].partition("## sparse-reward")[2]
     title = "[Cubed Advantages for Sparse Rewards](https://arxiv.org/abs/2612.00001)"
     row = f"| `cubed` | {title} | [methods/cubed](methods/advantages.md#cubed); part, without the clip; deviations: 1 |"
     assert row in output["papers"].splitlines()

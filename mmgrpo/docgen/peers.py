@@ -32,7 +32,12 @@ def peer_table(name: str) -> str:
         lines += ["", "## Rewards", "", *_table(library.name, library.rewards, "`{}`")]
     if name == "trl":
         lines += ["", "## Losses", "", *_losses()]
-    return re.sub(rf"{re.escape(SITE)}([\w/-]+)/", r"[\1](../\1.md)", "\n".join(lines))
+    return linked_pages("\n".join(lines))
+
+
+def linked_pages(text: str) -> str:
+    """The text with links to the pages of the site whose addresses it has, relative to ``docs/coming-from``."""
+    return re.sub(rf"{re.escape(SITE)}([\w/-]+)/", r"[\1](../\1.md)", text)
 
 
 def _table(name: str, texts: Mapping[str, str], form: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ LABEL = 16
 
 
 def labeled_lines(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
-    """Labels and texts, wrapped to lines of at most ``width`` characters."""
+    """Labels and texts, wrapped to lines of at most ``width`` characters; longer words, as URLs, are not broken."""
     return "\n".join(_row(label, text, width) for label, text in rows)
 
 

@@ -17,6 +17,9 @@ from mmgrpo.config.loading import find_config
 METHOD, RECIPE, PAPER = "methods/gfpo", "recipes/sd3.5-flow-grpo-ocr", "papers/visual-rft"
 RUN, TASK, REWARD = "quickstart/arithmetic-text", "tasks/ocr", "python:tests.check_data.documented_rewards:"
 
+OCR = "https://raw.githubusercontent.com/yifan123/flow_grpo/ac4c86e8cae021841f1fde853d340e0db67690dd/dataset/ocr/train.txt"
+"""The prompts of TASK."""
+
 
 @dataclass(frozen=True, slots=True)
 class Broken:
@@ -75,13 +78,13 @@ BROKEN = (
     Broken("recipe-values", RECIPE, ", tasks/ocr", "", "include", "0 tasks"),
     Broken("held-out-rewards", RECIPE, "steps: 600", "evaluation: {watchdog: {held_out: [ocr_accuracy]}}", "",
            "ocr_accuracy"),
-    Broken("held-out-rewards", RECIPE, "steps: 600", "evaluation: {prompts: {source: prompts.txt}}",
+    Broken("held-out-rewards", RECIPE, "steps: 600", f"evaluation: {{prompts: {{source: {OCR}}}}}",
            "evaluation.prompts", "has the source and the split of the training prompts"),
     Broken("held-out-rewards", RECIPE, "steps: 600", "evaluation: {watchdog: null}",
            "evaluation.watchdog.held_out", "name a reward"),
     Broken("held-out-rewards", RECIPE, "steps: 600", "rewards: [{name: brightness}]", "rewards", "brightness"),
     Broken("task-sections", TASK, r"    evaluation\.watchdog: own\n", "", "evaluation.watchdog", "has no source"),
-    Broken("task-sections", TASK, "prompts: {source: prompts.txt}", "seed: 1", "", "has the sections evaluation, "),
+    Broken("task-sections", TASK, rf"\nprompts: \{{source: {OCR}\}}", "\nseed: 1", "", "has the sections evaluation, "),
     Broken("paper-sources", PAPER, r"    policy\.system: .*\n", "", "policy.system", "has no source"),
     Broken("paper-sources", PAPER, "  sources:", "  sources:\n    advantage.critic.eps: own",
            "about.sources.advantage.critic.eps",

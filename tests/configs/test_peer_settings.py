@@ -20,7 +20,7 @@ from mmgrpo.config.peers import PEERS, peer, peer_suggestions
 from mmgrpo.config.registry import REWARDS, names, resolve, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.docgen.configuration import FUNCTIONS, configuration_page
-from mmgrpo.docgen.peers import peer_table
+from mmgrpo.docgen.peers import linked_pages, peer_table
 from mmgrpo.docgen.reward_signatures import require_rewards, signature_at
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.explain.explanation import explanation
@@ -252,7 +252,8 @@ def test_tables_of_the_page_have_every_setting(name: str) -> None:
     table = peer_table(name)
     library = peer(name)
     assert all(f"\n| `{setting}` | `{text}` |" in table for setting, text in library.keys.items())
-    assert all(f"\n| `{setting}` | {text} |" in table for setting, text in library.replacements.items())
+    assert all(f"\n| `{setting}` | {linked_pages(text)} |" in table for setting, text in library.replacements.items())
+    assert "mmgrpo.github.io" not in table
     assert ("| `loss_type='dr_grpo'" in table) == (name == "trl")
 
 

@@ -14,11 +14,15 @@ from mmgrpo.config.loading import CONFIGS, load_config
 
 FOLDERS = sorted(path for path in (CONFIGS / "recipes").iterdir() if path.is_dir())
 NAMES = [folder.name for folder in FOLDERS]
+FETCHING = ("hf", "unzip", "head", "tail", "git", "ln")
+"""Programs besides mmgrpo that a page calls to fetch its data."""
 
 
 def commands_of(page: str) -> list[list[str]]:
     """The words of every command of a page, in blocks and in sentences, without "mmgrpo"."""
     lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    assert {line.split()[0] for line in lines} <= {"mmgrpo", *FETCHING}
+    lines = [line for line in lines if line.startswith("mmgrpo ")]
     sentences = re.findall(r"`(mmgrpo [^`]*recipes/[^`]*)`", page)
     return [shlex.split(line)[1:] for line in [*lines, *sentences]]
 
