@@ -214,6 +214,15 @@ def test_commands_are_completed_by_the_shell(tmp_path: Path) -> None:
     assert output_of(folder=tmp_path, **environment).split() == ["report", "recipes", "rewards"]
 
 
+def test_a_task_alone_is_named_as_a_part_of_a_run() -> None:
+    result = call("explain", "tasks/pick-score")
+    assert result.exit_code == 2
+    assert "include it after a model and a method, include: [models/MODEL, methods/METHOD, tasks/TASK]" in " ".join(
+        result.stderr.split()
+    )
+    assert "title" not in result.stderr
+
+
 class TestRewards:
     """explain catches what train would, without importing the reward."""
 

@@ -140,6 +140,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"evaluation": {"prompts": {"source": "http://10.0.0.1/rows.jsonl"}}},
         "evaluation.prompts.source: 'http://10.0.0.1/rows.jsonl'",
     ),
+    "a template on a server": (
+        {"rewards": [{"name": "video_align", "template": "https://x.org/template.py"}]},
+        "rewards[0].template: 'https://x.org/template.py'",
+    ),
     "prompts of a run of a series": ({"tasks": [{"set": {"prompts.source": "https://x.org/a.txt"}}]}, "x.org/a.txt"),
     "a task": ({"tasks": {"a": {"rewards": [{"name": "python:os:abort"}]}}}, "tasks.a.rewards[0].name"),
     "a run of a series": ({"tasks": [{"name": "a", "set": {"prompts.source": "python:os:abort"}}]}, "tasks[0].set."),

@@ -124,12 +124,12 @@ def overridden_by_runs(layer: Values, runs: Sequence[Values]) -> Values:
     """
     for key in method_of(layer).get("model_overrides", ()):
         section, _, name = key.partition(".")
-        for value in [at(values, key) for values in runs if has(values, key)][-1:]:
-            method = method_of(layer)
-            if value != at(layer, key):
-                method = {**method, "sources": {**method.get("sources", {}), key: OF_MODEL}}
-            about = {**layer["about"], "method": method}
-            layer = {**layer, section: {**layer[section], name: value}, "about": about}
+        stated = [at(values, key) for values in runs if has(values, key)]
+        if not stated or stated[-1] == at(layer, key):
+            continue
+        method = method_of(layer)
+        about = {**layer["about"], "method": {**method, "sources": {**method.get("sources", {}), key: OF_MODEL}}}
+        layer = {**layer, section: {**layer[section], name: stated[-1]}, "about": about}
     return layer
 
 

@@ -47,6 +47,11 @@ INCLUDE = (
     "example include: [run.yaml, methods/dapo], and name that file (in Python: load_config(FILE))"
 )
 
+TASK = (
+    "about.method.name is missing; a task is not a complete run: include it after a model and a method, "
+    "include: [models/MODEL, methods/METHOD, tasks/TASK]"
+)
+
 FILE_KEYS = ("include", "use_paper_hparams")
 """Keys of files that the loader takes out of a configuration."""
 
@@ -90,6 +95,10 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
                 "policy.name: no kind of policy is named (denoising, language, ...); name it, policy: {name: language, "
                 "...}, or include a model before the file: include: [models/NAME, ...]"
             )
+        elif where == "about.method.name" and problem["type"] == "missing":
+            lines.append(TASK)
+        elif where == "about.method.title" and TASK in lines:
+            continue
         elif location[-1:] == ["name"] and problem["type"] == "missing" and _is_function(model, location[:-1]):
             lines.append(_missing_function(where, problem["input"]))
         else:

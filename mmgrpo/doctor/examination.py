@@ -36,6 +36,7 @@ from mmgrpo.reward import CrossTaskReward
 from mmgrpo.scoring import NamedReward, named_rewards, score, with_reward_inputs
 from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import escape_controls
+from mmgrpo.system.site_pages import page_url
 from mmgrpo.training.build import build_critic, build_views, plan_at
 from mmgrpo.training.critic import with_critic_values
 from mmgrpo.training.optimizer import Average
@@ -308,7 +309,7 @@ def _first_update_error(subject: CheckedPolicy, error: Exception) -> CheckResult
     return replace(
         result,
         fix=f"remove the part of the objective that needs {', '.join(missing)}; in a custom policy, give the value "
-        "in evaluate (docs/learn/own-policy.md)",
+        f"in evaluate ({page_url('learn/own-policy')})",
     )
 
 

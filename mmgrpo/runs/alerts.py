@@ -208,7 +208,7 @@ def first_step_notes(line: Mapping[str, Any], noise_limit: float) -> Iterator[st
     if gap is not None and not gap <= noise_limit:
         yield (
             f"log-probabilities of the first update differ by up to {gap:.2g} from those of the rollout, where "
-            f"{noise_limit:.2g} is numerical noise: the ratios are wrong; stop, and run mmgrpo doctor"
+            f"{noise_limit:.2g} is numerical noise: the ratios are wrong by as much; run mmgrpo doctor"
         )
     if line.get("optimizer/grad_norm") == 0 and line.get("reward/std"):
         yield (

@@ -32,7 +32,7 @@ SWITCHES = ("trust_remote_code", "outside_media")
 """Settings that download code or data, or read files of data anywhere."""
 
 PUBLIC_HOSTS = ("raw.githubusercontent.com", "huggingface.co")
-"""Hosts of public files, from which any configuration may download prompts."""
+"""Hosts of public files, from which any configuration may download prompts and templates."""
 
 FUNCTIONS = "functions"
 """Setting of an environment that names functions, with or without ``python:``."""
@@ -103,14 +103,12 @@ def untrusted_settings(values: Any, path: str = "") -> Iterator[str]:
     elif isinstance(values, list | tuple):
         for number, value in enumerate(values):
             yield from untrusted_settings(value, f"{path}[{number}]")
-    elif isinstance(values, str) and is_python_target(values) and not _is_trusted(values):
+    elif isinstance(values, str) and (_is_foreign_code(values) or _is_foreign_file(values)):
         yield f"{path}: {values!r:.80}"
 
 
 def _needs_trust(key: str, value: Any) -> bool:
     key = key.rpartition(".")[2]  # a run of a series sets dotted keys
-    if key == "source" and isinstance(value, str) and is_url(value):
-        return urlsplit(value).hostname not in PUBLIC_HOSTS
     if key in SERVERS or key in SWITCHES:
         return bool(value)
     if key == FUNCTIONS:
@@ -118,6 +116,14 @@ def _needs_trust(key: str, value: Any) -> bool:
         return not all(isinstance(target, str) and _is_trusted(target) for target in targets)
     targets = {**REWARDS, **ENVIRONMENTS}
     return key == "name" and isinstance(value, str) and targets.get(value, "").startswith(RUNNING)
+
+
+def _is_foreign_code(value: str) -> bool:
+    return is_python_target(value) and not _is_trusted(value)
+
+
+def _is_foreign_file(value: str) -> bool:
+    return is_url(value) and urlsplit(value).hostname not in PUBLIC_HOSTS
 
 
 def _is_trusted(target: str) -> bool:

@@ -33,6 +33,9 @@ from mmgrpo.policy import (
 from mmgrpo.samples import TASK_TEMPLATE
 from mmgrpo.types import Continuation, OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 
+MAX_LISTED = 8
+"""Samples that an error lists."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRollouts:
@@ -391,21 +394,22 @@ class _PromptRestorer:
 
     def all(self, samples: Sequence[Sample]) -> list[Sample]:
         """Those of the complete rollout. Raises PolicyError for others than were requested, or another order."""
-        self._require_requested([(sample.group, sample.member) for sample in samples], list(self.entry_of))
+        pairs = [(sample.group, sample.member) for sample in samples]
+        if pairs != list(self.entry_of):
+            raise self._error(pairs)
         return self(samples)
 
-    def _require_requested(self, pairs: Sequence[tuple[int, int]], requested: Sequence[tuple[int, int]]) -> None:
-        if list(pairs) != list(requested):
-            raise PolicyError(
-                f"{self.policy}.rollout gave the samples {pairs} (group, member) where {requested} were requested: let "
-                "it sample plan.members_of(len(prompts), group_size) of plan.prompt_ids, in that order "
-                "(mmgrpo.testing.check_members checks it)"
-            )
+    def _error(self, pairs: Sequence[tuple[int, int]]) -> PolicyError:
+        return PolicyError(
+            f"{self.policy}.rollout gave the samples {_shortened(pairs)} (group, member) where "
+            f"{_shortened(list(self.entry_of))} were requested: let it sample plan.members_of(len(prompts), "
+            "group_size) of plan.prompt_ids, in that order (mmgrpo.testing.check_members checks it)"
+        )
 
     def _bare(self, sample: Sample) -> Sample:
         pair = sample.group, sample.member
         if pair not in self.entry_of:
-            self._require_requested([pair], list(self.entry_of))
+            raise self._error([pair])
         prompt, entry = self.prompt_of(sample.group), self.entry_of[pair]
         if entry.partial_row is not None:
             return replace(sample, num_forced=entry.partial_row.num_forced)
@@ -472,6 +476,11 @@ class _Sampling:
             settings={**plan.settings, **request.settings},
         )
         return cls(prompts=[entry.prompt for entry in entries], group_size=max(sizes), plan=sampling_plan)
+
+
+def _shortened(pairs: Sequence[tuple[int, int]]) -> str:
+    listed = ", ".join(map(str, pairs[:MAX_LISTED]))
+    return f"[{listed}{', ...' if len(pairs) > MAX_LISTED else ''}]"
 
 
 def _sample_entries(

@@ -102,10 +102,10 @@ def test_value_and_gradient_are_those_of_trl(beta: float) -> None:
     ours_MV, theirs_MV, teacher_MV = logits_of(0).requires_grad_(), logits_of(0).requires_grad_(), logits_of(1)
     labels_1M = torch.zeros(1, 7).masked_fill(torch.arange(7) == 3, -100)
     expected = GKDTrainer.generalized_jsd_loss(theirs_MV[None] / 0.9, teacher_MV[None] / 0.9, labels_1M, beta)
-    mine = generalized_jsd(ours_MV / 0.9, teacher_MV / 0.9, beta)[labels_1M[0] == 0].mean()
-    torch.testing.assert_close(mine, expected)
+    divergence = generalized_jsd(ours_MV / 0.9, teacher_MV / 0.9, beta)[labels_1M[0] == 0].mean()
+    torch.testing.assert_close(divergence, expected)
     expected.backward()
-    mine.backward()
+    divergence.backward()
     torch.testing.assert_close(ours_MV.grad, theirs_MV.grad)
 
 
