@@ -335,7 +335,10 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
     sizes = sorted({P // update.minibatches * G, -(-P // update.minibatches) * G})
     sizes_text = "" if cases else f", of {' or '.join(f'{size:,}' for size in sizes)} samples"
     masks_text = "; epoch n trains the segments of number n alone" if update.cycle_masks else ""
-    yield "rollout", f"{P} prompts x {G} members = {P * G:,} samples a step"
+    if cases and not any(case.num_sampled for case in cases):
+        yield "rollout", f"{P} prompts a step"
+    else:
+        yield "rollout", f"{P} prompts x {G} members = {P * G:,} samples a step"
     yield from strategy_rows(config, cases)
     yield (
         "updates",

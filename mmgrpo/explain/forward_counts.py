@@ -13,6 +13,7 @@ from typing import Any, final
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.errors import ConfigError
+from mmgrpo.explain.simulated_rounds import simulate_rounds
 from mmgrpo.explain.view_passes import frozen_views
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.windows import shortened, subset_size
@@ -73,7 +74,8 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
     rollout = N, less (f + 1) (1 - 1 / G) if the group shares its noise: the steps up to the first stochastic one, f,
     run once for its G members. A pass over the sample costs one forward per trained step; with shared noise the first
     of them costs 1 / G. In a tree a step costs 1 / w, w the leaves of a branch before it. With
-    ``rollout.training_states: renoised``, rollout = N + K for K levels of noise, and a pass costs K.
+    ``rollout.training_states: renoised``, rollout = N + K for K levels of noise, or K of a strategy that generates
+    nothing, and a pass costs K.
     ``policy.fast_remainder`` reduces the steps of the rollout. What ``policy.cache`` skips depends on the samples and
     is not subtracted; a run logs it.
 
@@ -94,7 +96,7 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
     if rollout.training_states == "renoised":
         if num_levels is None:
             raise ConfigError("rollout.training_states: renoised needs the number of noise levels: set policy.reading")
-        sampling, per_pass = StepForwards(1, num_levels), StepForwards(0, num_levels)
+        sampling, per_pass = StepForwards(float(_generates(algorithm)), num_levels), StepForwards(0, num_levels)
     elif rollout.tree is not None:
         sampling, per_pass = _tree(algorithm, num_steps)
     else:
@@ -123,6 +125,12 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
         update=per_pass.times(passes),
         view_names=tuple(sorted({*in_loss, *frozen, *in_credit})),
     )
+
+
+def _generates(algorithm: Algorithm) -> bool:
+    """Whether any step of the strategy generates samples."""
+    named = algorithm.config.rollout.strategy.name
+    return named == "fixed" or any(case.num_sampled for case in simulate_rounds(algorithm))
 
 
 def _views_evaluated_alone(objective: Objective) -> frozenset[str]:

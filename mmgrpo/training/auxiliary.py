@@ -17,10 +17,10 @@ from torch import Tensor
 from mmgrpo.algorithm import Algorithm, answer_source_of
 from mmgrpo.config import AuxiliaryConfig
 from mmgrpo.data.history import History
-from mmgrpo.data.image_loading import LazyImages, load_image
 from mmgrpo.data.prompt_loading import load_prompts
+from mmgrpo.data.stored_answers import answer_of
 from mmgrpo.distributed.job import Job
-from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.answer_sources import AnswerSource
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.seeds import derive_seed
@@ -220,31 +220,6 @@ def success_rates(advantages: Advantages, rows: Sequence[int], parts: Sequence[P
         of_N = scored_N & torch.tensor([other == part for other in parts])
         rates.append(float(right_N[of_N].double().mean()) if bool(of_N.any()) else 1.0)
     return torch.tensor(rates, dtype=torch.float64)
-
-
-def answer_of(prompt: Prompt, column: str, *, writes: bool) -> Example:
-    """The answer of a data row as an example.
-
-    Args:
-        prompt: with its row's columns.
-        column: a text; or an image in any form that ``load_image`` takes, or a list of them, the frames of a video.
-        writes: whether the policy generates texts; otherwise it generates images.
-
-    Returns:
-        The example.
-
-    Raises:
-        DataError: the row has no such column, or something else in it.
-    """
-    answer = prompt.columns.get(column)
-    if answer is None or (writes and not isinstance(answer, str)):
-        target = "a text" if writes else "a picture, or its frames,"
-        raise DataError(f"{target} is supervised by the column {column!r}; the row has {sorted(prompt.columns)}")
-    if writes:
-        return Example(prompt, text=answer)
-    if isinstance(answer, list | tuple):
-        return Example(prompt, video=list(LazyImages(answer)))
-    return Example(prompt, image=load_image(answer))
 
 
 def answered_rows(*, source: str, column: str, writes: bool = False, limit: int | None = None) -> list[Example]:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mmgrpo.data.history import History, PromptTemplate, RoleTurn
 from mmgrpo.data.replies import reply_of
-from mmgrpo.data.stored_answers import stored_answer
-from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.data.stored_answers import answer_of
+from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.strategies import Answer, Request
 from mmgrpo.maths.strategies.draft_prefix import accepted
@@ -426,7 +426,8 @@ def _read_samples(
     policy: Policy, requests: Sequence[tuple[int, Request]], prompt_of: PromptOf, plan: Plan, seed: int
 ) -> SampledParts:
     """Off-policy rows; drafts with an accepted prefix are sampled from there."""
-    samples = off_policy_samples_of([request for _, request in requests], prompt_of)
+    writes = isinstance(policy, SupportsTextOffsets)
+    samples = off_policy_samples_of([request for _, request in requests], prompt_of, writes=writes)
     numbers = [n for n, request in requests for _ in request.members]
     (_, first), *_ = requests
     if first.lenience is None:
@@ -584,11 +585,11 @@ VERIFIED = 1
 """Keys the random numbers that accept drafts, in addition to those of the member."""
 
 
-def off_policy_samples_of(requests: Sequence[Request], prompt_of: PromptOf) -> list[OffPolicySample]:
-    """The samples of requests in place of sampling, member by member. Raises DataError for an answer that no row
-    has."""
+def off_policy_samples_of(requests: Sequence[Request], prompt_of: PromptOf, *, writes: bool) -> list[OffPolicySample]:
+    """The samples of requests in place of sampling, member by member, texts or images. Raises DataError for an answer
+    that no row has."""
     return [
-        _off_policy_sample(source, prompt_of(request.prompt), request.prompt, member)
+        _off_policy_sample(source, prompt_of(request.prompt), request.prompt, member, writes=writes)
         for request in requests
         for member, source in zip(request.members, request.off_policy_rows, strict=True)
     ]
@@ -652,15 +653,11 @@ def reader(policy: Policy) -> SupportsOffPolicyScoring:
     return policy
 
 
-def _off_policy_sample(source: object, prompt: Prompt, group: int, member: int) -> OffPolicySample:
+def _off_policy_sample(source: object, prompt: Prompt, group: int, member: int, *, writes: bool) -> OffPolicySample:
     if isinstance(source, Answer):
-        text = stored_answer(prompt, source.column)
-        if text is None:
-            raise DataError(
-                f"the strategy reads answers from the column {source.column!r}, each a text or one message of the "
-                f"assistant; the row has {sorted(prompt.columns)}"
-            )
-        return OffPolicySample(sample=Sample(prompt=prompt, group=group, member=member, text=text))
+        answer = answer_of(prompt, source.column, writes=writes)
+        sample = Sample(prompt, group, member, text=answer.text, image=answer.image, video=answer.video)
+        return OffPolicySample(sample=sample)
     assert isinstance(source, ReplayRow)
     sample = Sample(
         prompt=prompt,

@@ -57,7 +57,7 @@ def by_length(samples: Sequence[Sample]) -> list[float]:
     return [len(sample.text or "") % 5 / 4 for sample in samples]
 
 
-FOLLOWING = ("grpo-care", "gtr-turbo", "sdpo", "srpo--unifying-group")
+FOLLOWING = ("grpo-care", "gtr-turbo", "sdft", "sdpo", "srpo--unifying-group")
 """Methods whose reference follows the policy."""
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -251,6 +251,7 @@ INERT: dict[str, dict[str, str]] = {
     "chunk-grpo": {"rollout.window": ALL_STEPS, "policy.sampler": PIPELINE_SAMPLER},
     "clpo": {"about.method.rewards": "it leaves rewritten prompts without a reward, which are not trained on"},
     "dapo": {"advantage.zero_variance_groups": REFILLED},
+    "diffusion-dpo": {"rollout.training_states": "stored images are noised in any case"},
     "diffu-grpo": {"objective.aggregate": FIXED_LENGTH},
     "flow-dppo": {"policy.sampler": PIPELINE_SAMPLER},
     "flow-grpo": {"rollout.window": ALL_STEPS, "policy.sampler": PIPELINE_SAMPLER},
@@ -376,7 +377,8 @@ def _denoising(name: str) -> TinyRun:
             return DenoisingPolicy(pipeline_of("sd3"), copy.deepcopy(numbers))
 
     rewards = [NamedReward("bright", bright_left)]
-    prompts = [Prompt(text) for text in TEXTS[:4]]
+    pairs = [{"chosen": picture(16, 16, seed=n), "rejected": picture(16, 16, seed=n + 10)} for n in range(4)]
+    prompts = [Prompt(text, columns=columns) for text, columns in zip(TEXTS[:4], pairs, strict=True)]
     return TinyRun(changes={**changes, **DENOISING.get(name, {})}, policy=policy, rewards=rewards, prompts=prompts)
 
 

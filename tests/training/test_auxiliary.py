@@ -322,7 +322,7 @@ def test_unsupported_examples_raise(tmp_path: Path) -> None:
     ):
         words(tmp_path / "a", prompts=answered(), objective=answers)
     further = Prompt("a row that has it", columns={"answer": "b"})
-    with pytest.raises(DataError, match=r"a text is supervised by the column 'answer'; the row has \['solution'\]"):
+    with pytest.raises(DataError, match=r"'answer' must have a text, .*; the row has \['solution'\]"):
         words(tmp_path / "d", prompts=[*answered(), further], objective=answers)
     with pytest.raises(ConfigError, match=r"auxiliary .supervised.: weight_by_success: unknown name 'bellow'"):
         words(

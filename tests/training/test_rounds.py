@@ -177,7 +177,7 @@ def test_an_answer_of_the_row_is_a_member() -> None:
     rollouts = gathered(with_answer(column="solution"), even_prompts_differ)
     assert [s.text for s in rollouts.samples[4:]] == ["the answer is two"] * 2
     assert [s.member for s in rollouts.samples[4:]] == [2, 2]
-    with pytest.raises(DataError, match="reads answers from the column 'gold'"):
+    with pytest.raises(DataError, match="column 'gold' must have a text"):
         gathered(with_answer(column="gold"), even_prompts_differ)
 
 

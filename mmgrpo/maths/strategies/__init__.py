@@ -128,7 +128,7 @@ class Answer:
     """The answer that a data row brings along, as a member of its group.
 
     Attributes:
-        column: which holds it, as text.
+        column: which holds it, a text or an image.
     """
 
     column: str

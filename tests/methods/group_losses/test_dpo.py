@@ -119,5 +119,5 @@ def test_answer_of_several_messages_is_an_error(tmp_path: Path) -> None:
     columns = {**MESSAGES, "chosen": [*MESSAGES["chosen"], *MESSAGES["chosen"]]}
     config = load_config("methods/dpo", {"steps": 1, "rollout.prompts_per_step": 2, "output": str(tmp_path)})
     prompts = [replace(prompt, columns=columns) for prompt in prompts_of("llama")]
-    with pytest.raises(DataError, match="from the column 'chosen', each a text or one message of the assistant"):
+    with pytest.raises(DataError, match="column 'chosen' must have a text, or one message of the assistant"):
         Trainer(measured_policy_of("llama"), build_rewards(config.rewards), prompts, config).train()
