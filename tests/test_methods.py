@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import get_args
@@ -105,11 +106,9 @@ def test_methods_on_the_command_line() -> None:
     listed = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"})
     assert listed.exit_code == 0
     assert listed.output.index("Advantages: the adv") < listed.output.index(" bnpo ") < listed.output.index("Ratios:")
-    narrow = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "80"}).output
-    assert all(len(line) <= 80 for line in narrow.splitlines())
-    lines = [" ".join(line.split()) for line in narrow.splitlines()]
+    lines = [" ".join(line.split()) for line in listed.output.splitlines()]
     assert "gspo One ratio for a sample, the geometric mean of its token ratios." in lines
-    assert len(narrow.splitlines()) < len(method_index()) + 4 * len(KINDS)  # a line each
+    assert len(listed.output.splitlines()) < len(method_index()) + 4 * len(KINDS)  # a line each
     output = CliRunner().invoke(app, ["methods", "ngrpo"], env={"COLUMNS": "60"}).output
     assert "…" not in output
     wide = CliRunner().invoke(app, ["methods", "ngrpo"], env={"COLUMNS": "200"})
@@ -121,13 +120,15 @@ def test_methods_on_the_command_line() -> None:
     assert "no method 'nothing-like-it'" in none.output
 
 
-def listed(*words: str) -> list[str]:
-    """The names of a list, in order; its lines are as wide as the terminal at most."""
+def lines_of(*words: str) -> list[str]:
     result = CliRunner().invoke(app, ["methods", *words])
     assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    assert [line for line in lines if len(line) > console.width] == []
-    return [line.split()[0] for line in lines if line.startswith(" ")]
+    return result.stdout.splitlines()
+
+
+def listed(*words: str) -> list[str]:
+    """The names of a list, in order."""
+    return [line.split()[0] for line in lines_of(*words) if line.startswith(" ")]
 
 
 def failure(*words: str) -> str:
@@ -137,10 +138,19 @@ def failure(*words: str) -> str:
     return result.output
 
 
-def test_words_that_name_no_method_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(console, "_width", 40)  # COLUMNS has no effect on a console that was made with another number
-        names = listed("entropy", "collapse")
+def test_lines_are_complete_in_a_pipe_and_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    against = {entry.name: entry.against for entry in method_entries()}
+    rows = [line.split(maxsplit=1) for line in lines_of("--for", "length") if line.startswith(" ")]
+    assert max(map(len, map(" ".join, rows))) > 80
+    assert [text for name, text in rows if text != against[name]] == []
+    monkeypatch.setattr(console, "_width", 40)  # COLUMNS has no effect on a console that was made with another number
+    monkeypatch.setattr(console, "_force_terminal", True)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines_of("--for", "length")]
+    assert [line for line in lines if line.startswith(" ") and len(line) > 40] == []
+
+
+def test_words_that_name_no_method_are_searched() -> None:
+    names = listed("entropy", "collapse")
     assert {"dapo", "clip-cov", "kl-cov", "aepo"} <= set(names)
     assert "grpo" not in names
     assert listed("guard")[0] == "grpo-guard"  # a part of its name

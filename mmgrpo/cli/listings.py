@@ -82,9 +82,9 @@ def methods(
         if has_page and (page := method_text(query, paper)) is not None:
             console.print(markdown_page(page))
             return
-        lines = method_lines(policy, kind, use, query, width=console.width)
+        lines = method_lines(policy, kind, use, query, width=console.width if console.is_terminal else None)
         for line in paper_lines(policy, kind) if papers else lines:
-            console.print(line)
+            console.print(line, soft_wrap=not papers)
 
 
 def _list_names(kind: str) -> None:

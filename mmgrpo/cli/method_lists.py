@@ -52,7 +52,7 @@ def method_text(name: str | None, paper: str | None) -> str | None:
 
 
 def method_lines(
-    policy: str | None, kind: str | None, use: str | None = None, query: str | None = None, *, width: int = 80
+    policy: str | None, kind: str | None, use: str | None = None, query: str | None = None, *, width: int | None = 80
 ) -> Iterator[Text | str]:
     """The methods by kind, or those for a problem or that match a search, with their difference from GRPO.
 
@@ -61,7 +61,7 @@ def method_lines(
         kind: kind of the methods; None: all.
         use: a word of ``USES``; None: all.
         query: words to search for; None: no search.
-        width: maximum length of a line.
+        width: maximum length of a line; None: no maximum.
 
     Yields:
         Text | str: a line of the output.
@@ -132,14 +132,14 @@ def _is_for(policies: str, policy: str | None) -> bool:
     return policy is None or policies in (POLICIES[policy], POLICIES["both"])
 
 
-def _entry_lines(heading: str, entries: Iterable[Entry], width: int) -> Iterator[Text | str]:
-    """Name and difference from GRPO on a line of at most ``width`` characters each; longer sentences are truncated."""
+def _entry_lines(heading: str, entries: Iterable[Entry], width: int | None) -> Iterator[Text | str]:
+    """Name and difference from GRPO, a line each, truncated to ``width`` characters if there is a limit."""
     entries = list(entries)
     name_width = max((len(entry.name) for entry in entries if len(entry.name) <= MAX_NAME_WIDTH), default=0)
     yield styled(heading, "bold")
     for entry in entries:
         line = f" {entry.name:<{name_width}}  {entry.against}"
-        yield line if len(line) <= width else f"{line[: width - 1]}…"
+        yield line if width is None or len(line) <= width else f"{line[: width - 1]}…"
     yield ""
 
 
