@@ -96,6 +96,21 @@ def test_run_folder_has_the_documented_files(tmp_path: Path, uninterrupted: Trai
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
 
 
+def test_none_takes_rewards_and_prompts_of_the_configuration(tmp_path: Path, uninterrupted: Trainer) -> None:
+    sections = {
+        "prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts"},
+        "rewards": [{"name": "python:tests.test_trainer:brightness", "label": "brightness"}],
+    }
+    trainer = Trainer(make_policy(), None, None, {**BASE, **sections, "output": str(tmp_path)})
+    trainer.train()
+    assert torch.equal(weights(trainer), weights(uninterrupted))
+    without = {**BASE, "prompts": sections["prompts"], "output": str(tmp_path)}
+    with pytest.raises(ConfigError, match="there are no rewards"):
+        Trainer(make_policy(), None, None, without)
+    with pytest.raises(DataError, match=r"pass them or set prompts\.source"):
+        Trainer(make_policy(), brightness, None, {**BASE, "output": str(tmp_path)})
+
+
 def test_reward_rises(tmp_path: Path) -> None:
     trainer = run(
         tmp_path,

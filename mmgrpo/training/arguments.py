@@ -20,7 +20,7 @@ from mmgrpo.config.needs import require_needs
 from mmgrpo.config.registry import LIVE, live_environments
 from mmgrpo.config.rewards import NO_VERIFIERS, is_verifier
 from mmgrpo.data.column_maps import map_columns, prompt_column
-from mmgrpo.data.prompt_loading import load_prompts, reading_settings
+from mmgrpo.data.prompt_loading import load_prompts, load_prompts_of, reading_settings
 from mmgrpo.data.prompt_rows import prompt_of_row, require_unicode, row_format_of
 from mmgrpo.data.unreadable_rows import UnreadableRows
 from mmgrpo.environment import Environment
@@ -151,7 +151,8 @@ def rows_of_objects(prompts: Any, config: RunConfig, factory: ToolFactory | None
     """The rows of a run whose objects write the prompts: those without a prompt have an empty message.
 
     Args:
-        prompts: the argument of the trainer; None: a step's number of empty messages.
+        prompts: the argument of the trainer; None: a step's number of empty messages, or without a factory those of the
+            section ``prompts``.
         config: the run.
         factory: TRL's ``environment_factory``.
 
@@ -159,12 +160,17 @@ def rows_of_objects(prompts: Any, config: RunConfig, factory: ToolFactory | None
         The rows; unchanged without a factory or with prompts.
 
     Raises:
-        DataError: there are neither prompts nor a factory.
+        DataError: there are neither prompts nor such a section nor a factory.
     """
     empty = Prompt("", messages=[{"role": "user", "content": ""}])
     if prompts is None:
+        if factory is None and config.prompts is not None:
+            return load_prompts_of(config.prompts)
         if factory is None or isinstance(factory, Mapping):
-            raise DataError("prompts are missing; only a single environment_factory can write them in its reset")
+            raise DataError(
+                "prompts are missing: pass them or set prompts.source; only a single environment_factory can write "
+                "them in its reset"
+            )
         return [empty] * config.rollout.prompts_per_step
     columns = getattr(prompts, "column_names", None)
     if factory is None or columns is None or row_format_of(columns, "prompt") is not None:
@@ -172,12 +178,16 @@ def rows_of_objects(prompts: Any, config: RunConfig, factory: ToolFactory | None
     return [replace(empty, columns=dict(row)) for row in prompts]
 
 
-def rewards_of(rewards: Any, factory: ToolFactory | None = None) -> list[NamedReward]:
+def rewards_of(
+    rewards: Any, factory: ToolFactory | None = None, configs: Sequence[RewardConfig] = ()
+) -> list[NamedReward]:
     """Rewards by name: from one function or registered name, a sequence of them, or a mapping of names to functions.
 
-    With a factory also those of its objects.
+    With a factory also those of its objects. None without such objects: those of the section ``rewards``.
     """
     of_objects = rewards_of_objects(factory)
+    if rewards is None and configs and not of_objects:
+        return build_rewards(configs)
     if isinstance(rewards, Mapping):
         return [*named_rewards(rewards), *of_objects]
     many = rewards if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards] if rewards else []

@@ -96,10 +96,11 @@ class Trainer:
             policy: the policy, on its device; or the path or hub id of a model or pipeline, which is loaded; None: that
                 of the section ``policy`` of the configuration.
             rewards: one or several functions of samples (or in TRL's form) or registered names; a mapping names them;
-                None: that of ``environment_factory``.
+                None: those of ``environment_factory``, or of the section ``rewards``.
             prompts: the prompts: texts, rows of columns or ``Prompt``s, a dataset, or its source; None: the objects of
-                ``environment_factory`` write them.
-            config: a ``RunConfig`` or its values; ``policy``, ``prompts`` and ``rewards`` sections are not needed here.
+                ``environment_factory`` write them, or they are those of the section ``prompts``.
+            config: a ``RunConfig`` or its values; ``policy``, ``prompts`` and ``rewards`` sections are not needed for
+                what is passed.
             tools: functions that the policy may call, as in TRL.
             environment_factory: makes an object for each sample, whose public methods are tools, as in TRL.
             accelerator: accelerate's view of the processes; created if None.
@@ -116,7 +117,9 @@ class Trainer:
         self.algorithm = Algorithm.of(self.config)  # a wrong function or number is an error before any model is loaded
         self.algorithm.at(0, Memory())  # and a wrong value of a schedule
         require_ahead(self.algorithm, is_task=before is not None)
-        run_rewards = rewards_of_run(rewards_of(rewards, environment_factory), self.config, loaded_prompts)
+        run_rewards = rewards_of_run(
+            rewards_of(rewards, environment_factory, self.config.rewards), self.config, loaded_prompts
+        )
         self.rewards = run_rewards.named
         if before is None:
             require_cross_task_rewards("", [reward.function for reward in self.rewards], {})
