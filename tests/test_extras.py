@@ -135,6 +135,7 @@ def test_without_extras_commands_start_and_rewards_name_their_extra() -> None:
     assert set(output) == {
         *("digit_verifier", "held_out_judge", "digit_recall", "digit_precision", "digit_spread"),
         *("edit_verifier", "held_out_edit_judge", "moving_digit_verifier", "moving_digit_judge"),
+        "scene_verifier",
         *("color", "sharpness", "grid_artifacts", "image_similarity", "edit_consistency", "edit_direction"),
         *("motion", "temporal_consistency", "frame_mean"),
         *("detection", "edit_distance", "caption_score", "ocr_accuracy", "math_verify"),
