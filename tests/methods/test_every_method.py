@@ -15,6 +15,7 @@ ELSEWHERE = {
     **dict.fromkeys(("tis", "sequence-tis", "mis", "sequence-mis", "icepop"), "configs/test_engine_methods.py"),
     "dppo-kl": "methods/selection/test_dppo_tv.py",
     "ead": "policies/test_language_sampling.py",
+    "opsd": "methods/views/test_sdft.py",
     "spec-rl": "training/test_drafts.py",
     "verl": "maths/test_internals.py",
 }
