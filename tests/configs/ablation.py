@@ -89,6 +89,7 @@ COLUMNS = {
     **{f"{kind}_{n}": f"a {kind} {n}" for kind in ("knowledge", "solution", "paraphrase") for n in range(1, 7)},
     **{"answer": "two", "hint": "count them", "criteria": "counts them", "policy": "be kind", "thought": "red squares"},
     **{"variant": "how many squares", "teacher_1": "two squares", "teacher_2": "red squares"},
+    **{"chosen": "two squares", "rejected": "a blue cat"},
     **{"question": "which?", "response": "it is 8", "verdict": "Correct"},
     **{"reward_without_thought": 0},
 }
