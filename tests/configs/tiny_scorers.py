@@ -81,7 +81,8 @@ class TinyScorers:
     def _tiny(self, values: str | dict[str, Any]) -> dict[str, Any]:
         values = {"name": values} if isinstance(values, str) else values
         within = {"of": self._tiny(values["of"])} if "of" in values else {}
-        settings = self._settings.get(str(values.get("label")), self._settings.get(values["name"], {}))
+        label = values["name"] if within else str(values.get("label"))  # one of another reward may have its name
+        settings = self._settings.get(label, self._settings.get(values["name"], {}))
         for folder in [folder for folder in self._made_on_use if str(folder) in settings.values()]:
             self._made_on_use.pop(folder)()
         return {**values, **within, **settings}
