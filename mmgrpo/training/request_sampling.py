@@ -426,8 +426,7 @@ def _read_samples(
     policy: Policy, requests: Sequence[tuple[int, Request]], prompt_of: PromptOf, plan: Plan, seed: int
 ) -> SampledParts:
     """Off-policy rows; drafts with an accepted prefix are sampled from there."""
-    writes = isinstance(policy, SupportsTextOffsets)
-    samples = off_policy_samples_of([request for _, request in requests], prompt_of, writes=writes)
+    samples = off_policy_samples_of([request for _, request in requests], prompt_of)
     numbers = [n for n, request in requests for _ in request.members]
     (_, first), *_ = requests
     if first.lenience is None:
@@ -585,11 +584,11 @@ VERIFIED = 1
 """Keys the random numbers that accept drafts, in addition to those of the member."""
 
 
-def off_policy_samples_of(requests: Sequence[Request], prompt_of: PromptOf, *, writes: bool) -> list[OffPolicySample]:
+def off_policy_samples_of(requests: Sequence[Request], prompt_of: PromptOf) -> list[OffPolicySample]:
     """The samples of requests in place of sampling, member by member, texts or images. Raises DataError for an answer
     that no row has."""
     return [
-        _off_policy_sample(source, prompt_of(request.prompt), request.prompt, member, writes=writes)
+        _off_policy_sample(source, prompt_of(request.prompt), request.prompt, member)
         for request in requests
         for member, source in zip(request.members, request.off_policy_rows, strict=True)
     ]
@@ -653,9 +652,9 @@ def reader(policy: Policy) -> SupportsOffPolicyScoring:
     return policy
 
 
-def _off_policy_sample(source: object, prompt: Prompt, group: int, member: int, *, writes: bool) -> OffPolicySample:
+def _off_policy_sample(source: object, prompt: Prompt, group: int, member: int) -> OffPolicySample:
     if isinstance(source, Answer):
-        answer = answer_of(prompt, source.column, writes=writes)
+        answer = answer_of(prompt, source.column, writes=not source.is_media)
         sample = Sample(prompt, group, member, text=answer.text, image=answer.image, video=answer.video)
         return OffPolicySample(sample=sample)
     assert isinstance(source, ReplayRow)

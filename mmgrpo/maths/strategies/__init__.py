@@ -128,10 +128,12 @@ class Answer:
     """The answer that a data row brings along, as a member of its group.
 
     Attributes:
-        column: which holds it, a text or an image.
+        column: which holds it.
+        is_media: whether it is an image, or the frames of a video; otherwise a text.
     """
 
     column: str
+    is_media: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -240,17 +240,23 @@ def _check_stored_answers(columns: Sequence[str]) -> None:
 @STRATEGIES.register
 @strategy(off_policy=True, check=_check_stored_answers)
 def stored_answers(
-    rounds: Sequence[Round], setting: Setting, *, columns: Sequence[str], source: str | None = None
+    rounds: Sequence[Round],
+    setting: Setting,
+    *,
+    columns: Sequence[str],
+    source: str | None = None,
+    media: bool = False,
 ) -> Sequence[Request]:
     """Groups consist of the answers of their rows, one in each column, without sampling.
 
-    With a ``source`` only those of its prompts; groups of all other prompts are sampled.
+    With a ``source`` only those of its prompts; groups of all other prompts are sampled. With ``media`` columns hold
+    images, or the frames of videos.
 
     Units: source is a label of ``prompts.sources``.   Raises: ConfigError without columns.
     Source: pairs of a data set, DPO, arXiv:2305.18290; groups of equivalent programs in addition to sampled groups,
         OORL, arXiv:2505.12723.
     """
-    answers = tuple(Answer(column) for column in columns)
+    answers = tuple(Answer(column, is_media=media) for column in columns)
     members = tuple(range(len(answers)))
     return tuple(
         Request(prompt=request.prompt, members=members, off_policy_rows=answers)

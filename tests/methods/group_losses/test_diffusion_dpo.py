@@ -19,8 +19,10 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import load_config
 from mmgrpo.errors import DataError
 from mmgrpo.explain.forward_counts import StepForwards, forwards_per_sample
+from mmgrpo.maths.strategies import Answer, Request
 from mmgrpo.methods.group_losses.dpo import chosen
 from mmgrpo.training.build import build_rewards
+from mmgrpo.training.request_sampling import off_policy_samples_of
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import OffPolicySample, Prompt, Sample
 from mmgrpo.values import Value, of_view
@@ -108,6 +110,16 @@ def test_run_raises_chosen_above_rejected(tmp_path: Path) -> None:
     assert explained.rollout == StepForwards(0, 1)
     counts = [explained.rollout, explained.values, explained.views, explained.update]
     assert lines[0]["count/forwards_per_sample"] == sum(count.at(2) for count in counts)
+
+
+def test_answers_are_texts_unless_the_strategy_says_media() -> None:
+    """For any policy, so that masked language models read texts."""
+    prompt = Prompt("a room", columns={"chosen": "dark.png", "image": DARK})
+    answers = (Answer("chosen"), Answer("image", is_media=True))
+    request = Request(prompt=0, members=(0, 1), off_policy_rows=answers)
+    text, image = (item.sample for item in off_policy_samples_of([request], lambda _: prompt))
+    assert (text.text, text.image) == ("dark.png", None)
+    assert (image.text, image.image) == (None, DARK)
 
 
 def test_row_without_an_image_is_an_error(tmp_path: Path) -> None:
