@@ -95,6 +95,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "rloo": {"advantage.kl.beta": 1.0},
     **{name: {"update.reference.ema": {"decay": 0.5, "every": 1}, "steps": 3} for name in FOLLOWING},
     "prorl": {"update.reference.reset_every": 1},
+    "reinforce-plus-plus-baseline": {"objective.kl.beta": 1.0},
     "re-schedule": {
         "schedules": {
             "advantage.estimators.column_weight.at_zero": {"name": "step", "values": [2.0, 0.5], "at": [1]},
@@ -158,6 +159,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "laser": {
         "advantage.estimators": [{"name": "self_rewarded", "token": 61, "anchor": -4.0, "start": 1, "least": 0.0}],
         "objective.terms": [{"name": "self_reward", "weight": 0.1, "token": 61, "anchor": -4.0}],
+    },
+    **{  # tokens of a tiny vocabulary are too unlikely to move by the published limits
+        f"dppo-{divergence}": {
+            "objective.modulations": [
+                {"name": "within_divergence", "divergence": f"binary_{divergence}", "limit": 1e-3}
+            ]
+        }
+        for divergence in ("kl", "tv")
     },
     "clip-cov": {"objective.modulations": [{"name": "clip_covariance", "share": 0.1, "at_least": 0.0}]},
     "ppo": {"advantage.critic.policy": CRITIC},
@@ -257,6 +266,7 @@ INERT: dict[str, dict[str, str]] = {
     "flow-dppo": {"policy.sampler": PIPELINE_SAMPLER},
     "flow-grpo": {"rollout.window": ALL_STEPS, "policy.sampler": PIPELINE_SAMPLER},
     "g2rpo": {"policy.sampler": PIPELINE_SAMPLER},
+    "high-entropy-tokens": {"advantage.zero_variance_groups": REFILLED},
     "grpo-guard": {"rollout.window": ALL_STEPS, "policy.sampler": PIPELINE_SAMPLER},
     "pref-grpo": {"policy.sampler": PIPELINE_SAMPLER},
     "sage-grpo": {"rollout.window": ALL_STEPS},
