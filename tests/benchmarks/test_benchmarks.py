@@ -146,6 +146,7 @@ UNCOUNTED = {
     "branch-grpo": "a tree",
     "crd": "a loss of groups",
     "dgpo": "renoised",
+    "diffusion-dpo": "renoised",
     "diffusion-nft": "positive_error",
     "promptecho": "renoised",
 }
