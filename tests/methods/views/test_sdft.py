@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from mmgrpo.config.loading import load_config
-from mmgrpo.errors import DataError
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.divergences import generalized_jsd
+from mmgrpo.methods.views.sdft import after_first
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt
+from tests.configs.method_steps import Step, advantages_of, config_of
 from tests.methods.views.test_gkd import plain_logits, update_of, views_of
 from tests.policies.contract import move
 from tests.policies.tiny_language import measured_policy_of, prompts_of
@@ -72,6 +74,14 @@ def test_run_moves_the_policy_without_a_reward(method: str, tmp_path: Path) -> N
     reward = NamedReward("right", first_of_four, weight=0.0)
     policy = measured_policy_of("llama", max_new_tokens=5)
     assert len(trained(policy, method, solved_prompts(), tmp_path, reward, **{"rollout.group_size": 1})) == 2
+
+
+def test_first_three_tokens_are_left_out_of_the_means() -> None:
+    """Samples of 5, 3 and 4 tokens: two tokens, none and one are trained."""
+    advantages = advantages_of(config_of("sdft"), Step(reward=[0.0, 0.0, 0.0], lengths=[5, 3, 4]))
+    assert advantages.mask_BT.int().tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 0, 1, 0]]
+    with pytest.raises(ConfigError, match="from 0 up"):
+        after_first(count=-1)
 
 
 def test_row_without_a_solution_is_an_error(tmp_path: Path) -> None:
