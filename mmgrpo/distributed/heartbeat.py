@@ -22,6 +22,7 @@ import torch.distributed
 
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import MmgrpoError, ProcessLostError
+from mmgrpo.system.processes import is_running
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ class Heartbeat:
         cause = self._call_store(lambda: self._store.get(_FAILED).decode() if self._store.check([_FAILED]) else "")
         if cause:
             self._set_lost(cause)
-        gone = next((p for p, pid in self._pids.items() if not _is_running(pid) and not self._is_done(p)), None)
+        gone = next((p for p, pid in self._pids.items() if not is_running(pid) and not self._is_done(p)), None)
         if gone is not None:
             self._report(
                 f"{self._names[gone]} is gone: it was killed or crashed, and its output may say why (if the machine "
@@ -223,20 +224,4 @@ class Heartbeat:
         return process in self._last_beat and time.monotonic() - self._last_beat[process][1] > self._timeout_s
 
     def _is_lost(self, process: int) -> bool:
-        return (process in self._pids and not _is_running(self._pids[process])) or self._is_silent(process)
-
-
-def _is_running(pid: int) -> bool:
-    """Whether a process of this machine runs or is stopped; False for a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        return (process in self._pids and not is_running(self._pids[process])) or self._is_silent(process)

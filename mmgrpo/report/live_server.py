@@ -20,7 +20,7 @@ from mmgrpo.report.page import live_report
 from mmgrpo.report.page_templates import render_page
 from mmgrpo.report.run_comparison import live_comparison, require_comparable, run_labels
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.run_info import parse_tasks
+from mmgrpo.report.run_info import parse_tasks, read_about
 
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")
@@ -124,7 +124,8 @@ def _rendered(render: Callable[[Sequence[Path], str], str], folders: Sequence[Pa
 
 
 def _version(folders: Sequence[Path]) -> str:
-    return hashlib.sha256(repr([[*_changes(folder)] for folder in folders]).encode()).hexdigest()[:16]
+    states = [[*_changes(folder), read_about(RunFiles(folder)).get("status")] for folder in folders]
+    return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
 
 def _changes(folder: Path) -> Iterator[tuple[int, int] | None]:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.report.curves import Chart, MetricCurve, draw_chart, span
-from mmgrpo.report.logs import parse_mapping
 from mmgrpo.report.number_format import MINUS, duration, number, within
 from mmgrpo.report.page_templates import write_page
 from mmgrpo.report.run_comparison import same_requests
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.run_info import environment
+from mmgrpo.report.run_info import environment, read_about
 from mmgrpo.report.seed_stats import (
     DIVERSITY,
     Difference,
@@ -94,7 +93,7 @@ def write_methods(title: str, command: str, members: Sequence[MethodRuns], folde
         The path of the page.
     """
     rows = _rows(members)
-    about = next((_about(path) for member in members for path in member.folders if path), {})
+    about = next((read_about(RunFiles(path)) for member in members for path in member.folders if path), {})
     table, legend = table_of(rows), [LEGEND] if len(rows) > 1 else []
     notes = [f"Times were measured with {num_jobs} runs at a time on one machine."] if num_jobs > 1 else []
     values = {
@@ -277,10 +276,6 @@ def _seed_folders(members: Sequence[MethodRuns]) -> dict[str, Path]:
         for seed in range(min(len(member.folders) for member in members))
     ]
     return max(by_seed, key=len, default={})
-
-
-def _about(folder: Path) -> dict[str, Any]:
-    return parse_mapping(RunFiles(folder).text("run.json") or "") or {}
 
 
 def _plain(row: MethodSummary) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
-from mmgrpo.report.logs import Log, by_step, mean_or_none, parse_mapping, read_log
+from mmgrpo.report.logs import Log, by_step, mean_or_none, read_log
 from mmgrpo.report.number_format import clip, number
 from mmgrpo.report.run_charts import measures, total_rewards
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.run_info import overview_rows
+from mmgrpo.report.run_info import overview_rows, read_about
 from mmgrpo.report.usage_code import BaseModelSource, ExportedModel, base_file, exported_in, usage
 from mmgrpo.runs.adapter_files import absolute_base, is_hub_id
 from mmgrpo.system.console import escape_controls
@@ -66,7 +66,7 @@ def card_of(run: Path, folder: Path, *, name: str, weights: str) -> str:
         Markdown with YAML front matter.
     """
     files = RunFiles(run)
-    config, about = _parse_config(files.text("config.yaml")), parse_mapping(files.text("run.json") or "") or {}
+    config, about = _parse_config(files.text("config.yaml")), read_about(files)
     metrics, evaluation = read_log(files, "metrics.jsonl"), read_log(files, "evaluation.jsonl")
     policy = _mapping(config.get("policy"))
     base, revision = _text(policy.get("model")), _text(policy.get("revision"))

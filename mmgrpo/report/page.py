@@ -11,7 +11,7 @@ from mmgrpo.report.chart_sections import unique_sections
 from mmgrpo.report.contact_sheet import contact_sheet, encoded_image, opening_strip, steps_gif
 from mmgrpo.report.embedded_media import data_uri
 from mmgrpo.report.image_grids import image_grids_of
-from mmgrpo.report.logs import by_step, by_tasks, mean_or_none, parse_mapping, read_log
+from mmgrpo.report.logs import by_step, by_tasks, mean_or_none, read_log
 from mmgrpo.report.number_format import clip
 from mmgrpo.report.page_templates import render_page, write_page
 from mmgrpo.report.phase_times import phases
@@ -27,7 +27,15 @@ from mmgrpo.report.run_charts import (
     unrecorded_titles,
 )
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.run_info import environment, overview_rows, parse_note, parse_tasks, run_name, training_summary
+from mmgrpo.report.run_info import (
+    environment,
+    overview_rows,
+    parse_note,
+    parse_tasks,
+    read_about,
+    run_name,
+    training_summary,
+)
 from mmgrpo.report.sample_sets import SampleSet, read_sample_sets
 from mmgrpo.report.text_samples import MEDIA_BYTES, texts_of
 from mmgrpo.system.files import replace_bytes
@@ -79,7 +87,7 @@ def live_report(run: Path, links: Mapping[str, str], version: str) -> str:
 
 def _page(run: Path) -> dict[str, Any]:
     files = RunFiles(run)
-    about, config_text = parse_mapping(files.text("run.json") or "") or {}, files.text("config.yaml")
+    about, config_text = read_about(files), files.text("config.yaml")
     logs = ("metrics", "warmup", "evaluation", "alerts")
     metrics, warmup, evaluation, alerts = (read_log(files, f"{name}.jsonl") for name in logs)
     tasks = parse_tasks(config_text)

@@ -11,13 +11,13 @@ from mmgrpo.errors import DataError
 from mmgrpo.report.chart_sections import unique_sections
 from mmgrpo.report.curves import Chart, draw_chart, read_curve, span
 from mmgrpo.report.image_grids import MEDIA_BYTES, CellBuilder
-from mmgrpo.report.logs import Log, parse_mapping, read_log
+from mmgrpo.report.logs import Log, read_log
 from mmgrpo.report.movement import scales_of
 from mmgrpo.report.number_format import clip
 from mmgrpo.report.page_templates import render_page, write_page
 from mmgrpo.report.run_charts import Headline, headlines, measures
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.report.run_info import environment, overview_rows
+from mmgrpo.report.run_info import environment, overview_rows, read_about
 from mmgrpo.report.sample_selection import in_turn
 from mmgrpo.report.sample_sets import SampleRecord, SampleSet, common_changes, read_sample_sets, shared_requests
 from mmgrpo.report.text_samples import binary_rewards
@@ -114,7 +114,7 @@ def _read(folder: Path, label: str) -> ComparedRun:
     return ComparedRun(
         label=label,
         files=files,
-        about=parse_mapping(files.text("run.json") or "") or {},
+        about=read_about(files),
         settings=_settings(files.text("config.yaml")),
         metrics=read_log(files, "metrics.jsonl"),
         evaluation=read_log(files, "evaluation.jsonl"),

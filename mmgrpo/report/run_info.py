@@ -12,6 +12,7 @@ from mmgrpo.config.tasks import TASK_NAME
 from mmgrpo.report.logs import Log, is_finite, parse_mapping
 from mmgrpo.report.number_format import clip, duration
 from mmgrpo.report.run_files import RunFiles
+from mmgrpo.system.processes import is_gone
 from mmgrpo.system.targets import is_python_target
 from mmgrpo.system.yamls import YamlError, parse_yaml
 
@@ -32,9 +33,16 @@ def parse_tasks(config_text: str | None) -> list[str]:
     return [name for name in names if isinstance(name, str) and re.fullmatch(TASK_NAME, name)]
 
 
+def read_about(files: RunFiles) -> dict[str, Any]:
+    """The content of run.json; its status is "killed" if the process of a running run has ended without a word."""
+    about: dict[str, Any] = parse_mapping(files.text("run.json") or "") or {}
+    killed = about.get("status") == "running" and is_gone(_mapping(about.get("process")))
+    return about | {"status": "killed"} if killed else about
+
+
 def run_name(files: RunFiles) -> str:
     """The name of a run: that of run.json, else that of its folder."""
-    name = (parse_mapping(files.text("run.json") or "") or {}).get("name")
+    name = read_about(files).get("name")
     return name if isinstance(name, str) and name else files.root.name
 
 

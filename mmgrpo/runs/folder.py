@@ -24,6 +24,7 @@ from mmgrpo.errors import OutputError
 from mmgrpo.runs.sample_files import write_samples
 from mmgrpo.runs.trust import record_trusted_config
 from mmgrpo.system.files import append_line, output_errors, read_lines, replace_folder, replace_text, sync
+from mmgrpo.system.processes import process_record
 from mmgrpo.types import Sample, Scores
 
 PACKAGES = ("mmgrpo", "torch", "diffusers", "transformers", "accelerate", "peft")
@@ -63,6 +64,7 @@ class RunFolder:
             started=_now(),
             finished=None,
             status="running",
+            process=process_record(),
             seed=config.seed,
             explain=explanation,
             machine=machine,
@@ -77,6 +79,7 @@ class RunFolder:
         record_trusted_config(self.path / CONFIG)
         self._update_header(
             status="running",
+            process=process_record(),
             finished=None,
             error=None,
             seed=config.seed,

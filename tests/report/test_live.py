@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +17,7 @@ import pytest
 
 from mmgrpo.errors import DataError, OutputError
 from mmgrpo.report import live_server
+from mmgrpo.system.processes import process_record
 from tests.report.folder import write_lines
 from tests.report.page import Page
 
@@ -73,6 +77,25 @@ def test_page_follows_a_run_that_grows_and_writes_nothing(run: Path) -> None:
         assert answer(port, method="HEAD").headers["ETag"] != first.headers["ETag"]
         assert trained(answer(port).body) == "4 steps, 7 updates"
     assert {path.relative_to(run) for path in run.rglob("*")} == before
+
+
+def test_page_of_a_killed_run_says_so(run: Path) -> None:
+    """The process of a running run is killed: it cannot write its status, and the page changes nevertheless."""
+    about = json.loads((run / "run.json").read_text()) | {"status": "running"}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        record = process_record() | {"pid": process.pid}
+        (run / "run.json").write_text(json.dumps(about | {"process": record}))
+        with served(run) as port:
+            running = answer(port)
+            process.kill()
+            process.wait()
+            killed = answer(port)
+    assert Page(running.body).texts("span", "status") == ["running"]
+    assert Page(killed.body).texts("span", "status") == ["killed"]
+    assert running.headers["ETag"] != killed.headers["ETag"]
+    (run / "run.json").write_text(json.dumps(about | {"process": record | {"host": "another machine"}}))
+    with served(run) as port:
+        assert Page(answer(port).body).texts("span", "status") == ["running"]
 
 
 def test_run_that_is_not_there_yet_is_waited_for(run: Path, tmp_path: Path) -> None:
