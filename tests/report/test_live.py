@@ -93,7 +93,7 @@ def test_page_of_a_killed_run_says_so(run: Path) -> None:
     assert Page(running.body).texts("span", "status") == ["running"]
     assert Page(killed.body).texts("span", "status") == ["killed"]
     assert running.headers["ETag"] != killed.headers["ETag"]
-    (run / "run.json").write_text(json.dumps(about | {"process": record | {"host": "another machine"}}))
+    (run / "run.json").write_text(json.dumps(about | {"process": record | {"boot": "of another machine"}}))
     with served(run) as port:
         assert Page(answer(port).body).texts("span", "status") == ["running"]
 
