@@ -103,6 +103,7 @@ def test_the_shortest_are_compared_among_themselves():
 
 
 OTHERS = {
+    "after_first",
     "balanced_outcomes",
     "each_decision_once",
     "unlikely",
