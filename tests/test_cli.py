@@ -61,6 +61,16 @@ def test_train_writes_a_complete_run_folder(run: Path) -> None:
     assert (run / "checkpoints" / "step-000001" / "policy" / "transformer").is_dir()
 
 
+def test_wrong_settings_of_a_policy_are_named_before_the_libraries_are_loaded() -> None:
+    result = call("train", "quickstart/arithmetic-text", "policy.max_tokens=3")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: policy (language): unknown key 'max_tokens'; did you mean max_new_tokens")
+    task = call("train", "quickstart/digits-mixed", "tasks.drawing.policy.num_step=3")
+    assert task.exit_code == 2
+    assert task.stderr.startswith("error: tasks.drawing: policy (denoising): unknown key 'num_step'; did you mean")
+    assert "loading" not in result.stderr + task.stderr
+
+
 def test_a_second_run_does_not_touch_the_first(run: Path) -> None:
     before = (run / "metrics.jsonl").read_text()
     assert call("train", DIGITS, *SMALL, f"output={run.parent}").exit_code == 0

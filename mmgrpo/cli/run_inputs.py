@@ -77,6 +77,7 @@ def settings_of(
     if trains:
         require_installed(settings.runtime.tracker_names, TRACKERS_KEY)
     if computes:
+        _require_policy_settings(settings)
         _print_loading(settings)
         _silence_libraries()
         _set_threads(settings.runtime.threads)
@@ -175,6 +176,21 @@ def _single_task(settings: RunConfig, task: str | None) -> RunConfig:
         settings = tasks[task]
     require_single(settings, mixed=True)
     return settings
+
+
+def _require_policy_settings(settings: RunConfig) -> None:
+    """Raises ConfigError for wrong settings of mmgrpo's policies, which can be checked before torch is imported."""
+    from mmgrpo.config.parts import tasks_of
+    from mmgrpo.config.registry import names
+    from mmgrpo.config.validating import policy_settings
+
+    for name, config in (tasks_of(settings) or {"": settings}).items():
+        if config.policy is None or config.policy.name not in names("settings"):
+            continue
+        try:
+            policy_settings(config.policy)
+        except ConfigError as error:
+            raise ConfigError(f"tasks.{name}: {error}" if name else str(error)) from None
 
 
 def print_importing() -> None:

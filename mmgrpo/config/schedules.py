@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.registry import settings_type
-from mmgrpo.config.validating import explain_validation
+from mmgrpo.config.validating import explain_validation, policy_settings
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.controllers import CONTROLLERS, METRICS, SERIES
 from mmgrpo.maths.schedules import SCHEDULES
@@ -253,8 +253,7 @@ def configured_value(config: RunConfig, key: str) -> Any:
         return named.get(label, {"weight": 1.0}).get(number)
     values: Any = config.model_dump()
     if key.startswith("policy.") and config.policy is not None:
-        kind = settings_type(config.policy.name)
-        values["policy"] = config.policy.settings if kind is None else kind(**config.policy.settings).model_dump()
+        values["policy"] = policy_settings(config.policy).model_dump()
     for part in key.split("."):
         values = _inner(values, part)
     return values

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmgrpo.config import IN_ORDER, TOGETHER, RunConfig
 from mmgrpo.config.peers import peer_suggestions, peer_value_suggestion
-from mmgrpo.config.registry import suggestion
+from mmgrpo.config.registry import names, policy_class, settings_type, suggestion
 from mmgrpo.config.renamed import REMOVED, renamed_key, renamed_value
 from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError, UnknownNameError
@@ -67,6 +67,20 @@ def typed(values: Mapping[str, Any]) -> RunConfig:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain_validation(error, RunConfig)) from None
+
+
+def policy_settings(policy: Named) -> Any:
+    """The settings of a policy with their defaults, an instance of its settings type.
+
+    Raises ConfigError for wrong settings, and for a policy that cannot be built from settings.
+    """
+    if policy.name not in names("settings"):  # an adapter of others is imported for its settings
+        policy_class(policy.name)
+    kind = settings_type(policy.name)
+    try:
+        return kind(**policy.settings)
+    except ValidationError as error:
+        raise ConfigError(f"policy ({policy.name}): {explain_validation(error, kind)}") from None
 
 
 def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:

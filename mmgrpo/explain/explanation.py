@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
 from mmgrpo.algorithm import Algorithm, engine_of, strategy_of
 from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, OffPolicyConfig, RewardConfig, RunConfig
 from mmgrpo.config.binding import named_in
 from mmgrpo.config.needs import require_needs
 from mmgrpo.config.objective import PER_DECISION
-from mmgrpo.config.registry import is_scheduled, names, policy_class, settings_type
-from mmgrpo.config.validating import explain_validation
-from mmgrpo.errors import ConfigError
+from mmgrpo.config.registry import is_scheduled
+from mmgrpo.config.validating import policy_settings
 from mmgrpo.explain.advantage_inputs import require_advantages
 from mmgrpo.explain.auxiliary_losses import auxiliary_rows
 from mmgrpo.explain.costs import cost_rows, num_steps_of, simulated_cases, strategy_rows, total_samples
@@ -155,7 +152,7 @@ def _environment_row(config: RunConfig) -> Iterator[tuple[str, str]]:
     if rollout.environment is None:
         return
     line = f"{rollout.environment.name}{_numbers(rollout.environment.settings)}: at most {rollout.max_turns} turns"
-    settings = None if config.policy is None else _settings(config.policy)
+    settings = None if config.policy is None else policy_settings(config.policy)
     max_tokens = getattr(settings, "max_new_tokens", None)
     if max_tokens is not None:
         num_samples = rollout.prompts_per_step * rollout.group_size
@@ -466,7 +463,7 @@ def evaluation_notes(config: RunConfig) -> tuple[str, ...]:
 
 def _settings_rows(policy: Named) -> Iterator[tuple[str, str]]:
     """The rows of the adapter's settings, if they have a method ``described()`` that returns labels and texts."""
-    settings = _settings(policy)
+    settings = policy_settings(policy)
     if callable(getattr(settings, "described", None)):
         yield from settings.described()
 
@@ -475,20 +472,7 @@ def _schedule_settings(config: RunConfig) -> Mapping[str, Any] | None:
     """The settings with defaults of a policy with a fixed number of decisions per sample; None for others."""
     if config.policy is None or not is_scheduled(config.policy.name):
         return None
-    return _settings(config.policy).model_dump()
-
-
-def _settings(policy: Named) -> Any:
-    """The settings of a policy with defaults; None for an adapter without a settings type."""
-    if policy.name not in names("settings"):  # a custom adapter must be imported
-        policy_class(policy.name)
-    kind = settings_type(policy.name)
-    if kind is None:
-        return None
-    try:
-        return kind(**policy.settings)
-    except ValidationError as error:
-        raise ConfigError(f"policy ({policy.name}): {explain_validation(error, kind)}") from None
+    return policy_settings(config.policy).model_dump()
 
 
 def _plural(number: int, noun: str, plural: str = "s") -> str:

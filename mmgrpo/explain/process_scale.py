@@ -13,7 +13,8 @@ from torch import nn
 
 from mmgrpo.algorithm import Algorithm, optimizer_factory
 from mmgrpo.config import RunConfig
-from mmgrpo.config.registry import outline_of, settings_type
+from mmgrpo.config.registry import outline_of
+from mmgrpo.config.validating import policy_settings
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.costs import num_steps_of
 from mmgrpo.explain.forward_counts import forwards_per_sample
@@ -338,4 +339,4 @@ def _forwards(config: RunConfig) -> tuple[float, float, float]:
 def _settings_of(config: RunConfig) -> Any:
     policy = config.policy
     assert policy is not None
-    return settings_type(policy.name)(**policy.settings)
+    return policy_settings(policy)

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mmgrpo.algorithm import Algorithm, learning_rate, optimizer_factory, reward_schedule
 from mmgrpo.config import EvaluationRewardConfig, Named, OptimizerConfig, RewardConfig, RunConfig, ViewConfig
 from mmgrpo.config.registry import policy_class, resolve, suggestion
-from mmgrpo.config.validating import explain_validation
+from mmgrpo.config.validating import explain_validation, policy_settings
 from mmgrpo.data.corruption import IMAGE_TEMPLATES
 from mmgrpo.data.history import PromptTemplate
 from mmgrpo.distributed.job import Job
@@ -66,13 +66,10 @@ def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
             "the configuration has no policy: section; name an adapter, for example policy: {name: denoising}"
         )
     adapter = policy_class(config.policy.name)
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(config.seed)  # fresh adapters are a function of the run's seed
-            return adapter.from_config(_with_run_weights(config.policy.settings), device=device)
-    except ValidationError as error:
-        message = explain_validation(error, adapter.settings_type)
-        raise ConfigError(f"policy ({config.policy.name}): {message}") from None
+    policy_settings(config.policy)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)  # fresh adapters are a function of the run's seed
+        return adapter.from_config(_with_run_weights(config.policy.settings), device=device)
 
 
 def _with_run_weights(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
-from mmgrpo.config import RunConfig
+from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.loading import validated
-from mmgrpo.config.registry import settings_type
 from mmgrpo.config.sections import at
-from mmgrpo.config.validating import explain_validation, set_value
+from mmgrpo.config.validating import policy_settings, set_value
 from mmgrpo.errors import ConfigError
 from mmgrpo.trl.arguments import ARGUMENTS, PEER, Fixed, GRPOConfig
 from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, run_values
@@ -91,11 +89,7 @@ def _sections(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dumped(values: Mapping[str, Any]) -> dict[str, Any]:
     """Every value of a configuration, those of its policy with their defaults."""
-    policy = {name: value for name, value in values["policy"].items() if name != "name"}
-    try:
-        settings = settings_type("language").model_validate(policy)
-    except ValidationError as error:
-        raise ConfigError(explain_validation(error, settings_type("language"))) from None
+    settings = policy_settings(Named(**values["policy"]))
     return validated(values).model_dump() | {"policy": settings.model_dump()}
 
 
