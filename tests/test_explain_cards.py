@@ -11,7 +11,7 @@ from mmgrpo.policies.offloading import offloaded_parts
 from mmgrpo.policies.quantization import model_quantization, quantized_layers, stored_bytes
 from torch import nn
 
-from mmgrpo.config.loading import validated
+from mmgrpo.config.loading import load_config, validated
 from mmgrpo.explain import card_sizes
 from mmgrpo.explain.card_sizes import card_rows
 from mmgrpo.explain.process_scale import ProcessPlan, ShardingEngine, plan_processes
@@ -57,6 +57,19 @@ def test_rows_name_the_settings_with_which_the_run_fits(llama: Path, monkeypatch
     assert rows[f"{halved} GB"].startswith("fits with policy.update_tokens=136: ")
     assert rows[f"{none} GB"].startswith("does not fit: ")
     assert "policy.gradient_checkpointing=true" in rows[f"{none} GB"]
+
+
+@pytest.mark.parametrize("name", ["language", "denoising"])
+def test_checkpointed_layers_change_the_update_alone(name: str, llama: Path) -> None:
+    if name == "language":
+        plain, checkpointed = plan_of(llama), plan_of(llama, gradient_checkpointing=True)
+    else:
+        config = load_config("quickstart/digits-image")
+        plain = plan_processes(config)
+        checkpointed = plan_processes(plain.with_policy(gradient_checkpointing=True))
+    assert checkpointed.passes.update != plain.passes.update
+    assert checkpointed.passes.rollout == plain.passes.rollout
+    assert checkpointed.passes.forward == plain.passes.forward
 
 
 def test_full_fine_tuning_names_the_optimizer(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

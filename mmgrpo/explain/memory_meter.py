@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import ref
 
@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from mmgrpo.explain.operator_times import Work, work_of
+from mmgrpo.explain.operator_times import ASIDE, Work, work_of_operator
 from mmgrpo.outline import Outline
 
 
@@ -65,6 +65,21 @@ class MemoryMeter(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
 
 
+class _PassMeter(MemoryMeter):
+    """A meter of memory that counts the operators too: one context, since each slows down every operator."""
+
+    def __init__(self, existing: Iterable[Tensor]) -> None:
+        super().__init__(existing)
+        self.work: Work = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ASIDE:
+            return func(*args, **(kwargs or {}))
+        output = super().__torch_dispatch__(func, types, args, kwargs)
+        self.work.update(work_of_operator(func, args, kwargs or {}, output))
+        return output
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeteredPass:
     """The memory and the operators of a call.
@@ -96,7 +111,11 @@ class Passes:
 
 
 def passes_of(
-    outline: Outline, *, without_grad: bool = True, print_line: Callable[[str], None] = lambda _: None
+    outline: Outline,
+    *,
+    without_grad: bool = True,
+    known: Passes | None = None,
+    print_line: Callable[[str], None] = lambda _: None,
 ) -> Passes:
     """Runs the outline's passes on fake tensors, which computes nothing and allocates no memory.
 
@@ -105,6 +124,7 @@ def passes_of(
     Args:
         outline: outline of the policy.
         without_grad: whether a slice of an update is also run without grad.
+        known: passes of the same calls without grad, which are then not run again.
         print_line: prints a line before each pass.
 
     Returns:
@@ -115,7 +135,7 @@ def passes_of(
         for module in outline.modules.values():
             _replace_by_shapes(module, fake_tensors)
     parameters = [fake for fake in fake_tensors.values() if isinstance(fake, nn.Parameter) and fake.requires_grad]
-    num_passes = 1 + len(outline.rollout) + without_grad
+    num_passes = 1 if known is not None else 1 + len(outline.rollout) + without_grad
     passes = iter(range(1, num_passes + 1))
 
     def begin(name: str) -> None:
@@ -126,15 +146,19 @@ def passes_of(
             parameter.grad = torch.empty_like(parameter)
         existing = [*fake_tensors.values(), *(p.grad for p in parameters if p.grad is not None)]
         rollout_passes: list[MeteredPass] = []
-        with torch.no_grad():
-            for rollout_call in outline.rollout:
-                begin(f"a rollout of {outline.rollout_rows} row(s)")
-                rollout_passes.append(meter_pass(rollout_call.call, existing, prepare=rollout_call.prepare))
-            if without_grad:
-                begin(f"a forward of {outline.update_rows} row(s)")
-            forward = meter_pass(lambda _: outline.update(), existing) if without_grad else None
+        forward: MeteredPass | None = None
+        if known is None:
+            with torch.no_grad():
+                for rollout_call in outline.rollout:
+                    begin(f"a rollout of {outline.rollout_rows} row(s)")
+                    rollout_passes.append(meter_pass(rollout_call.call, existing, prepare=rollout_call.prepare))
+                if without_grad:
+                    begin(f"a forward of {outline.update_rows} row(s)")
+                    forward = meter_pass(lambda _: outline.update(), existing)
         begin(f"an update of {outline.update_rows} row(s)")
         update = meter_pass(lambda _: outline.update().backward(), existing)
+    if known is not None:
+        return replace(known, update=update)
     work: Work = Counter()
     for rollout_call, metered in zip(outline.rollout, rollout_passes, strict=True):
         work.update({operator: rollout_call.times * num for operator, num in metered.work.items()})
@@ -159,10 +183,11 @@ def meter_pass(
     Returns:
         The peak of memory and the operators.
     """
-    with MemoryMeter(existing) as meter:
+    with _PassMeter(existing) as meter:
         prepared = prepare()
-        work = work_of(lambda: call(prepared))
-    return MeteredPass(num_bytes=meter.peak, work=work)
+        meter.work.clear()
+        call(prepared)
+    return MeteredPass(num_bytes=meter.peak, work=meter.work)
 
 
 def _replace_by_shapes(module: nn.Module, fake_tensors: dict[int, Tensor]) -> None:

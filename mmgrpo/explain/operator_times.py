@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,16 +58,22 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator and counts it."""
         output = func(*args, **(kwargs or {}))
-        if not (func.is_view or func._overloadpacket in STILL or func.namespace in ASIDE):
-            count = flop_registry.get(func._overloadpacket)
-            tensors = [tensor for tensor in tree_iter((args, kwargs, output)) if isinstance(tensor, Tensor)]
-            self.work[
-                Operator(
-                    flops=0 if count is None else count(*args, **(kwargs or {}), out_val=output),
-                    num_bytes=sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors),
-                )
-            ] += 1
+        self.work.update(work_of_operator(func, args, kwargs or {}, output))
         return output
+
+
+def work_of_operator(func: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> Sequence[Operator]:
+    """The operator with its arithmetic and traffic; none if it moves no data."""
+    if func.is_view or func._overloadpacket in STILL or func.namespace in ASIDE:
+        return ()
+    count = flop_registry.get(func._overloadpacket)
+    tensors = [tensor for tensor in tree_iter((args, kwargs, output)) if isinstance(tensor, Tensor)]
+    return (
+        Operator(
+            flops=0 if count is None else count(*args, **kwargs, out_val=output),
+            num_bytes=sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors),
+        ),
+    )
 
 
 def work_of(call: Callable[[], object]) -> Work:

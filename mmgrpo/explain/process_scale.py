@@ -221,6 +221,7 @@ def plan_processes(
     *,
     num_processes: int = 1,
     prompt_tokens: int = 512,
+    known: Passes | None = None,
     print_line: Callable[[str], None] = lambda _: None,
 ) -> ProcessPlan:
     """Meters the passes of a run's policy; passes in the cache are not metered again.
@@ -229,6 +230,7 @@ def plan_processes(
         config: the configuration of the run.
         num_processes: number of processes that the groups are distributed over.
         prompt_tokens: length of each prompt of a language model, images included.
+        known: passes of a run that differs in its update only, whose calls without grad are not metered again.
         print_line: prints a line before each pass that is metered.
 
     Returns:
@@ -254,7 +256,11 @@ def plan_processes(
         config=config,
         outline=policy_outline,
         passes=_passes(
-            config, policy_outline, f"{settings.model_dump_json()} {prompt_tokens} {group_size} {num_rows}", print_line
+            config,
+            policy_outline,
+            f"{settings.model_dump_json()} {prompt_tokens} {group_size} {num_rows}",
+            known=known,
+            print_line=print_line,
         ),
         num_copies=copies,
         num_processes=num_processes,
@@ -262,7 +268,9 @@ def plan_processes(
     )
 
 
-def _passes(config: RunConfig, outline: Outline, call: str, print_line: Callable[[str], None]) -> Passes:
+def _passes(
+    config: RunConfig, outline: Outline, call: str, *, known: Passes | None, print_line: Callable[[str], None]
+) -> Passes:
     """The passes of an outline, from the cache if possible; custom model code is metered every time."""
     try:
         without_grad = _forwards(config)[1] > 0
@@ -275,7 +283,7 @@ def _passes(config: RunConfig, outline: Outline, call: str, print_line: Callable
     cached = None if file is None else read_passes(file)
     if cached is not None:
         return cached
-    passes = passes_of(outline, without_grad=without_grad, print_line=print_line)
+    passes = passes_of(outline, without_grad=without_grad, known=known, print_line=print_line)
     if file is not None:
         write_passes(file, passes)
     return passes
