@@ -1,6 +1,6 @@
 """A cache of metered passes: a file for each model, call and version of the libraries.
 
-Counting the operators of a model with billions of parameters takes minutes on a busy CPU, and is deterministic.
+Counting the operators of a model with billions of parameters takes up to minutes on a busy CPU, and is deterministic.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.errors import OutputError
-from mmgrpo.explain import memory_meter, operator_times
-from mmgrpo.explain.memory_meter import MeteredPass, Passes
-from mmgrpo.explain.operator_times import Operator
+from mmgrpo.explain import memory_meter, operator_times, repeated_blocks
+from mmgrpo.explain.memory_meter import Passes
+from mmgrpo.explain.operator_times import Operator, Work
+from mmgrpo.explain.repeated_blocks import MeteredPass
 from mmgrpo.outline import Outline
 from mmgrpo.system.files import replace_text
 
 LIBRARIES = ("torch", "transformers", "diffusers", "peft")
-COUNTS = ("update", "forward", "rollout")
+METERED = ("update", "rollout")
 
 
 def cache_file(outline: Outline, call: str) -> Path:
@@ -48,37 +49,43 @@ def read_passes(file: Path) -> Passes | None:
     """The passes of a cache file; None if it is missing or cannot be read."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        counts = {name: _parse_pass(values[name]) for name in COUNTS if values[name] is not None}
-        return Passes(**{"forward": None, **counts}, rollout_calls=int(values["rollout_calls"]))
+        forward = None if values["forward"] is None else _parse_work(values["forward"])
+        metered = {name: _parse_pass(values[name]) for name in METERED}
+        return Passes(**metered, forward=forward, rollout_calls=int(values["rollout_calls"]))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def write_passes(file: Path, passes: Passes) -> None:
     """Writes a cache file; if that fails, the passes are counted again the next time."""
-    values: dict[str, Any] = {name: _plain(getattr(passes, name)) for name in COUNTS}
+    values: dict[str, Any] = {name: _plain(getattr(passes, name)) for name in METERED}
+    values["forward"] = None if passes.forward is None else _plain_work(passes.forward)
     with suppress(OSError, OutputError):
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_text(file, json.dumps({**values, "rollout_calls": passes.rollout_calls}))
 
 
-def _plain(metered: MeteredPass | None) -> dict[str, Any] | None:
-    if metered is None:
-        return None
-    work = [[operator.flops, operator.num_bytes, count] for operator, count in metered.work.items()]
-    return {"num_bytes": metered.num_bytes, "work": work}
+def _plain(metered: MeteredPass) -> dict[str, Any]:
+    return {"num_bytes": metered.num_bytes, "work": _plain_work(metered.work)}
+
+
+def _plain_work(work: Work) -> list[list[int]]:
+    return [[operator.flops, operator.num_bytes, count] for operator, count in work.items()]
 
 
 def _parse_pass(values: dict[str, Any]) -> MeteredPass:
-    work = Counter({Operator(flops=flops, num_bytes=size): count for flops, size, count in values["work"]})
-    return MeteredPass(num_bytes=int(values["num_bytes"]), work=work)
+    return MeteredPass(num_bytes=int(values["num_bytes"]), work=_parse_work(values["work"]))
+
+
+def _parse_work(rows: list[list[int]]) -> Work:
+    return Counter({Operator(flops=flops, num_bytes=size): count for flops, size, count in rows})
 
 
 def _versions(outline: Outline) -> Iterator[str]:
     for library in LIBRARIES:
         with suppress(PackageNotFoundError):
             yield f"{library}=={version(library)}"
-    for module in (operator_times, memory_meter, sys.modules[outline.update.__module__]):
+    for module in (operator_times, memory_meter, repeated_blocks, sys.modules[outline.update.__module__]):
         yield hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from mmgrpo.explain.operator_times import ASIDE, Work, work_of_operator
+from mmgrpo.explain.repeated_blocks import MeteredPass, repeated_blocks
 from mmgrpo.outline import Outline
 
 
@@ -81,31 +83,18 @@ class _PassMeter(MemoryMeter):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeteredPass:
-    """The memory and the operators of a call.
-
-    Attributes:
-        num_bytes: peak of newly allocated bytes.
-        work: the operators.
-    """
-
-    num_bytes: int
-    work: Work
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
     """The memory and the operators of a policy's passes, each for one batch on one process.
 
     Attributes:
         update: forward and backward of a slice of an update, with gradients allocated before.
-        forward: the same slice without grad; None if no pass without grad runs.
+        forward: the operators of the same slice without grad; None if no pass without grad runs.
         rollout: a batch of a rollout (of a denoiser, one step); peak over its calls, sum of their work.
         rollout_calls: number of model calls in it.
     """
 
     update: MeteredPass
-    forward: MeteredPass | None
+    forward: Work | None
     rollout: MeteredPass
     rollout_calls: int
 
@@ -141,31 +130,37 @@ def passes_of(
     def begin(name: str) -> None:
         print_line(f"counting the operators of {name} ({next(passes)} of {num_passes}; shapes alone) ...")
 
+    repeated = repeated_blocks(outline.sharded)
+
+    def metered(call: Callable[[Any], object], prepare: Callable[[], Any] = lambda: None) -> MeteredPass:
+        meter = partial(meter_pass, call, existing, prepare=prepare)
+        return meter() if repeated is None else repeated.extrapolated(meter)
+
     with mode:
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         existing = [*fake_tensors.values(), *(p.grad for p in parameters if p.grad is not None)]
         rollout_passes: list[MeteredPass] = []
-        forward: MeteredPass | None = None
+        forward: Work | None = None
         if known is None:
             with torch.no_grad():
                 for rollout_call in outline.rollout:
                     begin(f"a rollout of {outline.rollout_rows} row(s)")
-                    rollout_passes.append(meter_pass(rollout_call.call, existing, prepare=rollout_call.prepare))
+                    rollout_passes.append(metered(rollout_call.call, rollout_call.prepare))
                 if without_grad:
                     begin(f"a forward of {outline.update_rows} row(s)")
-                    forward = meter_pass(lambda _: outline.update(), existing)
+                    forward = metered(lambda _: outline.update()).work
         begin(f"an update of {outline.update_rows} row(s)")
-        update = meter_pass(lambda _: outline.update().backward(), existing)
+        update = metered(lambda _: outline.update().backward())
     if known is not None:
         return replace(known, update=update)
     work: Work = Counter()
-    for rollout_call, metered in zip(outline.rollout, rollout_passes, strict=True):
-        work.update({operator: rollout_call.times * num for operator, num in metered.work.items()})
+    for rollout_call, rollout_pass in zip(outline.rollout, rollout_passes, strict=True):
+        work.update({operator: rollout_call.times * num for operator, num in rollout_pass.work.items()})
     return Passes(
         update=update,
         forward=forward,
-        rollout=MeteredPass(num_bytes=max(metered.num_bytes for metered in rollout_passes), work=work),
+        rollout=MeteredPass(num_bytes=max(rollout_pass.num_bytes for rollout_pass in rollout_passes), work=work),
         rollout_calls=sum(rollout_call.times for rollout_call in outline.rollout),
     )
 

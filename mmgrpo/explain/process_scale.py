@@ -186,7 +186,7 @@ class ProcessPlan:
             rollout=rollout_forwards * machine.batched(passes.rollout.work, rows=rows, batch_size=outline.rollout_rows),
             views=0.0
             if passes.forward is None
-            else no_grad_forwards * machine.batched(passes.forward.work, rows=rows, batch_size=outline.update_rows),
+            else no_grad_forwards * machine.batched(passes.forward, rows=rows, batch_size=outline.update_rows),
             update=grad_forwards * machine.batched(passes.update.work, rows=rows, batch_size=outline.update_rows),
             optimizer=num_updates * machine.seconds(steps),
             sums=num_updates * 2 * share * summed / link,
