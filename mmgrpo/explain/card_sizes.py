@@ -100,7 +100,7 @@ class _Checkpointed:
                 self.plan.with_policy(gradient_checkpointing=True),
                 num_processes=self.plan.num_processes,
                 prompt_tokens=self.plan.prompt_tokens,
-                known=self.plan.passes,
+                reused=self.plan.passes,
                 print_line=self.print_line,
             )
             self.need = _need(self.plan, self.engine).with_changes("policy.gradient_checkpointing=true")

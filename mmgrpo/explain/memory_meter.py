@@ -103,7 +103,7 @@ def passes_of(
     outline: Outline,
     *,
     without_grad: bool = True,
-    known: Passes | None = None,
+    reused: Passes | None = None,
     print_line: Callable[[str], None] = lambda _: None,
 ) -> Passes:
     """Runs the outline's passes on fake tensors, which computes nothing and allocates no memory.
@@ -113,7 +113,7 @@ def passes_of(
     Args:
         outline: outline of the policy.
         without_grad: whether a slice of an update is also run without grad.
-        known: passes of the same calls without grad, which are then not run again.
+        reused: passes of the same calls without grad, which are then not run again.
         print_line: prints a line before each pass.
 
     Returns:
@@ -124,7 +124,7 @@ def passes_of(
         for module in outline.modules.values():
             _replace_by_shapes(module, fake_tensors)
     parameters = [fake for fake in fake_tensors.values() if isinstance(fake, nn.Parameter) and fake.requires_grad]
-    num_passes = 1 if known is not None else 1 + len(outline.rollout) + without_grad
+    num_passes = 1 if reused is not None else 1 + len(outline.rollout) + without_grad
     passes = iter(range(1, num_passes + 1))
 
     def begin(name: str) -> None:
@@ -142,7 +142,7 @@ def passes_of(
         existing = [*fake_tensors.values(), *(p.grad for p in parameters if p.grad is not None)]
         rollout_passes: list[MeteredPass] = []
         forward: Work | None = None
-        if known is None:
+        if reused is None:
             with torch.no_grad():
                 for rollout_call in outline.rollout:
                     begin(f"a rollout of {outline.rollout_rows} row(s)")
@@ -152,8 +152,8 @@ def passes_of(
                     forward = metered(lambda _: outline.update()).work
         begin(f"an update of {outline.update_rows} row(s)")
         update = metered(lambda _: outline.update().backward())
-    if known is not None:
-        return replace(known, update=update)
+    if reused is not None:
+        return replace(reused, update=update)
     work: Work = Counter()
     for rollout_call, rollout_pass in zip(outline.rollout, rollout_passes, strict=True):
         work.update({operator: rollout_call.times * num for operator, num in rollout_pass.work.items()})

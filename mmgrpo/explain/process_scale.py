@@ -221,7 +221,7 @@ def plan_processes(
     *,
     num_processes: int = 1,
     prompt_tokens: int = 512,
-    known: Passes | None = None,
+    reused: Passes | None = None,
     print_line: Callable[[str], None] = lambda _: None,
 ) -> ProcessPlan:
     """Meters the passes of a run's policy; passes in the cache are not metered again.
@@ -230,7 +230,7 @@ def plan_processes(
         config: the configuration of the run.
         num_processes: number of processes that the groups are distributed over.
         prompt_tokens: length of each prompt of a language model, images included.
-        known: passes of a run that differs in its update only, whose calls without grad are not metered again.
+        reused: passes of a run that differs in its update only, whose calls without grad are not metered again.
         print_line: prints a line before each pass that is metered.
 
     Returns:
@@ -259,7 +259,7 @@ def plan_processes(
             config,
             policy_outline,
             f"{settings.model_dump_json()} {prompt_tokens} {group_size} {num_rows}",
-            known=known,
+            reused=reused,
             print_line=print_line,
         ),
         num_copies=copies,
@@ -269,7 +269,7 @@ def plan_processes(
 
 
 def _passes(
-    config: RunConfig, outline: Outline, call: str, *, known: Passes | None, print_line: Callable[[str], None]
+    config: RunConfig, outline: Outline, call: str, *, reused: Passes | None, print_line: Callable[[str], None]
 ) -> Passes:
     """The passes of an outline, from the cache if possible; custom model code is metered every time."""
     try:
@@ -283,7 +283,7 @@ def _passes(
     cached = None if file is None else read_passes(file)
     if cached is not None:
         return cached
-    passes = passes_of(outline, without_grad=without_grad, known=known, print_line=print_line)
+    passes = passes_of(outline, without_grad=without_grad, reused=reused, print_line=print_line)
     if file is not None:
         write_passes(file, passes)
     return passes
