@@ -46,10 +46,14 @@ class MemoryMeter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator and counts its outputs."""
         output = func(*args, **(kwargs or {}))
+        self.count_new(output)
+        return output
+
+    def count_new(self, output: Any) -> None:
+        """Counts the storages of an operator's outputs that are new."""
         for tensor in tree_iter(output):
             if isinstance(tensor, Tensor):
                 self._count(tensor, counts=True)
-        return output
 
     def _count(self, tensor: Tensor, *, counts: bool) -> None:
         storage = tensor.untyped_storage()
@@ -67,18 +71,19 @@ class MemoryMeter(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
 
 
-class _PassMeter(MemoryMeter):
-    """A meter of memory that counts the operators too: one context, since each slows down every operator."""
+class _PassMeter(TorchDispatchMode):
+    """A context that counts memory and operators: one context, since each slows down every operator."""
 
     def __init__(self, existing: Iterable[Tensor]) -> None:
-        super().__init__(existing)
+        super().__init__()
+        self.memory = MemoryMeter(existing)
         self.work: Work = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in ASIDE:
-            return func(*args, **(kwargs or {}))
-        output = super().__torch_dispatch__(func, types, args, kwargs)
-        self.work.update(work_of_operator(func, args, kwargs or {}, output))
+        output = func(*args, **(kwargs or {}))
+        if func.namespace not in ASIDE:
+            self.memory.count_new(output)
+            self.work.update(work_of_operator(func, args, kwargs or {}, output))
         return output
 
 
@@ -182,7 +187,7 @@ def meter_pass(
         prepared = prepare()
         meter.work.clear()
         call(prepared)
-    return MeteredPass(num_bytes=meter.peak, work=meter.work)
+    return MeteredPass(num_bytes=meter.memory.peak, work=meter.work)
 
 
 def _replace_by_shapes(module: nn.Module, fake_tensors: dict[int, Tensor]) -> None:
