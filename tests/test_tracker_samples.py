@@ -70,7 +70,7 @@ def in_a_process(tracker: str, folder: Path, cwd: Path | None = None, **environm
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_wandb_offline_has_images_and_a_table(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     elsewhere, tmp_path = tmp_path, tmp_path / "run"

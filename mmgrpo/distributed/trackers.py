@@ -90,16 +90,16 @@ class Trackers:
         flat = {key: str(value) for key, value in config.model_dump(mode="json").items()}
         accelerator = self._accelerator
         settings = {tracker.name: tracker for tracker in config.runtime.trackers}
-        uses_wandb = accelerator.is_main_process and "wandb" in settings
-        wandb = {**wandb_settings(config, folder), **settings["wandb"].arguments} if uses_wandb else {}
         accelerator.project_configuration.logging_dir = str(folder)
         log_with, started = accelerator.log_with, []
         for kind in log_with:  # separately: one that raises would prevent the others from starting
             accelerator.log_with, accelerator.trackers = [kind], []
             name = str(getattr(kind, "value", kind))
+            tracker = settings.get(name, DEFAULT)
+            uses_wandb = accelerator.is_main_process and name == "wandb"
+            wandb = {**wandb_settings(config, folder), **tracker.arguments} if uses_wandb else {}
             try:
-                project = settings.get(name, DEFAULT).project
-                accelerator.init_trackers(project, flat, {"wandb": wandb})
+                accelerator.init_trackers(tracker.project, flat, {"wandb": wandb})
                 started += accelerator.trackers
             except (Exception, SystemExit) as error:  # third-party code must not end a long run
                 self._not_started[name] = f"{type(error).__name__}: {error}"[:300]

@@ -176,7 +176,7 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
 def test_the_quickstart_learns(tmp_path: Path) -> None:
     scores = [line["eval/held_out_scenes/mean"] for line in trained(tmp_path)]
     assert scores[0] <= 0.5
-    assert scores[-1] >= scores[0] + 0.2
+    assert scores[-1] >= scores[0] + 0.15
 
 
 def trained(output: Path, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
