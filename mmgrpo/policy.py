@@ -340,12 +340,31 @@ class SupportsTokenLogits(ABC):
         The states of the decisions are computed at once, their logits when they are requested.
 
         Args:
-            rollout: of this policy, or of ``override_prompts``.
+            rollout: of this policy, of ``override_prompts``, or of ``retokenize``.
             rows: N indices along B.
             mask_NT: bool, the decisions of these rows, which are numbered row by row.
 
         Returns:
-            A function of consecutive decisions.
+            A function of consecutive decisions; zeros where the rollout of ``retokenize`` has none.
+        """
+
+    @abstractmethod
+    def retokenize(
+        self, rollout: Rollout, prompts: Sequence[Prompt], text_offsets_B: Sequence[Sequence[int]]
+    ) -> Rollout:
+        """The texts of another policy's decisions in the tokens of this policy.
+
+        Args:
+            rollout: of a policy with any tokenizer.
+            prompts: one per row, as for ``override_prompts``.
+            text_offsets_B: of each row, ``SupportsTextOffsets.text_offsets`` of that policy.
+
+        Returns:
+            A rollout for ``token_logits`` only, with the same rows and columns. Its mask_BT keeps the decisions at
+            which a token of this policy begins too: both have read the same text.
+
+        Raises:
+            ConfigError: the rollout is no text, or a conversation.
         """
 
 

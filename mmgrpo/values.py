@@ -44,7 +44,7 @@ PEERS = Value("peer_divergence")
 """Divergence of the distributions of the group's members at the position of the decision; without grad."""
 OF_DISTRIBUTION = frozenset(("entropy", "logprob_mean", "rank", "nucleus_entropy", "top_logprob"))
 """Names of values of the full distribution that a decision is sampled from."""
-OF_TWO_DISTRIBUTIONS = frozenset(("generalized_jsd",))
+OF_TWO_DISTRIBUTIONS = frozenset(("generalized_jsd", "sorted_distance"))
 """Names of values of the full distribution together with that of a view; with grad, and computed in the same pass."""
 OF_STATE = frozenset(("entropy", "logprob_mean", "nucleus_entropy", "top_logprob", "semantic_entropy"))
 """Names of values that depend on the state of a decision only, not on the sampled action."""
@@ -110,6 +110,11 @@ def mask_of_view(view: str) -> Value:
 def generalized_jsd(view: str, beta: float) -> Value:
     """Divergence of the distribution of all tokens from that of a view."""
     return Value("generalized_jsd", view, (beta,))
+
+
+def sorted_distance(view: str) -> Value:
+    """Distance of the sorted distribution of all tokens from that of a view, which may have another tokenizer."""
+    return Value("sorted_distance", view)
 
 
 def end_logprob(token: int) -> Value:

@@ -91,6 +91,20 @@ def generalized_jsd(logits_mV: Tensor, other_mV: Tensor, beta: float) -> Tensor:
     return beta * _kl(other_logprob_mV, mixture_mV) + (1 - beta) * _kl(logprob_mV, mixture_mV)
 
 
+def sorted_distance(logits_mV: Tensor, other_mU: Tensor) -> Tensor:
+    """L1 distance of the sorted probabilities of two distributions, whose tokens may be others.
+
+    D = sum_i |p_(i) - q_(i)|, p_(i) the i-th largest probability; the shorter one is padded with 0.
+
+    Shapes: logits (m, V), (m, U) -> (m,).   Units: probability, 0 to 2.
+    Source: ULD, arXiv:2402.12030, eq. 5: the Wasserstein distance with equal costs.
+    """
+    sorted_mV, sorted_mU = (x.softmax(-1).sort(-1, descending=True).values for x in (logits_mV, other_mU))
+    V, U = sorted_mV.shape[-1], sorted_mU.shape[-1]
+    pad = torch.nn.functional.pad
+    return (pad(sorted_mV, (0, max(U - V, 0))) - pad(sorted_mU, (0, max(V - U, 0)))).abs().sum(-1)
+
+
 def _possible_logprobs(logits_mV: Tensor) -> Tensor:
     logprob_mV = logits_mV.log_softmax(-1)
     return logprob_mV.masked_fill(logprob_mV == -torch.inf, LEAST_LOGPROB)

@@ -200,6 +200,13 @@ class Objective:
         return frozenset(str(value.view) for value in pairs)
 
     @property
+    def retokenized_views(self) -> frozenset[str]:
+        """The views that read texts alone, and so may have another tokenizer."""
+        values = self.values | self.first_values
+        by_token = {value.view for value in values if value.name != "sorted_distance"}
+        return frozenset(str(value.view) for value in values if value.view not in by_token)
+
+    @property
     def through(self) -> frozenset[str]:
         """The views that gradients go through: their values are then computed first, as for terms that couple
         decisions."""

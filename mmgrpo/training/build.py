@@ -381,6 +381,8 @@ def build_views(
                 "as an average), or now"
             )
         token_logits_of(views[name].policy or policy, name)
+    for name in sorted(algorithm.objective.retokenized_views & views.keys()):
+        views[name] = replace(views[name], retokenizes=views[name].policy is not None)
     for name in sorted(algorithm.objective.through):
         if name not in views or not views[name].trained:
             raise ConfigError(

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmgrpo.data.history import History, PromptTemplate
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policy import Critic, Policy, SupportsPromptOverride, SupportsTokenLogits
+from mmgrpo.policy import Critic, Policy, SupportsPromptOverride, SupportsTextOffsets, SupportsTokenLogits
 from mmgrpo.training.concat_rollouts import RolloutParts
 from mmgrpo.training.streaming import cells, evaluations, index_of
 from mmgrpo.types import LogitsPart, Prompt, Rollout
@@ -38,6 +38,7 @@ class View:
         trained: whether they are those that are trained, so that gradients may go through it.
         prompt_template: the prompt of each member; None: the rows with their prompts, by another policy
             the prompt itself.
+        retokenizes: whether another policy reads the texts of the decisions in the tokens of its tokenizer.
     """
 
     name: str
@@ -46,6 +47,7 @@ class View:
     moves: bool = False
     trained: bool = False
     prompt_template: PromptTemplate | None = None
+    retokenizes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +58,13 @@ class ViewRows:
         view: the view.
         policy: the policy that scores them.
         rollout: the same rows and columns, for it to evaluate.
-        has_view_B: bool, the rows that have the view.
+        has_view_BT: bool, the decisions that have the view.
     """
 
     view: View
     policy: Policy
     rollout: Rollout
-    has_view_B: Tensor
+    has_view_BT: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,8 @@ class Views(Mapping[str, ViewRows]):
     def _view_rows(self, view: View) -> ViewRows:
         policy, rollout = view.policy or self._policy, self._rollout
         if view.policy is None and view.prompt_template is None:
-            every_B = torch.ones(len(rollout.samples), dtype=torch.bool)
-            return ViewRows(view=view, policy=policy, rollout=rollout, has_view_B=every_B)
+            every_BT = torch.ones(rollout.shape, dtype=torch.bool)
+            return ViewRows(view=view, policy=policy, rollout=rollout, has_view_BT=every_BT)
         if not isinstance(policy, SupportsPromptOverride):
             raise ConfigError(
                 f"objective.views.{view.name}: {type(policy).__name__} does not score decisions with other prompts "
@@ -165,12 +167,29 @@ class Views(Mapping[str, ViewRows]):
         overrides = [
             sample.prompt if prompt is None else prompt for prompt, sample in zip(prompts, rollout.samples, strict=True)
         ]
-        return ViewRows(
-            view=view,
-            policy=policy,
-            rollout=override_prompts(policy, rollout, overrides),
-            has_view_B=torch.tensor([prompt is not None for prompt in prompts]),
-        )
+        has_view_BT = torch.tensor([prompt is not None for prompt in prompts])[:, None].expand(rollout.shape)
+        if view.retokenizes:
+            view_rollout = self._retokenized(token_logits_of(policy, view.name), overrides)
+            has_view_BT = has_view_BT & view_rollout.mask_BT
+        else:
+            view_rollout = override_prompts(policy, rollout, overrides)
+        return ViewRows(view=view, policy=policy, rollout=view_rollout, has_view_BT=has_view_BT)
+
+    def _retokenized(self, policy: SupportsTokenLogits, prompts: Sequence[Prompt]) -> Rollout:
+        """The rows in the tokens of another policy, each part of a joined rollout separately."""
+        rollout, trained = self._rollout, self._policy
+        assert isinstance(trained, SupportsTextOffsets)
+        if not isinstance(rollout.trace, RolloutParts):
+            offsets_B = [trained.text_offsets(sample) for sample in rollout.samples]
+            return policy.retokenize(rollout, prompts, offsets_B)
+        parts, mask_BT, start = [], torch.zeros(rollout.shape, dtype=torch.bool), 0
+        for part in rollout.trace.rollouts:
+            end = start + len(part.samples)
+            offsets_B = [trained.text_offsets(sample) for sample in part.samples]
+            parts.append(policy.retokenize(part, prompts[start:end], offsets_B))
+            mask_BT[start:end, : part.shape[1]] = parts[-1].mask_BT
+            start = end
+        return replace(rollout, trace=RolloutParts(parts), mask_BT=mask_BT)
 
     def _view_prompts(self, view: View) -> list[Prompt | None]:
         """The prompt of each row; rows of a group with the same prompt have the same object."""
@@ -253,7 +272,7 @@ def evaluate_views(rollout: Rollout, values: Collection[Value], views: Mapping[s
             f"({', '.join(sorted(OF_DISTRIBUTION))}), and no {', '.join(wrong)}"
         )
     values_of_views = {
-        mask_of_view(name): _view_mask(views[name], rollout) for name in {str(value.view) for value in of_views}
+        mask_of_view(name): views[name].has_view_BT.float() for name in {str(value.view) for value in of_views}
     }
     num_forwards = 0
     for name in sorted({str(value.view) for value in requested}):
@@ -272,7 +291,7 @@ def evaluate_views(rollout: Rollout, values: Collection[Value], views: Mapping[s
 def _evaluate_view(view_rows: ViewRows, mask_BT: Tensor, further: Sequence[Value]) -> ViewValues:
     policy_value = {value: replace(value, view=None) for value in further}
     computed = {value: torch.zeros(mask_BT.shape) for value in (of_view(view_rows.view.name), *further)}
-    read_BT, num_forwards = mask_BT & view_rows.has_view_B[:, None], 0
+    read_BT, num_forwards = mask_BT & view_rows.has_view_BT, 0
     with view_rows.view.using():
         for evaluation in evaluations(view_rows.policy, view_rows.rollout.keep(read_BT), tuple(policy_value.values())):
             part_mask_BT = cells(read_BT, evaluation)
@@ -282,14 +301,7 @@ def _evaluate_view(view_rows: ViewRows, mask_BT: Tensor, further: Sequence[Value
                 )
                 computed_BT[index_of(evaluation)] = part_value_BT.float().cpu().where(part_mask_BT, 0.0)
             num_forwards += evaluation.num_forwards
-    return ViewValues(
-        {**computed, mask_of_view(view_rows.view.name): _view_mask(view_rows, view_rows.rollout)}, num_forwards
-    )
-
-
-def _view_mask(view_rows: ViewRows, rollout: Rollout) -> Tensor:
-    """(B, T), 1 in rows that have the view."""
-    return view_rows.has_view_B[:, None].float().expand(rollout.shape)
+    return ViewValues({**computed, mask_of_view(view_rows.view.name): view_rows.has_view_BT.float()}, num_forwards)
 
 
 def override_prompts(policy: SupportsPromptOverride | Critic, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:

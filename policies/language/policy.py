@@ -57,6 +57,7 @@ from .length_buckets import FORWARD_TOKENS, LOADING_FORWARD_TOKENS
 from .parity_check import TOLERANCES, ParityCase, VerifiedRows, require_plain_agreement
 from .path_selection import PathSelector, path_candidates
 from .plain_path import PlainPath
+from .retokenized import RetokenizedTrace, retokenized_logits
 from .settings import LanguageSettings
 from .sharded import is_sharded_gradient, shard_decoder
 from .text_offsets import token_text_offsets
@@ -367,10 +368,20 @@ class LanguagePolicy(
     @torch.no_grad()
     def token_logits(self, rollout: Rollout, rows: Sequence[int], mask_NT: Tensor) -> LogitsPart:
         """The logits before temperature and truncation, from the states of the decisions, which are held."""
-        trace: TextTrace = rollout.trace
+        retokenized: Any = rollout.trace
+        is_retokenized = isinstance(retokenized, RetokenizedTrace)
+        trace: TextTrace = retokenized.trace if is_retokenized else retokenized
         path = self._path_for([trace.prompts[owner] for owner in sorted({trace.prompt_of_B[row] for row in rows})])
+        if is_retokenized:
+            return retokenized_logits(path, retokenized, rows, mask_NT)
         states_MD = decision_states(path, trace, rows, mask_NT)
         return lambda start, stop: path.logits(states_MD[start:stop])
+
+    def retokenize(
+        self, rollout: Rollout, prompts: Sequence[Prompt], text_offsets_B: Sequence[Sequence[int]]
+    ) -> Rollout:
+        """The texts in this policy's tokens, without their ends, under prompts that its processor encodes."""
+        return self._rollouts.retokenize(rollout, prompts, text_offsets_B)
 
     def _row_logits(self, value: Value, rollout: Rollout) -> Callable[[Sequence[int], Tensor], LogitsPart]:
         """The logits of a view of the rollout, or of named weights. Raises ConfigError for others."""
@@ -405,6 +416,11 @@ class LanguagePolicy(
 
     def _batches(self, rollout: Rollout, rows: Sequence[int] | Tensor | None) -> Iterator[tuple[list[int], Tensor]]:
         """Batches of rows, with the mask of their decisions up to the last unmasked one."""
+        if isinstance(rollout.trace, RetokenizedTrace):
+            raise ConfigError(
+                "texts in the tokens of another tokenizer have no log-probabilities of the sampled tokens: use of this "
+                "view the term sorted_distance alone, or a policy with the tokenizer of the trained one"
+            )
         requested = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
         trained_rows = [row for row in requested if bool(rollout.mask_BT[row].any())]
         trace: TextTrace = rollout.trace

@@ -35,12 +35,15 @@ from .environment_pool import EnvironmentPool
 from .forward_paths import ForwardPath
 from .guarded_environment import GuardedEnvironment
 from .plain_path import PlainPath
+from .retokenized import RetokenizedTrace, common_starts
 from .row_generation import GenerationParams, RowRequest, RowStart
 from .settings import LanguageSettings
+from .text_offsets import token_text_offsets
 from .text_trace import TextTrace, build_rollout, with_completion
 from .token_generation import generate_rows, initial_completion
 from .token_scoring import with_supports
 
+NO_TEXTS = "a language policy scores text rollouts only, and this rollout is of another kind of policy"
 STORED_VALUES = (ENTROPY, SEMANTIC_ENTROPY)
 """Values of the decisions that are stored at sampling, if the plan requests them."""
 
@@ -318,12 +321,38 @@ class TextRollouts:
         """``SupportsPromptOverride.override_prompts``: the same tokens, under their sampling distribution."""
         trace = rollout.trace
         if not isinstance(trace, TextTrace):
-            raise ConfigError(
-                "a language policy scores text rollouts only, and this rollout is of another kind of policy"
-            )
+            raise ConfigError(NO_TEXTS)
         self._require_tokens(rollout)
         encoded = [self._overridden(rollout, trace, row, prompt) for row, prompt in enumerate(prompts)]
         return replace(rollout, trace=TextTrace.of(encoded, rollout.prompt_index_B.tolist(), trace.completions))
+
+    def retokenize(
+        self, rollout: Rollout, prompts: Sequence[Prompt], text_offsets_B: Sequence[Sequence[int]]
+    ) -> Rollout:
+        """``SupportsTokenLogits.retokenize``: tokens of texts without an end token."""
+        if not isinstance(rollout.trace, TextTrace):
+            raise ConfigError(NO_TEXTS)
+        if any(completion.turns for completion in rollout.trace.completions):
+            raise ConfigError(
+                "a conversation has the tokens of its environment's turns: a view with another tokenizer does not "
+                "support them; leave the view out, or rollout.environment"
+            )
+        completions, index_BT = [], torch.full(rollout.shape, -1)
+        for row, (sample, offsets_T) in enumerate(zip(rollout.samples, text_offsets_B, strict=True)):
+            token_U = self.encoder.encode_text(sample.text or "")
+            completions.append(Completion.forced(token_U, self.sampling, finished=False))
+            other_offsets = token_text_offsets(
+                self.encoder.tokenizer, token_U.tolist(), sample.text or "", decode=self.encoder.text
+            )
+            index_T = common_starts(offsets_T, other_offsets, len(sample.text or ""))
+            index_BT[row, : len(index_T)] = torch.tensor(index_T)
+        encoded = {id(prompt): self.encoder(prompt) for prompt in {id(prompt): prompt for prompt in prompts}.values()}
+        row_prompts = [encoded[id(prompt)] for prompt in prompts]
+        for prompt, completion in zip(row_prompts, completions, strict=True):
+            self.encoder.require_room(prompt, len(completion.token_T))
+        trace = TextTrace.of(row_prompts, rollout.prompt_index_B.tolist(), completions)
+        mask_BT = rollout.mask_BT & (index_BT >= 0)
+        return replace(rollout, trace=RetokenizedTrace(trace, index_BT), mask_BT=mask_BT)
 
     def _overridden(self, rollout: Rollout, trace: TextTrace, row: int, prompt: Prompt) -> EncodedPrompt:
         """A row's prompt in the form of this model; a conversation keeps that with the turns of its environment."""

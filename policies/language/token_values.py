@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.divergences import generalized_jsd
+from mmgrpo.maths.divergences import generalized_jsd, sorted_distance
 from mmgrpo.maths.internals import (
     effective_rank,
     gradient_curvature,
@@ -70,11 +70,16 @@ def token_value(value: Value, state_mD: Tensor, logits_mV: Tensor, token_m: Tens
 def pair_value(
     value: Value, other: LogitsPart, sampling: SamplingDistribution, logits_mV: Tensor, start: int
 ) -> Tensor:
-    """A value of the distribution and of a view's, under the sampling settings of the former, over the tokens of both.
+    """A value of the distribution and of a view's, under the sampling settings of the former.
+
+    A divergence is over the tokens of both; a distance of sorted probabilities knows no tokens.
 
     Shapes: tempered logits (m, V) -> (m,).
     """
     other_mV = other(start, start + len(logits_mV)).to(logits_mV.device)
+    if value.name == "sorted_distance":  # of tokens that may be others
+        other_mV = replace(sampling, suppressed=sampling.suppressed[:0]).tempered(other_mV)
+        return sorted_distance(logits_mV, other_mV)
     V = min(logits_mV.shape[-1], other_mV.shape[-1])
     suppressed = sampling.suppressed[sampling.suppressed < V]
     other_mV = replace(sampling, suppressed=suppressed).tempered(other_mV[:, :V])

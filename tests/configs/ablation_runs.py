@@ -191,6 +191,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "on-policy-distillation": {"objective.views": {"teacher": TEACHER}, "rollout.group_size": 1},
     "g-opd": {"objective.views": {"teacher": TEACHER}, "rollout.group_size": 1},
     "gkd": {"objective.views": {"teacher": TEACHER}, "rollout.group_size": 1},
+    "uld": {"objective.views": {"teacher": TEACHER}, "rollout.group_size": 1},
     "rto": {"objective.views": {"preferred": TEACHER}},
 }
 

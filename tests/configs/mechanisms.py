@@ -81,7 +81,7 @@ PARTING_ONCE: dict[str, dict[str, Any]] = {
 
 VIEWS = [
     "papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group", "vogue", "rto", "prl",
-    "cgpo", "gkd", "opsd", "sdft",
+    "cgpo", "gkd", "opsd", "sdft", "uld",
 ]  # fmt: skip
 """Trained with views, in ``tests/training/test_view_runs.py``."""
 
