@@ -37,7 +37,7 @@ class CompletionTurn:
     content: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Completion:
     """The tokens of one row after its prompt.
 

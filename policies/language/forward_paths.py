@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +15,7 @@ from ..token_buffer import TokenBuffer
 from . import token_trees
 from .encoding import EncodedPrompt
 from .length_buckets import FORWARD_TOKENS, length_buckets, stacked
+from .router_replay import RouterReplay
 from .slot_decoding import decode_in_slots
 from .slots import left_aligned
 from .text_trace import TextTrace
@@ -92,6 +94,7 @@ class CachedPath(ForwardPath):
         compiled: whether to decode over a static cache with a compiled forward.
         fill: value of the prompts' per-token tensors at tokens of a completion, for rows that run in full.
         forward_tokens: tokens of padding that are as bad as another forward, now.
+        routes: the experts of rows, with ``policy.router_replay``, for paths that run rows in full.
     """
 
     transformer: Transformer
@@ -102,6 +105,7 @@ class CachedPath(ForwardPath):
     compiled: bool = False
     fill: int = 0
     forward_tokens: Callable[[], int] = lambda: FORWARD_TOKENS
+    routes: RouterReplay | None = None
 
     def __str__(self) -> str:
         reading = "prompts once per group" if self.shared else "prompts once per row"
@@ -148,22 +152,28 @@ class CachedPath(ForwardPath):
         """Last hidden states."""
         owners = [trace.prompt_of_B[row] for row in rows]
         if not self.shared or any(trace.prompts[owner].media_turns for owner in owners):
-            return self._full_states([trace.prompts[owner] for owner in owners], tokens)
+            return self._full_states(trace, rows, tokens)
         unique = sorted(set(owners))
         prefix = self.transformer.prefill([trace.prompts[owner] for owner in unique], max_tokens=self.max_tokens)
         forks = [trace.completions[row].num_inherited for row in rows]
         trees = _trees(unique, owners, tokens, forks)
         return token_trees.tree_states(self.transformer, prefix, trees, tokens, forward_tokens=self.forward_tokens())
 
-    def _full_states(self, prompts: Sequence[EncodedPrompt], tokens: Sequence[Tensor]) -> Tensor:
+    def _full_states(self, trace: TextTrace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
         """Last hidden states of rows that run in full, those of similar lengths together."""
-        rows: dict[int, Tensor] = {}
+        states: dict[int, Tensor] = {}
+        prompts = [trace.prompts[trace.prompt_of_B[row]] for row in rows]
         lengths = [prompt.length + len(token_T) for prompt, token_T in zip(prompts, tokens, strict=True)]
-        for bucket in length_buckets(lengths, self.forward_tokens()):
+        buckets = length_buckets(lengths, self.forward_tokens())
+        if self.routes is not None:  # layers that a backward recomputes have the experts of the last forward
+            buckets = [list(range(len(rows)))]
+        for bucket in buckets:
             parts = [prompts[n] for n in bucket], [tokens[n] for n in bucket]
-            states_nTD = self.transformer.full_states(*parts, fill=self.fill)
-            rows |= {n: states_TD[: len(tokens[n])] for n, states_TD in zip(bucket, states_nTD.unbind(), strict=True)}
-        return stacked([rows[n] for n in range(len(tokens))])
+            completions = [trace.completions[rows[n]] for n in bucket]
+            with nullcontext() if self.routes is None else self.routes.rows(completions, [lengths[n] for n in bucket]):
+                states_nTD = self.transformer.full_states(*parts, fill=self.fill)
+            states |= {n: states_TD[: len(tokens[n])] for n, states_TD in zip(bucket, states_nTD.unbind(), strict=True)}
+        return stacked([states[n] for n in range(len(tokens))])
 
     def logits(self, states: Tensor) -> Tensor:
         """The logits of the model's own head."""
@@ -171,4 +181,4 @@ class CachedPath(ForwardPath):
 
     def with_model(self, model: PreTrainedModel) -> CachedPath:
         """The same path with a ``Transformer`` of the other model."""
-        return replace(self, transformer=Transformer(model, autocast=self.transformer.autocast))
+        return replace(self, transformer=Transformer(model, autocast=self.transformer.autocast), routes=None)

@@ -16,6 +16,7 @@ from .encoding import EncodedPrompt
 from .forward_paths import CachedPath
 from .parity_check import ParityCase, RowKind, Tolerance, error_summary, first_exact_path, row_kind
 from .plain_path import PlainPath
+from .router_replay import RouterReplay
 from .settings import LanguageSettings
 from .transformer import Transformer
 
@@ -148,6 +149,8 @@ def path_candidates(
         batches = CachedPath(
             transformer=transformer, shared=False, compiled=settings.compile, forward_tokens=forward_tokens, **limits
         )
+        if settings.router_replay:
+            batches = replace(batches, routes=RouterReplay(model))
         in_slots = transformer.takes_slots and not settings.compile
         per_row = [replace(batches, slots=True), batches] if in_slots else [batches]
     per_group = [replace(path, shared=True) for path in per_row] if _may_share(model, settings, transformer) else []
@@ -155,7 +158,7 @@ def path_candidates(
 
 
 def _may_share(model: PreTrainedModel, settings: LanguageSettings, transformer: Transformer | None) -> bool:
-    wanted = settings.share_prefix
+    wanted = False if settings.router_replay else settings.share_prefix
     can = transformer is not None and transformer.shares_prefix
     if wanted and not can:
         raise ConfigError(

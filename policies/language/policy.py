@@ -264,7 +264,7 @@ class LanguagePolicy(
             return self._engine_rollout(self._engine, prompts, group_size=group_size, seed=seed, plan=plan)
         rollout = self._rollouts.generate(prompts, group_size=group_size, seed=seed, plan=plan)
         self._verify(rollout)
-        if not self.settings.rescore or plan.deterministic:
+        if not (self.settings.rescore or self.settings.router_replay) or plan.deterministic:
             return rollout
         again = tuple(value for value in rollout.values if value.name in LOGIT_VALUES)
         return replace(rescore(self, rollout, values=again), num_forwards=2 * rollout.num_forwards)
@@ -511,7 +511,11 @@ class LanguagePolicy(
         model_copy: Any = self.weights.active_copies.get("model")
         if model_copy is not None and self._frozen.get(id(model_copy), (None, None))[0] is not path:
             self._frozen[id(model_copy)] = (path, path.with_model(model_copy))
-        return path if model_copy is None else self._frozen[id(model_copy)][1]
+        if model_copy is not None:
+            return self._frozen[id(model_copy)][1]
+        if self.weights.is_current or not isinstance(path, CachedPath):
+            return path
+        return replace(path, routes=None)  # other weights choose their experts
 
     def _checkpointing(self) -> AbstractContextManager[None]:
         return checkpointing(self.model, self.settings.gradient_checkpointing)
@@ -540,7 +544,10 @@ class LanguagePolicy(
             PathSelector(
                 paths, candidates.plain, trial, self._tolerance, within=self.weights.current, against=candidates.against
             )
-            for paths in ([*candidates.per_group, *candidates.per_row], candidates.per_row)
+            for paths in (
+                [*candidates.per_group, *candidates.per_row],
+                [replace(path, routes=None) for path in candidates.per_row],
+            )
         )
         return rollout_selector, warmup_selector
 

@@ -23,6 +23,7 @@ class LanguageSettings(BaseModel):
     resumable: ClassVar[tuple[str, ...]] = (
         "attention", "system", "template", "video", "max_new_tokens", "temperature", "top_k", "top_p", "min_p",
         "temperature_schedule", "suppress", "segment_end", "share_prefix", "gradient_checkpointing", "rescore",
+        "router_replay",
         "rollout_batch", "compile", "update_tokens", "head_bytes", "memo_bytes", "offload",
     )  # fmt: skip
     """Settings that may differ in a resumed run."""
@@ -121,6 +122,11 @@ class LanguageSettings(BaseModel):
         description="take the rollout's log-probabilities from an update's forward, at the cost of one more forward: "
         "decoding rounds differently, which bfloat16 makes visible in the ratio",
     )
+    router_replay: bool = Field(
+        default=False,
+        description="of a mixture of experts: rescore, and let updates use the experts that each token had then, so that "
+        "ratios do not jump where the router changes its choice; every row then runs in full in updates",
+    )
     rollout_batch: int = Field(
         default=64, ge=1, description="rows that are decoded at a time; a finished row leaves its slot to the next one"
     )
@@ -153,6 +159,8 @@ class LanguageSettings(BaseModel):
                 "offload: needs policy.lora, since trained weights stay, and policy.gradient_checkpointing: true, "
                 "since the backward would hold the weights of all layers"
             )
+        if self.router_replay and (self.compile or self.share_prefix):
+            raise ValueError("router_replay: remove policy.compile and policy.share_prefix")
         if self.offload and self.compile:
             raise ValueError("offload: a compiled model does not run accelerate's hooks: remove policy.compile")
         return self
@@ -195,6 +203,8 @@ class LanguageSettings(BaseModel):
         ]
 
     def _update_reading(self) -> str:
+        if self.router_replay:
+            return "once per row: router_replay is true"
         if self.share_prefix is False:
             return "once per row: share_prefix is false"
         return "once per group too, where the model's cache is of keys and values alone; else once per row"

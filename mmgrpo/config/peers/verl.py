@@ -43,6 +43,7 @@ PEER = Peer(
         "actor_rollout_ref.actor.use_kl_loss": "objective.kl.beta",
         "actor_rollout_ref.actor.kl_loss_coef": "objective.kl.beta",
         "actor_rollout_ref.actor.kl_loss_type": "objective.kl.divergence: k3 for low_var_kl",
+        "actor_rollout_ref.actor.router_replay.mode": "policy.router_replay: true, which replays as R2 does",
         "actor_rollout_ref.rollout.n": "rollout.group_size",
         "actor_rollout_ref.rollout.temperature": "policy.temperature",
         "actor_rollout_ref.rollout.top_p": "policy.top_p",
