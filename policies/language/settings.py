@@ -124,8 +124,8 @@ class LanguageSettings(BaseModel):
     )
     router_replay: bool = Field(
         default=False,
-        description="of a mixture of experts: rescore, and let updates use the experts that each token had then, so that "
-        "ratios do not jump where the router changes its choice; every row then runs in full in updates",
+        description="of a mixture of experts: rescore, and let updates use the experts that each token had then, so "
+        "that ratios do not jump where the router changes its choice; every row then runs in full in updates",
     )
     rollout_batch: int = Field(
         default=64, ge=1, description="rows that are decoded at a time; a finished row leaves its slot to the next one"
