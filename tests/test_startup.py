@@ -24,6 +24,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("policies",): "A causal language model",
     ("rewards",): "brightness",
     ("init", "--help"): "Write a first run to edit: a configuration, a reward, prompts",
+    ("init", "--from", "trl", "script.yaml"): "mmgrpo explain run.yaml",
     ("explain", "quickstart/digits-image"): "10 prompts x 16 members = 160 samples a step",
     ("explain", "quickstart/digits-vlm"): "temperature = 1",
     ("explain", "quickstart/arithmetic-text"): "clipped: l = max(-A r, -A clip(r, 1 - low, 1 + high))",
@@ -59,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the output of each command, and the modules that were imported at its end."""
     folder = tmp_path_factory.mktemp("commands")
     (folder / "run").mkdir()
+    (folder / "script.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: openai/gsm8k\n")
     call = [sys.executable, "-c", RUN_COMMANDS, json.dumps(list(COMMANDS))]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)

@@ -118,7 +118,8 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
         else:
             of_peer = peer_value_suggestion(where if model is RunConfig else f"policy.{where}", problem["input"])
             fix = "" if of_peer is None else f"; {of_peer}"
-            lines.append(f"{where or 'configuration'}: {_plain_message(problem, where)}{fix}")
+            label = where or ("configuration" if model is RunConfig else "")
+            lines.append(f"{label}{': ' if label else ''}{_plain_message(problem, where)}{fix}")
     more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []
     return "; ".join([*lines, *more])
 

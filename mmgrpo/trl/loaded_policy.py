@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftConfig
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
-from transformers import AutoConfig, AutoProcessor, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, AutoProcessor, PreTrainedModel
 
 from mmgrpo.config.registry import policy_class
 from mmgrpo.errors import ConfigError
@@ -89,26 +89,6 @@ def lora_settings(peft_config: PeftConfig, model_type: str) -> dict[str, Any]:
         "init": INITIAL[peft_config.init_lora_weights],
         "dora": peft_config.use_dora,
     }
-
-
-def quantization_settings(quantization: Any) -> dict[str, Any]:
-    """The section ``policy.quantization_config`` of a configuration of transformers.
-
-    Args:
-        quantization: a ``BitsAndBytesConfig``, or the arguments of any configuration of transformers.
-
-    Returns:
-        The arguments, those of an object without defaults.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if isinstance(quantization, BitsAndBytesConfig):
-        return {name: value for name, value in quantization.to_diff_dict().items() if not name.startswith("_")}
-    if not isinstance(quantization, Mapping):
-        kind = type(quantization).__name__
-        raise ConfigError(f"quantization_config must be a BitsAndBytesConfig or a mapping of arguments, got {kind}")
-    return dict(quantization)
 
 
 def model_config(model: str | PreTrainedModel) -> Any:

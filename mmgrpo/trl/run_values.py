@@ -9,7 +9,6 @@ from typing import Any, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.trl.arguments import ADAMW, ARGUMENTS, CLIPPED, GRPOConfig, Key
-from mmgrpo.trl.loaded_policy import quantization_settings
 
 TOKEN_MEANS = ("bnpo", "cispo", "dapo", "vespo")
 LR_SCHEDULERS = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
@@ -258,6 +257,26 @@ def _loading(args: GRPOConfig) -> dict[str, Any]:
     values = {key: loading[name] for name, key in keys.items() if name in loading}
     values |= {} if quantization is None else {"policy.quantization_config": quantization_settings(quantization)}
     return values | ({} if dtype == "float32" else {"policy.dtype": dtype})
+
+
+def quantization_settings(quantization: Any) -> dict[str, Any]:
+    """The section ``policy.quantization_config`` of a configuration of transformers.
+
+    Args:
+        quantization: a ``BitsAndBytesConfig``, or the arguments of any configuration of transformers.
+
+    Returns:
+        The arguments, those of an object without defaults.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if type(quantization).__name__ == "BitsAndBytesConfig":  # transformers takes seconds to import
+        return {name: value for name, value in quantization.to_diff_dict().items() if not name.startswith("_")}
+    if not isinstance(quantization, Mapping):
+        kind = type(quantization).__name__
+        raise ConfigError(f"quantization_config must be a BitsAndBytesConfig or a mapping of arguments, got {kind}")
+    return dict(quantization)
 
 
 def _advantage(args: GRPOConfig) -> dict[str, Any]:

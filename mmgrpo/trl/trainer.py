@@ -29,9 +29,16 @@ from mmgrpo.training.build import build_rewards, exchange_plan
 from mmgrpo.training.evaluation import EvaluationResult, HeldOut, evaluate
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.trl.arguments import GRPOConfig
-from mmgrpo.trl.loaded_policy import lora_settings, model_config, policy_of_model, quantization_settings
+from mmgrpo.trl.loaded_policy import lora_settings, model_config, policy_of_model
 from mmgrpo.trl.log_history import evaluation_means, log_history
-from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, log_interval, run_values
+from mmgrpo.trl.run_values import (
+    TrainingData,
+    differences,
+    evaluation_values,
+    log_interval,
+    quantization_settings,
+    run_values,
+)
 from mmgrpo.trl.script_arguments import REPLACEMENTS
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from mmgrpo.values import sorted_distance as distance_value
 def sorted_distance(decisions: Decisions, *, view: str) -> Loss:
     """The mean distance of the sorted probabilities of all tokens from those of a teacher, with its full gradient.
 
-    L = sum v sum_i |p_(i) - q_(i)|, p_(i) the i-th largest probability of the policy, q of the teacher; over the
-    decisions at which tokens of both tokenizers begin, so that both distributions follow the same text.
+    L = sum v sum_i |p_(i) - q_(i)|, of the i-th largest probabilities of the policy and of the teacher.
+    The decisions are those at which tokens of both tokenizers begin, so that both distributions follow the same text.
     Both have the policy's temperature. A view whose only value this is may have another tokenizer.
 
     Units: probability, 0 to 2.
