@@ -107,7 +107,7 @@ def full_graph(
     ratio_BT = (now_BT - rollout.old_logprob_BT).exp()
     advantage_BT = ADVANTAGE_B[:, None].expand(rollout.shape)
     surrogate_BT = -torch.minimum(ratio_BT * advantage_BT, ratio_BT.clamp(0.8, 1.2) * advantage_BT)
-    keep_BT = mask_BT & view_rows.has_view_B[:, None]
+    keep_BT = mask_BT & view_rows.has_view_BT
     k3_BT = torch.exp(other_BT - now_BT) - (other_BT - now_BT) - 1
     teacher_BT = (now_BT - other_BT).detach() * now_BT
     further_BT = perception * k3_BT - entropy * other_BT + distillation * teacher_BT

@@ -109,8 +109,8 @@ def test_requested_values_change_no_log_probability_and_match_in_a_view() -> Non
     first_BT = rollout.mask_BT & (measured.values[RANK] == 0)
     assert first_BT.any()
     torch.testing.assert_close(likeliest_BT[first_BT], rollout.old_logprob_BT[first_BT], atol=1e-5, rtol=0)
-    every_B = torch.ones(len(rollout.samples), dtype=torch.bool)
-    views = {"before": ViewRows(view=View(name="before"), policy=policy, rollout=rollout, has_view_B=every_B)}
+    every_BT = torch.ones(rollout.shape).bool()
+    views = {"before": ViewRows(view=View(name="before"), policy=policy, rollout=rollout, has_view_BT=every_BT)}
     in_view = replace(LOGPROB_MEAN, view="before")
     looked = with_values(policy, rollout, (in_view,), views)
     torch.testing.assert_close(looked.values[in_view], measured.values[LOGPROB_MEAN], atol=1e-6, rtol=0)
