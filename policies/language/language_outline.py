@@ -60,7 +60,7 @@ def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_si
     if settings.gradient_checkpointing:
         require_checkpointing(model)
     length = settings.max_new_tokens
-    shared = settings.share_prefix is not False
+    shared = settings.shares_prefix is not False
     rows = min(_slice_rows(settings, prompt_tokens, group_size, shared=shared), num_rows)
     written = min(settings.rollout_batch, num_rows)
     calls = _Calls(model, settings, prompt_tokens)

@@ -158,7 +158,7 @@ def path_candidates(
 
 
 def _may_share(model: PreTrainedModel, settings: LanguageSettings, transformer: Transformer | None) -> bool:
-    wanted = False if settings.router_replay else settings.share_prefix
+    wanted = settings.shares_prefix
     can = transformer is not None and transformer.shares_prefix
     if wanted and not can:
         raise ConfigError(

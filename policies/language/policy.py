@@ -493,6 +493,8 @@ class LanguagePolicy(
         for value in values:
             if value.name in STATE_VALUES:
                 self._require_states(str(value))
+        if self.settings.router_replay:
+            self._require_states("policy.router_replay")
         with self._checkpointing():
             logprob_M, values_M = score_rows(
                 self._active_path(self.path),

@@ -151,6 +151,11 @@ class LanguageSettings(BaseModel):
         "the features of media from encoders that are not trained, on the device; the oldest are dropped first",
     )
 
+    @property
+    def shares_prefix(self) -> bool | None:
+        """``share_prefix``, or False where every row has to run in full."""
+        return False if self.router_replay else self.share_prefix
+
     @model_validator(mode="after")
     def _require_adapters(self) -> LanguageSettings:
         require_adapters(self.quantization_config, self.lora)

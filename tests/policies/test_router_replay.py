@@ -25,6 +25,7 @@ from transformers import (
 
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
+from mmgrpo.explain.process_scale import plan_processes
 from mmgrpo.scoring import NamedReward
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Rollout
@@ -208,3 +209,26 @@ def test_models_without_experts_and_other_paths_are_errors() -> None:
     for settings in ({"compile": True}, {"share_prefix": True}):
         with pytest.raises(ValidationError, match=r"remove policy\.compile and policy\.share_prefix"):
             policy_of("llama", router_replay=True, **settings)
+
+
+def test_the_plain_path_is_an_error() -> None:
+    """It has no rows whose experts could be replayed."""
+    policy = moe_policy("qwen3_moe")
+    policy._selector._candidates = []
+    with pytest.raises(ConfigError, match=r"policy\.router_replay: Qwen3MoeForCausalLM needs the plain path"):
+        policy.rollout(PROMPTS, group_size=2, seed=0)
+
+
+def test_rows_run_in_full_in_predictions(tmp_path: Path) -> None:
+    """As with share_prefix: false."""
+    model, tokenizer = moe_policy("qwen3_moe").model, make("llama")[1]
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    plans = [
+        plan_processes(
+            validated({"policy": {"name": "language", "model": str(tmp_path), "max_new_tokens": 8, **settings}}),
+            prompt_tokens=32,
+        ).passes.update
+        for settings in ({"router_replay": True}, {"share_prefix": False}, {})
+    ]
+    assert plans[0] == plans[1] != plans[2]
