@@ -97,7 +97,7 @@ def sorted_distance(logits_mV: Tensor, other_mU: Tensor) -> Tensor:
     D = sum_i |p_(i) - q_(i)|, p_(i) the i-th largest probability; the shorter one is padded with 0.
 
     Shapes: logits (m, V), (m, U) -> (m,).   Units: probability, 0 to 2.
-    Source: ULD, arXiv:2402.12030, eq. 5: the Wasserstein distance with equal costs.
+    Source: ULD, arXiv:2402.12030, the Wasserstein distance with equal costs, and TRL's ``ULDLoss``.
     """
     sorted_mV, sorted_mU = (x.softmax(-1).sort(-1, descending=True).values for x in (logits_mV, other_mU))
     V, U = sorted_mV.shape[-1], sorted_mU.shape[-1]
