@@ -46,6 +46,8 @@ OF_DISTRIBUTION = frozenset(("entropy", "logprob_mean", "rank", "nucleus_entropy
 """Names of values of the full distribution that a decision is sampled from."""
 OF_TWO_DISTRIBUTIONS = frozenset(("generalized_jsd", "sorted_distance"))
 """Names of values of the full distribution together with that of a view; with grad, and computed in the same pass."""
+ACROSS_TOKENIZERS = frozenset(("sorted_distance",))
+"""Names of those whose view may have another tokenizer."""
 OF_STATE = frozenset(("entropy", "logprob_mean", "nucleus_entropy", "top_logprob", "semantic_entropy"))
 """Names of values that depend on the state of a decision only, not on the sampled action."""
 GRADIENT_SQUARE = Value("gradient_square")

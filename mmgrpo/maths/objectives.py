@@ -41,7 +41,7 @@ from mmgrpo.maths.terms import (
     from_sources,
     weighted,
 )
-from mmgrpo.values import DRIFT, ENTROPY, OF_TWO_DISTRIBUTIONS, Value, from_reference
+from mmgrpo.values import ACROSS_TOKENIZERS, DRIFT, ENTROPY, OF_TWO_DISTRIBUTIONS, Value, from_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,9 +201,9 @@ class Objective:
 
     @property
     def retokenized_views(self) -> frozenset[str]:
-        """The views that read texts alone, and so may have another tokenizer."""
+        """The views that may have another tokenizer, by all values that are read of them."""
         values = self.values | self.first_values
-        by_token = {value.view for value in values if value.name != "sorted_distance"}
+        by_token = {value.view for value in values if value.name not in ACROSS_TOKENIZERS}
         return frozenset(str(value.view) for value in values if value.view not in by_token)
 
     @property

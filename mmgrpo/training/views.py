@@ -12,6 +12,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmgrpo.data.history import History, PromptTemplate
 from mmgrpo.errors import ConfigError
@@ -169,27 +170,11 @@ class Views(Mapping[str, ViewRows]):
         ]
         has_view_BT = torch.tensor([prompt is not None for prompt in prompts])[:, None].expand(rollout.shape)
         if view.retokenizes:
-            view_rollout = self._retokenized(token_logits_of(policy, view.name), overrides)
+            view_rollout = retokenize(token_logits_of(policy, view.name), self._policy, rollout, overrides)
             has_view_BT = has_view_BT & view_rollout.mask_BT
         else:
             view_rollout = override_prompts(policy, rollout, overrides)
         return ViewRows(view=view, policy=policy, rollout=view_rollout, has_view_BT=has_view_BT)
-
-    def _retokenized(self, policy: SupportsTokenLogits, prompts: Sequence[Prompt]) -> Rollout:
-        """The rows in the tokens of another policy, each part of a joined rollout separately."""
-        rollout, trained = self._rollout, self._policy
-        assert isinstance(trained, SupportsTextOffsets)
-        if not isinstance(rollout.trace, RolloutParts):
-            offsets_B = [trained.text_offsets(sample) for sample in rollout.samples]
-            return policy.retokenize(rollout, prompts, offsets_B)
-        parts, mask_BT, start = [], torch.zeros(rollout.shape, dtype=torch.bool), 0
-        for part in rollout.trace.rollouts:
-            end = start + len(part.samples)
-            offsets_B = [trained.text_offsets(sample) for sample in part.samples]
-            parts.append(policy.retokenize(part, prompts[start:end], offsets_B))
-            mask_BT[start:end, : part.shape[1]] = parts[-1].mask_BT
-            start = end
-        return replace(rollout, trace=RolloutParts(parts), mask_BT=mask_BT)
 
     def _view_prompts(self, view: View) -> list[Prompt | None]:
         """The prompt of each row; rows of a group with the same prompt have the same object."""
@@ -308,11 +293,32 @@ def override_prompts(policy: SupportsPromptOverride | Critic, rollout: Rollout, 
     """``SupportsPromptOverride.override_prompts`` of every part of a rollout that was joined."""
     if not isinstance(rollout.trace, RolloutParts):
         return policy.override_prompts(rollout, prompts)
-    parts, start = [], 0
-    for part in rollout.trace.rollouts:
-        parts.append(override_prompts(policy, part, prompts[start : start + len(part.samples)]))
-        start += len(part.samples)
+    parts = [override_prompts(policy, *part) for part in _parts_with_prompts(rollout.trace, prompts)]
     return replace(rollout, trace=RolloutParts(parts))
+
+
+def retokenize(policy: SupportsTokenLogits, trained: Policy, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+    """``SupportsTokenLogits.retokenize`` of every part of a rollout of the trained policy.
+
+    Raises ConfigError if the trained policy does not state which decisions wrote which characters.
+    """
+    if not isinstance(trained, SupportsTextOffsets):
+        raise ConfigError(
+            f"{type(trained).__name__} does not state which decisions wrote which characters "
+            "(mmgrpo.policy.SupportsTextOffsets), which a view with another tokenizer needs: leave the view out"
+        )
+    if not isinstance(rollout.trace, RolloutParts):
+        return policy.retokenize(rollout, prompts, [trained.text_offsets(sample) for sample in rollout.samples])
+    parts = [retokenize(policy, trained, *part) for part in _parts_with_prompts(rollout.trace, prompts)]
+    mask_BT = torch.cat([pad(part.mask_BT, (0, rollout.shape[1] - part.shape[1])) for part in parts])
+    return replace(rollout, trace=RolloutParts(parts), mask_BT=mask_BT)
+
+
+def _parts_with_prompts(trace: RolloutParts, prompts: Sequence[Prompt]) -> Iterator[tuple[Rollout, Sequence[Prompt]]]:
+    start = 0
+    for part in trace.rollouts:
+        yield part, prompts[start : start + len(part.samples)]
+        start += len(part.samples)
 
 
 def _content(prompt: Prompt) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from mmgrpo.maths.internals import (
     rank_velocity,
 )
 from mmgrpo.types import LogitsPart
-from mmgrpo.values import PEERS, Value
+from mmgrpo.values import ACROSS_TOKENIZERS, PEERS, Value
 
 from ..distribution import LOGIT_VALUES
 from ..sampling import SamplingDistribution
@@ -77,7 +77,7 @@ def pair_value(
     Shapes: tempered logits (m, V) -> (m,).
     """
     other_mV = other(start, start + len(logits_mV)).to(logits_mV.device)
-    if value.name == "sorted_distance":  # of tokens that may be others
+    if value.name in ACROSS_TOKENIZERS:
         other_mV = replace(sampling, suppressed=sampling.suppressed[:0]).tempered(other_mV)
         return sorted_distance(logits_mV, other_mV)
     V = min(logits_mV.shape[-1], other_mV.shape[-1])

@@ -16,11 +16,15 @@ import torch
 from mmgrpo.policies.language.retokenized import common_starts
 from torch import Tensor
 
+from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.divergences import sorted_distance
 from mmgrpo.scoring import NamedReward
+from mmgrpo.training.build import build_views
+from mmgrpo.training.concat_rollouts import RolloutParts, concat_rollouts
 from mmgrpo.training.trainer import Trainer
+from mmgrpo.training.views import retokenize
 from mmgrpo.types import Prompt
 from mmgrpo.values import mask_of_view
 from mmgrpo.values import sorted_distance as distance_value
@@ -136,6 +140,37 @@ def test_update_is_that_of_two_forwards() -> None:
     ):
         torch.testing.assert_close(ours_grad, expected, rtol=1e-4, atol=1e-7)
         torch.testing.assert_close(parts, ours_grad, rtol=1e-4, atol=1e-7)
+
+
+def test_joined_rollouts_are_retokenized_part_by_part() -> None:
+    """The parts have rows of other lengths; their matrices are padded."""
+    policy = measured_policy_of("llama", max_new_tokens=20)
+    parts = [policy.rollout([prompt], group_size=2, seed=1) for prompt in prompts_of("llama")[:2]]
+    config = uld()
+    views = build_views(Algorithm.of(config), policy)
+    view = views["teacher"]
+    assert view.retokenizes
+    teacher_policy: Any = view.policy
+    prompts_of_parts = [[sample.prompt for sample in part.samples] for part in parts]
+    separate = [
+        retokenize(teacher_policy, policy, part, prompts) for part, prompts in zip(parts, prompts_of_parts, strict=True)
+    ]
+    joined = concat_rollouts(parts)
+    assert isinstance(joined.trace, RolloutParts)
+    together = retokenize(teacher_policy, policy, joined, [*prompts_of_parts[0], *prompts_of_parts[1]])
+    for number, part in enumerate(separate):
+        T = part.shape[1]
+        assert torch.equal(together.mask_BT[2 * number : 2 * number + 2, :T], part.mask_BT)
+        assert not bool(together.mask_BT[2 * number : 2 * number + 2, T:].any())
+        assert torch.equal(together.trace.rollouts[number].trace.index_BT, part.trace.index_BT)
+
+
+def test_a_policy_without_text_is_an_error() -> None:
+    policy = measured_policy_of("llama", max_new_tokens=4)
+    rollout = policy.rollout(prompts_of("llama")[:1], group_size=1, seed=1)
+    untold: Any = object()
+    with pytest.raises(ConfigError, match="object does not state which decisions wrote which characters"):
+        retokenize(policy, untold, rollout, [sample.prompt for sample in rollout.samples])
 
 
 def test_divergence_of_tokens_needs_their_tokenizer() -> None:
