@@ -32,10 +32,16 @@ if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
 
 @pytest.hookimpl(tryfirst=True)  # before items are selected by their marks
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Marks tests of ``each_value`` nightly, except as few as have each daily value of each of their parameters."""
+    """Marks cases of ``each_value`` and ``first_case`` nightly, except those that they leave daily."""
     cases = defaultdict(list)
+    named: set[str] = set()
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
+        test = item.nodeid.partition("[")[0]
+        if "first_case" in marks and not marks & {"nightly", "slow", "gpu"}:
+            if test in named:
+                item.add_marker(pytest.mark.nightly)
+            named.add(test)
         if isinstance(item, pytest.Function) and "each_value" in marks and "nightly" not in marks:
             cases[item.nodeid.partition("[")[0]].append(item)
     for members in cases.values():

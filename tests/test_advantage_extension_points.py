@@ -97,11 +97,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
     return trained(tmp_path_factory.mktemp("plain"))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("seam", NEUTRAL)
 def test_mechanisms_without_effect_keep_the_weights_bitwise(seam: str, plain: Tensor, tmp_path: Path) -> None:
     assert torch.equal(trained(tmp_path, **NEUTRAL[seam]), plain)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("seam", TELLING)
 def test_mechanisms_with_an_effect_change_the_weights(seam: str, plain: Tensor, tmp_path: Path) -> None:
     result = trained(tmp_path, **TELLING[seam])

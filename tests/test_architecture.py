@@ -163,6 +163,7 @@ def test_every_package_of_the_engine_has_its_row() -> None:
     assert sorted(listed) == sorted({package_of(module) for module in modules()} - set(TOP_FOLDERS))
 
 
+@pytest.mark.nightly
 def test_adapters_and_rewards_import_their_siblings_relatively() -> None:
     """So that editors and type checkers follow them in a checkout, where no folder ``mmgrpo/policies`` exists."""
     absolute = [

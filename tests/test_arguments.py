@@ -61,6 +61,7 @@ def test_the_adapter_is_that_of_the_folder(model_folder: Path, tmp_path: Path) -
     assert policy_of(drawing, RunConfig(), "cpu") is drawing
 
 
+@pytest.mark.nightly
 def test_a_path_is_recorded_so_that_the_run_is_sampled_and_exported(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

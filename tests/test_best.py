@@ -68,6 +68,7 @@ def test_the_best_stays_in_addition_to_the_newest(
     assert names(run_scored(tmp_path, values)) == checkpoints
 
 
+@pytest.mark.nightly
 def test_an_evaluation_between_checkpoints_that_is_the_best_saves_one(tmp_path: Path) -> None:
     uninterrupted = run(tmp_path / "whole", **SMALL, steps=4, checkpoint={"keep": None, "every": 1})
     trainer = run_scored(tmp_path / "best", [0, 1, 3, 2, 2], checkpoint={"every": 4})
@@ -84,6 +85,7 @@ def test_an_evaluation_between_checkpoints_that_is_the_best_saves_one(tmp_path: 
     assert torch.equal(weights(trainer), weights(uninterrupted))  # what is saved changes nothing of the run
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_keeps_the_earlier_best(tmp_path: Path) -> None:
     uninterrupted = run_scored(tmp_path / "whole", [0, 1, 3, 0, 1])
     interrupted = run_scored(
@@ -97,6 +99,7 @@ def test_a_resumed_run_keeps_the_earlier_best(tmp_path: Path) -> None:
     assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
+@pytest.mark.nightly
 def test_a_process_killed_between_evaluation_and_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     uninterrupted = run_scored(tmp_path / "whole", [0, 1, 3, 2, 1], checkpoint={"every": 4})
     run_folder = tmp_path / "half" / "run"
@@ -123,6 +126,7 @@ def test_resuming_from_an_earlier_step_drops_the_later_best(tmp_path: Path) -> N
     assert sorted(path.name for path in (chosen.parent / "aside").iterdir()) == ["step-000004"]
 
 
+@pytest.mark.nightly
 def test_a_damaged_best_is_skipped_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = run_scored(tmp_path, [0, 2, 3, 1], checkpoint={"keep": None}).folder.path
     assert weights_for(str(folder), None, best=True) == folder / "checkpoints/step-000002"

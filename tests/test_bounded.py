@@ -139,6 +139,7 @@ def test_three_gigabytes_from_an_endpoint_are_not_read(head: str) -> None:
     assert server.sent < MAX_REPLY_BYTES + IN_FLIGHT
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("where", TRICKLES)
 def test_a_reward_server_that_trickles_is_given_up(where: str) -> None:
     with Server(TRICKLES[where], pause_s=0.02) as server:

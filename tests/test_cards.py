@@ -148,6 +148,7 @@ def test_class_of_the_part_that_writes_is_its_own() -> None:
     assert auto_class("ClassWithItsOwnCode") == "AutoModel"
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", QUICK)
 def test_card_of_a_pipelines_adapters_loads_every_layer(name: str) -> None:
     assert adapters.differences(*adapters.both(name)) == []

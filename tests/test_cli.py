@@ -71,6 +71,7 @@ def test_wrong_settings_of_a_policy_are_named_before_the_libraries_are_loaded() 
     assert "loading" not in result.stderr + task.stderr
 
 
+@pytest.mark.nightly
 def test_a_second_run_does_not_touch_the_first(run: Path) -> None:
     before = (run / "metrics.jsonl").read_text()
     assert call("train", DIGITS, *SMALL, f"output={run.parent}").exit_code == 0
@@ -78,6 +79,7 @@ def test_a_second_run_does_not_touch_the_first(run: Path) -> None:
     assert (run.parent / "digits-image-2" / "report.html").is_file()
 
 
+@pytest.mark.nightly
 def test_evaluate_scores_the_checkpoint_like_the_run(run: Path) -> None:
     result = call("evaluate", DIGITS, *SMALL, "--checkpoint", str(run), "--json")
     last = json.loads((run / "evaluation.jsonl").read_text().splitlines()[-1])
@@ -91,6 +93,7 @@ def test_evaluate_scores_the_checkpoint_like_the_run(run: Path) -> None:
     assert "neither warmed up nor trained" not in table
 
 
+@pytest.mark.nightly
 def test_sample_generates_images(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = call("sample", str(run), "a handwritten digit seven", "--out", str(out), "--count", "3")
@@ -143,6 +146,7 @@ def samples(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.nightly
 def test_explain_and_lists() -> None:
     assert "10 prompts x 16 members = 160 samples a step" in call("explain", DIGITS).output
     assert "flow-grpo" in call("methods").output

@@ -227,6 +227,7 @@ Path(sys.argv[1]).write_text(json.dumps(values))
 """
 
 
+@pytest.mark.nightly
 def test_new_method_is_three_files(tmp_path: Path) -> None:
     """In a copy of the package, a method with three files is listed, checked, on its page and among the papers."""
     for folder in ("mmgrpo", "configs", "policies", "rewards", "examples"):

@@ -243,6 +243,7 @@ def test_measures_that_the_symptoms_name_are_logged() -> None:
         assert re.search(rf"\b{re.escape(tail)}\b|[{{}}_]{re.escape(tail)}\"", source), key
 
 
+@pytest.mark.nightly
 def test_language_policy_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 

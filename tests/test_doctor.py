@@ -90,6 +90,7 @@ def test_a_healthy_run_passes_every_check() -> None:
     assert "; spread in 2 of 2 groups; failed on 0 of 4 samples, None on 0;" in findings["reward brightness"].measured
 
 
+@pytest.mark.nightly
 def test_windows_shared_noise_and_normalized_sequences_pass_too() -> None:
     config = config_of(
         rollout={"same_initial_noise": True, "window": {"name": "progressive", "size": 2, "interval": 1}},
@@ -104,6 +105,7 @@ def test_windows_shared_noise_and_normalized_sequences_pass_too() -> None:
     assert findings["drift"].measured == "stored; 0.0e+00 under the behavior policy"
 
 
+@pytest.mark.nightly
 def test_a_tree_is_examined_completely() -> None:
     findings = findings_of(
         policy_of(), config_of(rollout={"group_size": 4, "tree": {"name": "evenly"}}), bright=Brightness()
@@ -124,6 +126,7 @@ def read_config(name: str, kl_beta: float = 0.1) -> RunConfig:
     return config_of(rollout={"training_states": "renoised"}, objective=objective)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(READ, "diffusion-nft"))
 def test_samples_that_are_read_are_examined_as_they_are_trained_on(name: str) -> None:
     policy = policy_of(reading={"num_levels": 3})
@@ -149,6 +152,7 @@ def test_dropout_is_found_in_rescored_rows() -> None:
     assert first_number(r"log-prob (\S+),", findings["batch invariance"]) > 0.1  # a tenth of the bound of 1
 
 
+@pytest.mark.nightly
 def test_the_policy_is_left_as_it_was() -> None:
     policy = policy_of()
     parameters = policy.trainable
@@ -164,6 +168,7 @@ def test_the_policy_is_left_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in parameters[1:])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("surrogate", "bound", "allowed"),
     [
@@ -177,12 +182,14 @@ def test_noise_is_measured_by_the_clip_bound(surrogate: dict[str, Any], bound: s
     assert findings["batch invariance"].measured.endswith(f"allowed {allowed}")
 
 
+@pytest.mark.nightly
 def test_without_a_penalty_the_reference_is_not_checked() -> None:
     findings = findings_of(policy_of(), config_of(objective={"kl": {"beta": 0.0}}))
     assert "reference" not in findings
     assert "KL gradient" not in findings
 
 
+@pytest.mark.nightly
 def test_trained_weights_differ_from_the_reference() -> None:
     policy = policy_of()
     with torch.no_grad():
@@ -193,6 +200,7 @@ def test_trained_weights_differ_from_the_reference() -> None:
     assert first_number(r"reference (\S+),", findings["reference"]) > 1e-4
 
 
+@pytest.mark.nightly
 def test_dropout_that_wakes_after_the_first_rollout_is_an_on_policy_gap() -> None:
     policy, dropout = dropping_policy(active=False)
     assert all(finding.ok for finding in findings_of(policy).values())
@@ -206,6 +214,7 @@ def test_dropout_that_wakes_after_the_first_rollout_is_an_on_policy_gap() -> Non
     assert not findings["batch invariance"].ok
 
 
+@pytest.mark.nightly
 def test_dropout_within_one_batch_makes_rows_run_alone() -> None:
     policy, _ = dropping_policy(active=True)  # replayed in the rollout's own batch, it drops the same
     findings = findings_of(policy)
@@ -283,6 +292,7 @@ def test_rewards(reward: Callable[..., Any], ok: bool, measured: str, cure: str,
     assert bool(finding.fix) is bool(cure)
 
 
+@pytest.mark.nightly
 def test_equal_rewards_are_no_warning_before_the_warm_up() -> None:
     config = config_of(update={"warmup": {"examples": "mislabeled_digits", "steps": 1}})
     finding = findings_of(policy_of(), config, judge=constant)["reward judge"]

@@ -44,6 +44,7 @@ def rows_of(plan: ProcessPlan, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
     return dict(card_rows(plan, ShardingEngine.GPUS, lambda line: None))
 
 
+@pytest.mark.nightly
 def test_rows_name_the_settings_with_which_the_run_fits(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(llama)
     memory = plan.memory()
@@ -59,6 +60,7 @@ def test_rows_name_the_settings_with_which_the_run_fits(llama: Path, monkeypatch
     assert "policy.gradient_checkpointing=true" in rows[f"{none} GB"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["language", "denoising"])
 def test_checkpointed_layers_change_the_update_alone(name: str, llama: Path) -> None:
     if name == "language":
@@ -72,6 +74,7 @@ def test_checkpointed_layers_change_the_update_alone(name: str, llama: Path) -> 
     assert checkpointed.passes.forward == plain.passes.forward
 
 
+@pytest.mark.nightly
 def test_full_fine_tuning_names_the_optimizer(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(llama, lora=None, gradient_checkpointing=True)
     resident = plan.memory().resident
@@ -79,6 +82,7 @@ def test_full_fine_tuning_names_the_optimizer(llama: Path, monkeypatch: pytest.M
     assert "update.optimizer.name=adamw_8bit" in row
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(["nf4", "int8", "torchao-int8"], "nf4"))
 def test_quantized_weights_count_as_they_are_stored(name: str, llama: Path) -> None:
     config = model_quantization(FORMATS[name])
@@ -93,6 +97,7 @@ def test_quantized_weights_count_as_they_are_stored(name: str, llama: Path) -> N
     assert plain.memory().update == quantized.memory().update
 
 
+@pytest.mark.nightly
 def test_offloaded_layers_count_one_at_a_time(llama: Path) -> None:
     settings = {"gradient_checkpointing": True}
     plain, offloaded = plan_of(llama, **settings).memory(), plan_of(llama, offload=True, **settings).memory()

@@ -51,6 +51,7 @@ RUNS = {
 NUM_LEVELS = 3
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", daily(RUNS, "shared", "fast_remainder", "coupled-reference", "read-nft"))
 def test_a_run_has_the_explained_costs(name: str, tmp_path: Path) -> None:
     tiny, sections = PIPELINES["sd3"], RUNS[name]
@@ -188,6 +189,7 @@ def test_passes_of_the_policies() -> None:
     assert "rollout 14.0, average 4.0, update 4.0; in all 22.0" in explained["forwards"]
 
 
+@pytest.mark.nightly
 def test_a_run_has_the_explained_costs_of_its_strategy(tmp_path: Path) -> None:
     tiny = PIPELINES["sd3"]
     settings = {"call": {**tiny.call, **tiny.no_cfg}, "lora": {"rank": 2}}

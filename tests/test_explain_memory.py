@@ -113,6 +113,7 @@ def settings_with(lora: dict[str, Any] | None) -> dict[str, Any]:
     return {key: value for key, value in {**config.policy.settings, "lora": lora}.items() if key != "name"}
 
 
+@pytest.mark.nightly
 def test_resident_memory_is_that_of_a_live_policy() -> None:
     config = load_config("quickstart/arithmetic-text")
     for lora in LORAS:
@@ -129,6 +130,7 @@ def test_resident_memory_is_that_of_a_live_policy() -> None:
         assert resident.moments == sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values())
 
 
+@pytest.mark.nightly
 def test_the_peak_of_an_update_with_shared_prompts_and_checkpointed_layers_is_that_of_a_live_policy() -> None:
     config = load_config("quickstart/arithmetic-text", ["rollout.prompts_per_step=1", "update.minibatches=1"])
     named = {**settings_with(None), "gradient_checkpointing": True}
@@ -172,6 +174,7 @@ def test_resident_memory_is_that_of_two_sharded_processes(tmp_path: Path) -> Non
         assert (estimate.trained, estimate.frozen) == (trained, frozen)
 
 
+@pytest.mark.nightly
 def test_the_prediction_is_printed() -> None:
     config = load_config("quickstart/arithmetic-text")
     alone, two, plan = (plan_processes(config, num_processes=num, prompt_tokens=8) for num in (1, 2, 3))
@@ -188,6 +191,7 @@ def test_the_prediction_is_printed() -> None:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lora", LORAS)
 def test_engines_hold_and_gather_the_predicted_bytes(lora: dict[str, Any] | None) -> None:
     config = load_config("quickstart/arithmetic-text")
@@ -213,6 +217,7 @@ def test_engines_hold_and_gather_the_predicted_bytes(lora: dict[str, Any] | None
         assert seconds[engine].gathers == pytest.approx(once * (1 + times * slices))
 
 
+@pytest.mark.nightly
 def test_predictions_by_measuring() -> None:
     estimate = CliRunner().invoke(app, ["explain", "quickstart/arithmetic-text", "--processes", "1", "--measure"])
     assert estimate.exit_code == 0
@@ -265,6 +270,7 @@ def test_the_page_has_the_current_predictions() -> None:
     assert "\n".join(table()) in page
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("changed", "rows"),
     [

@@ -92,6 +92,7 @@ def head_of(folder: Path) -> dict[str, Any]:
     return yaml.safe_load((folder / "README.md").read_text().split("---")[1])
 
 
+@pytest.mark.nightly
 def test_peft_loads_the_adapters_onto_the_base(adapters: Path, tmp_path: Path) -> None:
     done = call("export", str(adapters), "--to", str(tmp_path / "x"))
     assert done.exit_code == 0, done.output
@@ -125,6 +126,7 @@ def test_relative_path_of_a_base_becomes_absolute(
     )
 
 
+@pytest.mark.nightly
 def test_adapters_are_merged_into_the_model(adapters: Path, tmp_path: Path) -> None:
     assert call("export", str(adapters), "--to", str(tmp_path / "x"), "--merged").exit_code == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "x")
@@ -137,6 +139,7 @@ def test_adapters_are_merged_into_the_model(adapters: Path, tmp_path: Path) -> N
     assert 1e-6 < gap(halved.float(), adapters) < 0.05
 
 
+@pytest.mark.nightly
 def test_all_weights_are_written_averaged_where_they_are(full_run: Path, tmp_path: Path) -> None:
     assert (full_run / "checkpoints/step-000002/average").is_dir()
     done = call("export", str(full_run / "checkpoints/step-000002"), "--to", str(tmp_path / "x"))
@@ -145,6 +148,7 @@ def test_all_weights_are_written_averaged_where_they_are(full_run: Path, tmp_pat
     assert "the weights of step-000002, averaged over its updates" in (tmp_path / "x/README.md").read_text()
 
 
+@pytest.mark.nightly
 def test_the_best_is_written_if_requested(tmp_path: Path) -> None:
     evaluation = {"prompts": {"source": "python:tests.test_export:held_out_prompts"}, "every": 1}
     checkpoint = {"every": 1, "keep": 1, "best": "vowels"}
@@ -162,6 +166,7 @@ def held_out_prompts() -> list[Prompt]:
     return PROMPTS
 
 
+@pytest.mark.nightly
 def test_diffusers_loads_the_adapters_of_a_pipeline(tmp_path: Path) -> None:
     """The file that the run has saved, which tests/policies/test_denoising_weights.py loads into stock pipelines."""
     policy = {

@@ -75,6 +75,7 @@ def _put(registry: str, name: str, function: Any, monkeypatch: pytest.MonkeyPatc
             monkeypatch.setattr(module, registry, {**functions, name: function})
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("title", [title for title, section in SECTIONS.items() if "```yaml" in section])
 def test_example_trains(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names, lines = defined("how-to/extending.md"), lines_of(SECTIONS[title])

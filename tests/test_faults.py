@@ -19,6 +19,7 @@ def trial_faults(folder: Path, arguments: Sequence[str]) -> int:
     return fault_trials.main(arguments)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("trials", "faults"), [(1, EVERYDAY), pytest.param(4, (), marks=pytest.mark.nightly)], ids=["day", "night"]
 )

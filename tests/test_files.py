@@ -70,6 +70,7 @@ except OutputError as error:
 """
 
 
+@pytest.mark.nightly
 def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     ended = subprocess.run([sys.executable, "-c", FULL, str(file)], capture_output=True, text=True, timeout=100)

@@ -44,6 +44,7 @@ def output_of(*command: str, folder: Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_files_of_init_are_explained_and_trained_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = output_of("init", "mine", folder=tmp_path)
     assert answer.splitlines() == ["wrote mine/my_rewards.py", "wrote mine/prompts.jsonl", "wrote mine/run.yaml",
@@ -207,6 +208,7 @@ def test_help_of_each_command_ends_with_an_example_that_it_accepts() -> None:
         assert " ".join(helped.split()).endswith(f"Example: {EXAMPLES[name]}")
 
 
+@pytest.mark.nightly
 def test_commands_are_completed_by_the_shell(tmp_path: Path) -> None:
     script = output_of(folder=tmp_path, _MMGRPO_COMPLETE="source_bash")
     assert "_MMGRPO_COMPLETE=complete_bash" in script

@@ -40,6 +40,7 @@ def test_no_file_is_a_symbolic_link() -> None:
     assert not [line for line in git("ls-files", "-s").splitlines() if line.startswith("120000")]
 
 
+@pytest.mark.nightly
 def test_checkout_sdist_and_zip_build_the_same_wheel(tmp_path: Path) -> None:
     zipped = tmp_path / "zipped"
     for name in tracked_files():

@@ -145,6 +145,7 @@ NIGHTLY = ("dual", "two-sided", "cispo", "sapo", "k3", "tempflow", "gspo")
 """Those that differ from another only by a function of one decision, which has separate tests."""
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in OBJECTIVES]
 )
@@ -161,6 +162,7 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
     assert relative(result, full) < 1e-5
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", ["clipped", "gspo", "gspo of norms"])
 def test_on_policy_values_are_the_rollouts_own(name: str) -> None:
     policy, objective = make_policy(), OBJECTIVES[name]
@@ -185,6 +187,7 @@ def test_minibatch_rows_and_batches_do_not_change_updates(name: str) -> None:
     assert relative(streamed(single, rollout, objective, parts=[[0, 1, 2, 3]])[1], expected) < 1e-5
 
 
+@pytest.mark.nightly
 def test_shared_states_give_the_gradient_of_separate_ones() -> None:
     policy = make_policy(rollout_batch=4)
     rollout = draw(policy, same_initial_noise=True)
@@ -234,6 +237,7 @@ def test_on_policy_first_update_needs_no_extra_forward() -> None:
     assert spent == [12, 24]  # 4 rows x 3 stochastic steps, once with grad; off policy once more for the values
 
 
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_the_number_of_decisions() -> None:
     """Tensors saved for backward at once, counted by hooks: as many for 3 decisions as for 7."""
     peaks = []

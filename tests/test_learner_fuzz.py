@@ -40,6 +40,7 @@ B = GROUPS * MEMBERS
 cases = [pytest.param(seed, marks=() if seed < PER_COMMIT else pytest.mark.nightly) for seed in range(NUM_CASES)]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("seed", cases)
 def test_the_streamed_gradient_is_that_of_the_formulas(seed: int) -> None:
     of = random.Random(seed)

@@ -48,6 +48,7 @@ def objective_of(term: Term) -> Objective:
     return Objective(surrogate=None, aggregate=sequence_mean, further=(term,))
 
 
+@pytest.mark.nightly
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", ["sd3", "sd15"])
 @pytest.mark.parametrize("term", [diffusion_nft(), dgpo(beta=10.0)], ids=["diffusion_nft", "dgpo"])

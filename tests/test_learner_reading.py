@@ -44,6 +44,7 @@ def read(policy: DenoisingPolicy, objective: Objective) -> Rollout:
     return policy.read(off_policy_samples, seed=11, plan=Plan(same_initial_noise=True, values=tuple(objective.values)))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", daily(OBJECTIVES, "awm of whole samples", "diffusion nft against an average"))
 @pytest.mark.parametrize("update_batch", [2, pytest.param(12, marks=pytest.mark.nightly)])
 def test_streamed_gradient_is_the_full_graphs(name: str, update_batch: int) -> None:
@@ -63,6 +64,7 @@ def test_streamed_gradient_is_the_full_graphs(name: str, update_batch: int) -> N
     assert relative(result, full) < 3e-5
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(["awm", "diffusion nft", "dgpo"], "dgpo"))
 def test_good_samples_are_predicted_better_and_bad_ones_worse(name: str) -> None:
     policy, objective = make_policy(reading={"num_levels": 3}), OBJECTIVES[name]

@@ -44,6 +44,7 @@ def mixed(rollout: Rollout) -> Rollout:
     return replace(rollout, source_B=MIXED_B)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_streamed_gradient_is_the_full_graphs(name: str) -> None:
     policy, objective = make_policy(), OBJECTIVES[name]
@@ -73,6 +74,7 @@ def test_each_row_takes_the_surrogate_of_its_source() -> None:
     assert relative(2 * together, of_on_policy + of_others) < 1e-5  # a mean over four rows, and two of two
 
 
+@pytest.mark.nightly
 def test_on_policy_rows_keep_updates_bitwise() -> None:
     policy = make_policy()
     rollout = draw(policy)
@@ -84,6 +86,7 @@ def test_on_policy_rows_keep_updates_bitwise() -> None:
         assert torch.equal(other, plain)
 
 
+@pytest.mark.nightly
 def test_off_policy_rows_of_weight_0_take_no_forward() -> None:
     policy = make_policy(update_batch=1)
     rollout = mixed(draw(policy)).aged()

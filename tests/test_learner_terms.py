@@ -58,6 +58,7 @@ ALONE = Objective(surrogate=None, aggregate=sequence_mean, further=(SQUARED,))
 PAIRS = Objective(surrogate=None, aggregate=sequence_mean, further=(PAIRED,))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("level", [None, "token", "sequence"], ids=str)
 def test_a_term_trains_where_no_sample_has_an_advantage(level: str | None) -> None:
     surrogate = {} if level is None else {"surrogate": CLIPPED, "ratio_level": level}
@@ -74,6 +75,7 @@ def test_a_term_trains_where_no_sample_has_an_advantage(level: str | None) -> No
     assert nothing.norm() == 0
 
 
+@pytest.mark.nightly
 def test_a_terms_gradient_adds_to_the_surrogates() -> None:
     policy = make_policy()
     rollout = draw(policy).aged()
@@ -84,6 +86,7 @@ def test_a_terms_gradient_adds_to_the_surrogates() -> None:
     assert relative(together, apart[0] + apart[1]) < 1e-5
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "objective",
     [
@@ -120,6 +123,7 @@ def test_a_loss_of_groups_is_not_that_of_its_rows() -> None:
     assert halves.norm() == 0  # no group is complete
 
 
+@pytest.mark.nightly
 def test_the_ratio_is_known_without_a_forward_as_long_as_the_weights_are_those_that_sampled() -> None:
     policy = make_policy()
     rollout = draw(policy)
@@ -138,6 +142,7 @@ def test_the_ratio_is_known_without_a_forward_as_long_as_the_weights_are_those_t
     gradient(policy)
 
 
+@pytest.mark.nightly
 def test_values_of_the_rollout_are_not_recomputed_on_policy() -> None:
     # 4 rows x 3 stochastic steps; each forward of the policy has one of the reference
     policy, objective = make_policy(), OBJECTIVES["gspo with kl"]

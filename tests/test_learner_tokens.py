@@ -219,6 +219,7 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
     assert relative(measured, full) < 1e-5
 
 
+@pytest.mark.first_case
 @pytest.mark.each_value
 @every
 @pytest.mark.parametrize("parts", [([0, 1, 2], [3, 4, 5]), ([5, 2, 0], [4], [], [3, 1])], ids=["two", "four"])
@@ -232,6 +233,7 @@ def test_processes_and_row_order_do_not_change_updates(name: str, parts: Sequenc
     assert relative(other, expected) < 1e-5
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(OBJECTIVES, "both, by sequence, with all terms", "gmpo with kl", "candidates"))
 def test_micro_batches_do_not_change_updates(name: str) -> None:
     (policy, rollout), (single, same) = moved_rollout(), moved_rollout(batch=1)

@@ -115,6 +115,7 @@ def full_graph(
     return gradient_of(policy)
 
 
+@pytest.mark.nightly
 @pytest.mark.each_value
 @pytest.mark.parametrize("moved", [False, True], ids=["on policy", "moved"])
 @pytest.mark.parametrize("prompt_template", [OTHERS, odd_ones], ids=["all", "odd ones"])
@@ -161,6 +162,7 @@ def test_without_grad_the_view_is_a_constant_and_slices_stay_separable(build: Ca
     torch.testing.assert_close(result, expected, rtol=2e-4, atol=2e-4 * float(expected.abs().max()))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("build", [tokens, steps])
 def test_the_same_weights_and_prompt_give_equal_log_probabilities(build: Callable[[], Built]) -> None:
     """Log-probability differences and divergences are 0; a term of them leaves the gradient as it was."""

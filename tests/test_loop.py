@@ -35,6 +35,7 @@ SHORT = {
 }
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("case", daily(SHORT, "text", "image", "critic and phases"))
 def test_the_loop_gives_the_trainers_updates_bitwise(case: str, tmp_path: Path) -> None:
     name, overrides = SHORT[case]

@@ -149,6 +149,7 @@ def test_lines_are_complete_in_a_pipe_and_fit_a_terminal(monkeypatch: pytest.Mon
     assert [line for line in lines if line.startswith(" ") and len(line) > 40] == []
 
 
+@pytest.mark.nightly
 def test_words_that_name_no_method_are_searched() -> None:
     names = listed("entropy", "collapse")
     assert {"dapo", "clip-cov", "kl-cov", "aepo"} <= set(names)

@@ -51,6 +51,7 @@ def huge_from_call(first: int) -> Any:
     return huge
 
 
+@pytest.mark.nightly
 def test_the_first_update_is_that_of_a_run_that_starts_from_the_warmed_weights(tmp_path: Path) -> None:
     uninterrupted = trainer_of(tmp_path / "whole", steps=1, update=WARMED)
     uninterrupted.train()
@@ -75,6 +76,7 @@ def test_a_gradient_from_before_is_no_part_of_an_update(tmp_path: Path) -> None:
     assert torch.equal(weights(result), weights(expected))
 
 
+@pytest.mark.nightly
 def test_a_gradient_that_is_not_finite_is_skipped_counted_and_named(tmp_path: Path) -> None:
     snapshots: list[Tensor] = []
     huge = huge_from_call(2)
@@ -113,6 +115,7 @@ def test_only_the_samples_at_fault_are_named(tmp_path: Path) -> None:
     assert len(list(folder.glob("*.png"))) == 2
 
 
+@pytest.mark.nightly
 def test_a_run_that_mostly_skips_ends_with_its_good_weights(tmp_path: Path) -> None:
     trainer = trainer_of(
         tmp_path, reward=huge_from_call(2), steps=20, advantage={"scale": "none"}, checkpoint={"every": 1}
@@ -211,6 +214,7 @@ OPTIMIZERS = {
 NAMES = [pytest.param(name, marks=needs_bitsandbytes if name == "adamw_8bit" else ()) for name in OPTIMIZERS]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", NAMES)
 def test_optimizer_resumes_bitwise(name: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {

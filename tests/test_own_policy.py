@@ -84,6 +84,7 @@ def test_an_unknown_kind_of_policy_raises(monkeypatch: pytest.MonkeyPatch) -> No
         configured(path=PROJECT / "push_dppo.yaml")
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     uninterrupted = trainer(configured(f"output={tmp_path / 'whole'}"))
     uninterrupted.train()

@@ -77,6 +77,7 @@ def run_end(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return on_processes(folder, [request.param], module="tests.test_peers", function="lose_process", processes=1)
 
 
+@pytest.mark.nightly
 @by("killed 0", "killed 1")
 def test_one_that_is_killed_is_missed(run_end: dict[str, Any]) -> None:
     result, victim = run_end, run_end["of"]
@@ -101,6 +102,7 @@ def test_a_failure_of_one_process_is_raised_by_all(run_end: dict[str, Any]) -> N
     assert result["error"].startswith(message)
 
 
+@pytest.mark.nightly
 @by("killed 0")
 def test_the_time_that_one_waits_for_another_is_the_settings(run_end: dict[str, Any]) -> None:
     assert run_end["timeout_s"] == 3600.0

@@ -110,6 +110,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.nightly
 def test_a_piped_command_has_the_streams_and_ends_with_its_parent() -> None:
     command = "read line; echo $line; setsid sleep 1000 & echo $!; echo $$; sleep 1001"
     with subprocess.Popen([sys.executable, "-c", PIPED_PARENT, command], stdout=subprocess.PIPE, text=True) as parent:

@@ -237,6 +237,7 @@ class TestBars:
             ]
             assert lines[2:] == ["loss 0.5000"]
 
+    @pytest.mark.nightly
     def test_no_number_of_an_evaluation_is_broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
         line = {"step": 10.0} | {f"eval/{name}_accuracy/mean": 0.5 for name in ("held_out", "first", "second", "third")}
         with terminal(monkeypatch) as reader:
@@ -248,6 +249,7 @@ class TestBars:
             "           second_accuracy 0.500   third_accuracy 0.500",
         ]
 
+    @pytest.mark.nightly
     def test_the_terminal_shows_the_view(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with terminal(monkeypatch) as reader:
             with RunProgress(

@@ -26,6 +26,7 @@ def plan_of(folder: Path, **settings: Any) -> ProcessPlan:
     return plan_processes(validated({"policy": policy, "rollout": rollout}), prompt_tokens=12)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"lora": None}, {"share_prefix": False}])
 @pytest.mark.parametrize(
     ("name", "period", "changes"),

@@ -84,6 +84,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     return run(tmp_path_factory.mktemp("judged"), evaluation=EVALUATION)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "error", [RuntimeError("scorer is down"), pytest.param(SystemExit(0), marks=pytest.mark.nightly)]
 )
@@ -130,6 +131,7 @@ def test_sigterm_and_slurms_warning_give_the_step_up_and_lose_none_before_it(
     assert timeless(lines(resumed)) == timeless(lines(uninterrupted))
 
 
+@pytest.mark.nightly
 def test_a_failure_within_the_updates_of_a_step_saves_no_checkpoint(tmp_path: Path, uninterrupted: Trainer) -> None:
     trainer = started(tmp_path, brightness, checkpoint={"every": 2})
     apply, calls = trainer.optimizer.apply, []
@@ -148,6 +150,7 @@ def test_a_failure_within_the_updates_of_a_step_saves_no_checkpoint(tmp_path: Pa
     assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
+@pytest.mark.nightly
 def test_the_warm_up_is_saved_and_resumed(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"update": WARMED, "checkpoint": {"warmup_every": 2, "keep": None}, "steps": 1}
     uninterrupted = run(tmp_path / "whole", **settings)
@@ -168,6 +171,7 @@ def test_the_warm_up_is_saved_and_resumed(tmp_path: Path) -> None:
     assert sorted(path.name for path in aside.iterdir()) == ["step-000001", "warmup-000003"]
 
 
+@pytest.mark.nightly
 def test_the_reference_is_of_the_end_of_a_warm_up_that_was_interrupted(tmp_path: Path) -> None:
     moving = {"schedules": {"objective.kl.beta": {"name": "adaptive_kl", "target": 1e-6}}}
     settings: dict[str, Any] = {"update": WARMED, "steps": 1, **moving}
@@ -221,6 +225,7 @@ def test_rewards_are_tried_before_the_warm_up_and_a_failed_start_leaves_no_folde
         assert not list((tmp_path / "runs").iterdir())
 
 
+@pytest.mark.nightly
 def test_current_rates_and_betas_are_applied(tmp_path: Path) -> None:
     linear = {"name": "linear", "end": 0.5}
     first = run(tmp_path, steps=2, update={"optimizer": {"lr": 1e-3, "schedule": linear}})
@@ -249,6 +254,7 @@ def test_current_rates_and_betas_are_applied(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.nightly
 def test_more_updates_a_step_keep_the_place_in_the_schedule(tmp_path: Path) -> None:
     update: dict[str, Any] = {"optimizer": {"lr": 1e-3, "schedule": "linear"}}
     first = run(tmp_path, steps=4, update=update, checkpoint={"every": 2})
@@ -282,6 +288,7 @@ def test_changes_of_fixed_keys_raise(
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.nightly
 def test_in_python_a_run_folder_alone_is_enough(tmp_path: Path, uninterrupted: Trainer) -> None:
     run(tmp_path / "half", steps=2)
     longer = Trainer(
@@ -332,6 +339,7 @@ def test_partly_deleted_checkpoints_are_removed(tmp_path: Path, uninterrupted: T
     assert sorted(path.name for path in root.iterdir()) == ["step-000003", "step-000004"]
 
 
+@pytest.mark.nightly
 def test_an_evaluation_that_was_not_due_is_not_made(tmp_path: Path) -> None:
     first = run(tmp_path, steps=4, evaluation={**EVALUATION, "every": 3}, checkpoint={"every": 1, "keep": None})
     chosen = first.folder.path / "checkpoints" / "step-000002"
@@ -339,6 +347,7 @@ def test_an_evaluation_that_was_not_due_is_not_made(tmp_path: Path) -> None:
     assert [row["step"] for row in lines(resumed, "evaluation.jsonl")] == [0, 3, 4]
 
 
+@pytest.mark.nightly
 def test_torn_lines_are_dropped_with_a_message(
     tmp_path: Path, uninterrupted: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -366,6 +375,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(
     assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
+@pytest.mark.nightly
 def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, uninterrupted: Trainer) -> None:
     interrupted = started(tmp_path / "half", failing(1))
     interrupted.train()
@@ -376,6 +386,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, uninterrupted: 
     assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
+@pytest.mark.nightly
 def test_a_run_that_ended_after_its_first_evaluation_evaluates_its_start_once(tmp_path: Path) -> None:
     """Without a warm-up there is no checkpoint before the first step; the evaluation of step 0 was written twice."""
     evaluation = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 1}
@@ -413,6 +424,7 @@ def test_folders_that_are_no_run_raise(tmp_path: Path) -> None:
         run(tmp_path, resume=tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_reward_that_changes_the_working_directory_moves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,6 +441,7 @@ def test_a_reward_that_changes_the_working_directory_moves_no_files(
     assert len((tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()) == 8
 
 
+@pytest.mark.nightly
 def test_a_full_disk_raises_and_the_run_can_resume(tmp_path: Path, uninterrupted: Trainer) -> None:
     trainer = started(tmp_path / "half", brightness, checkpoint={"every": 2})
     log = trainer.optimizer.apply

@@ -237,6 +237,7 @@ class TestOverlap:
         assert clock[0] == 0.5  # and not twenty limits, one after the other
         leave.set()
 
+    @pytest.mark.nightly
     def test_a_queue_of_calls_within_their_limits_is_waited_for(self):
         def slow(samples: Sequence[Sample]) -> list[float]:
             time.sleep(0.2)

@@ -204,6 +204,7 @@ class TestColumns:
                 "prompts",
             )
 
+    @pytest.mark.nightly
     def test_every_registered_reward_exposes_its_columns_and_inner_rewards(self) -> None:
         hidden = []
         for name in names("rewards"):

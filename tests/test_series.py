@@ -51,6 +51,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.nightly
 def test_each_run_begins_where_the_one_before_ended(tmp_path: Path) -> None:
     """The same weights as by two commands, the second with the first one's folder as its adapter."""
     output = train(str(written(tmp_path)))
@@ -66,6 +67,7 @@ def test_each_run_begins_where_the_one_before_ended(tmp_path: Path) -> None:
         assert all(torch.equal(result[key], expected[key]) for key in expected)
 
 
+@pytest.mark.nightly
 def test_a_series_resumes(tmp_path: Path) -> None:
     """Without its second run and given again, the second is run, the first not."""
     train(str(written(tmp_path)))
@@ -81,6 +83,7 @@ def test_a_series_resumes(tmp_path: Path) -> None:
     assert "under its own configuration, without steps=9" in " ".join(refused.output.split())
 
 
+@pytest.mark.nightly
 def test_a_series_killed_as_it_made_the_folder_of_a_run_resumes(tmp_path: Path) -> None:
     train(str(written(tmp_path)))
     series = tmp_path / "runs/two"

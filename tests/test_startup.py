@@ -114,6 +114,7 @@ def test_the_package_imports_its_names_on_access() -> None:
         _ = mmgrpo.Prompts  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.nightly
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{sys.executable} -m mmgrpo.cli recipes | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)

@@ -77,6 +77,7 @@ def test_failing_tracker_is_reported_once_and_skipped(
     ]
 
 
+@pytest.mark.nightly
 def test_tracker_that_cannot_start_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = run(tmp_path / "plain", steps=1)
     # tensorboard makes a folder of the project's name in that of the run, where there is a file of it

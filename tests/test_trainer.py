@@ -96,6 +96,7 @@ def test_run_folder_has_the_documented_files(tmp_path: Path, uninterrupted: Trai
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.nightly
 def test_none_takes_rewards_and_prompts_of_the_configuration(tmp_path: Path, uninterrupted: Trainer) -> None:
     sections = {
         "prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts"},
@@ -165,6 +166,7 @@ def test_gdpo_and_several_rewards(tmp_path: Path) -> None:
     assert lines(trainer)[0]["reward/mean"] == pytest.approx(0.0, abs=1e-4)
 
 
+@pytest.mark.nightly
 def test_trackers_get_the_same_numbers(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -247,6 +249,7 @@ class TestBadInput:
             run(tmp_path, resume=tmp_path)
 
 
+@pytest.mark.nightly
 def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path: Path, uninterrupted: Trainer) -> None:
     calls = []
 

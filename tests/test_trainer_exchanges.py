@@ -55,6 +55,7 @@ def trainer_of(folder: Path, rollout: dict[str, Any], **sections: Any) -> Traine
     return Trainer(terse("llama"), {"judged": turn_rewards}, prompts_of("llama"), values)
 
 
+@pytest.mark.nightly
 def test_a_run_is_trained_and_evaluated_on_conversations(tmp_path: Path) -> None:
     evaluation = {"prompts": {"source": "python:tests.test_trainer_exchanges:evaluation_prompts"}, "every": 1}
     trainer = trainer_of(tmp_path, {"environment": ASKS, "max_turns": 2}, evaluation=evaluation)

@@ -62,6 +62,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     return trained(tmp_path_factory.mktemp("uninterrupted"), checkpoint={"every": 1})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "settings", [{"rollout_batch": 3, "update_tokens": 60, "head_bytes": 1}, {"share_prefix": False}], ids=str
 )
@@ -72,6 +73,7 @@ def test_batches_do_not_change_the_run(settings: dict[str, Any], tmp_path: Path,
     assert float((weights(uninterrupted) - untrained).abs().max()) > 1e-4
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, uninterrupted: Trainer) -> None:
     resumed = trained(
         tmp_path, resume=uninterrupted.folder.path / "checkpoints" / "step-000001", checkpoint={"every": 1}

@@ -62,6 +62,7 @@ def test_divergence_in_the_reward_starts_at_zero_and_grows(tmp_path: Path) -> No
     assert lines[1]["count/forwards_per_sample"] == 4.0
 
 
+@pytest.mark.nightly
 def test_entropy_and_near_policy_select_decisions(tmp_path: Path) -> None:
     chosen = {"selections": [{"name": "top_entropy", "share": 0.25}, {"name": "near_policy", "limit": 10.0}]}
     _, lines = run(tmp_path, objective={**chosen, "aggregate": "token_mean"})
@@ -102,6 +103,7 @@ class Thinking:
         return length(samples)
 
 
+@pytest.mark.nightly
 def test_a_reward_on_a_thread_scores_the_first_groups_during_the_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

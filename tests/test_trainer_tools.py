@@ -62,6 +62,7 @@ def metrics_of(trainer: Trainer) -> dict[str, Any]:
     return json.loads((trainer.train() / "metrics.jsonl").read_text().splitlines()[0])
 
 
+@pytest.mark.nightly
 def test_an_environment_writes_the_prompts_and_the_reward(policy: LanguagePolicy, tmp_path: Path) -> None:
     trainer = Trainer(policy, None, config=values_of(tmp_path), environment_factory=TwoEnv)
     line = metrics_of(trainer)

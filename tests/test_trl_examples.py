@@ -205,6 +205,7 @@ def test_rewards_log_columns_and_metrics(library: Any, solving: str, tmp_path: P
     assert trainer.evaluate()["eval_accuracy"] == 1.0
 
 
+@pytest.mark.nightly
 def test_tools(library: Any, calculating: str, tmp_path: Path) -> None:
     dataset = Dataset.from_dict(
         {"prompt": [ask("What is 6 times 7?"), ask("What is 6 plus 7?")], "answer": ["It is 42.", "It is 13."]}
@@ -223,6 +224,7 @@ def test_tools(library: Any, calculating: str, tmp_path: Path) -> None:
     assert last_logs(trainer)["rewards/correct/mean"] == 1.0
 
 
+@pytest.mark.nightly
 def test_tools_that_return_images(library: Any, viewing: str, tmp_path: Path) -> None:
     def correct(completions: Any, **kwargs: Any) -> list[float]:
         call, result, *_ = completions[0]
@@ -246,6 +248,7 @@ def test_tools_that_return_images(library: Any, viewing: str, tmp_path: Path) ->
     assert logs["completions/mean_length"] == sum(map(len, tokens["input_ids"]))
 
 
+@pytest.mark.nightly
 def test_an_environment_that_writes_its_prompts(library: Any, counting: str, tmp_path: Path) -> None:
     trainer = library.GRPOTrainer(
         model=counting,
@@ -255,6 +258,7 @@ def test_an_environment_that_writes_its_prompts(library: Any, counting: str, tmp
     assert last_logs(trainer)["rewards/IncrementEnv/mean"] == 1.0
 
 
+@pytest.mark.nightly
 def test_an_environment_with_a_dataset_and_a_reward_function(library: Any, counting: str, tmp_path: Path) -> None:
     prompts = [ask(question(i)) for i in (1, 2)]
     dataset = Dataset.from_dict({"prompt": prompts, "target": [1, 3]})  # the second one cannot be reached

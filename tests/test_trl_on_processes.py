@@ -45,6 +45,7 @@ def outcome(folder: Path, names: Sequence[str]) -> tuple[Tensor, dict[str, Any]]
     return weights, {"evaluation": evaluation, "history": entries}
 
 
+@pytest.mark.nightly
 def test_two_processes_train_and_report_as_one(tmp_path: Path) -> None:
     save("llama", tmp_path / "model")
     weights, results = on_processes(tmp_path, NAMES, module="tests.test_trl_on_processes", function="outcome")

@@ -278,6 +278,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("case", daily(CASES, "defaults", "chat", "iterations", "truncated", "missing"))
 def test_updates_are_those_of_trl(case: str, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {**TINY, "output_dir": str(tmp_path), **CASES[case]}
@@ -355,6 +356,7 @@ def test_the_log_has_metrics_that_the_last_step_lacks() -> None:
     assert log_history(updates, [], 1, every=2) == [{"step": 2, "reward": 0.5, "loss": 2.0}]
 
 
+@pytest.mark.nightly
 def test_models_are_saved_and_evaluated(tmp_path: Path) -> None:
     config = short(tmp_path / "out", eval_strategy="steps", eval_steps=1, num_generations_eval=2)
     trainer = GRPOTrainer(folder_of(tmp_path), length, config, ROWS, eval_dataset=ROWS.select([0]))
@@ -373,6 +375,7 @@ def test_models_are_saved_and_evaluated(tmp_path: Path) -> None:
     assert evaluations[-1]["eval_rewards/length/mean"] == pytest.approx(result["eval_reward"])
 
 
+@pytest.mark.nightly
 def test_loaded_models_and_tokenizers_are_trained(tmp_path: Path) -> None:
     model, tokenizer = make("llama")
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -459,6 +462,7 @@ def test_fp16_and_8_bit_optimizers_train(quantization: dict[str, Any] | None, tm
     assert any(moved)
 
 
+@pytest.mark.nightly
 def test_a_run_resumes_as_if_never_stopped(tmp_path: Path) -> None:
     config = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3}
     source = folder_of(tmp_path)

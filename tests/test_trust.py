@@ -171,6 +171,7 @@ def test_ordinary_configurations_are_not_suspect() -> None:
         assert list(untrusted_settings(read_layers(find_config(name)))) == []
 
 
+@pytest.mark.nightly
 def test_own_runs_are_trusted_in_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_scores.py").write_text("def one(samples):\n    return [0.5] * len(samples)\n")
     monkeypatch.chdir(tmp_path)

@@ -80,6 +80,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.nightly
 def test_vision_language_model_of_the_tutorial_trains_and_is_exported(folder: Path) -> None:
     commands = write_files("vlm.md", folder)
     script = folder / "make_rows.py"
@@ -96,6 +97,7 @@ def test_vision_language_model_of_the_tutorial_trains_and_is_exported(folder: Pa
     assert (folder / "exports/circles/adapter_model.safetensors").exists()
 
 
+@pytest.mark.nightly
 def test_image_generator_of_the_tutorial_trains_and_is_exported(folder: Path) -> None:
     commands = write_files("image.md", folder)
     PIPELINES["sd3"].build().save_pretrained(folder / "model")

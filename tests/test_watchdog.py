@@ -342,6 +342,7 @@ def bad_taste(samples: Sequence[Sample]) -> list[float]:
     return [v + (sample.text or "").count("e") / 4 for sample, v in zip(samples, vowels(samples), strict=True)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stop", [[], ["hacking"]])
 def test_a_reward_that_is_hacked_rings(stop: list[str], tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("one\ntwo\n")

@@ -77,6 +77,7 @@ def run(start: Sequence[str], folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "start",
     ["script", pytest.param("module", marks=pytest.mark.nightly), pytest.param("package", marks=pytest.mark.nightly)],

@@ -403,6 +403,7 @@ def outcomes(folder: Path, names: Sequence[str]) -> dict[str, tuple[Tensor, list
     return {name: outcome(SCENARIOS[name](folder / name)) for name in names}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("names", [EVERYDAY, pytest.param(BY_NIGHT, marks=pytest.mark.nightly)], ids=["day", "night"])
 def test_two_processes_make_the_updates_of_one(names: Sequence[str], tmp_path: Path) -> None:
     both = on_processes(tmp_path, names, function="outcomes", module="tests.test_world_sizes")

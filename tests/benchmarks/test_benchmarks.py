@@ -62,6 +62,7 @@ def test_overhead_spends_the_floors_rows() -> None:
     }
 
 
+@pytest.mark.nightly
 def test_overhead_profile_prints_both_parts(capsys: pytest.CaptureFixture[str]) -> None:
     overhead.main(["--steps", "2", "--group", "2", "--profile"])
     printed = capsys.readouterr().out
@@ -97,6 +98,7 @@ def test_rules_name_code_of_this_checkout() -> None:
         assert [name for name in rule.functions if f"def {name}" not in source] == []
 
 
+@pytest.mark.nightly
 def test_forwards_of_an_unguided_window() -> None:
     separate, shared = count_method("flow-grpo-fast", FIXED)
     # 10 steps sampled, 1 trained; shared, steps 0 to 2 are sampled once for 2 samples, and step 2 is trained once

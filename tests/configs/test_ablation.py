@@ -13,6 +13,7 @@ NAMES = [name.removeprefix("methods/") for name in shipped("methods")]
 PER_COMMIT = ("gspo", "clip-cov")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     [
@@ -41,6 +42,7 @@ def test_default_numbers_of_the_scale_are_no_other_run(name: str, expected: bool
     assert is_same(config, without(config, "advantage.scale")) == expected
 
 
+@pytest.mark.nightly
 def test_same_run_ends_at_the_same_weights() -> None:
     run = run_of("dapo")
     config = config_of("dapo", run)

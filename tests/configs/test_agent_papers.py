@@ -141,6 +141,7 @@ SHOPS = ("cove", "smartsnap", "mobile-r1")
 REPLY = "I see. <reward>1</reward>"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "tapo" else pytest.mark.nightly) for name in RUNS]
 )
@@ -215,6 +216,7 @@ def total(name: str, changes: Mapping[str, Any], sample: Sample) -> float:
     return float((scores.value_BR * scores.weight_R).where(scores.valid_BR, 0.0).sum())
 
 
+@pytest.mark.nightly
 def test_a_right_query_after_one_that_explores_earns_all_weights_of_reex_sql(tmp_path: Path) -> None:
     """The form 2, the rows 3, the words 1, the columns 1 and the exploration 2; a failed query explores nothing."""
     row = {"query": "select a from t", "db_id": "t", "schema": TABLE}

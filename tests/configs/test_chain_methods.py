@@ -317,6 +317,7 @@ def second_half(samples: Sequence[Sample]) -> list[Score]:
 EVERYDAY = ("svs", "delethink", "grpo-care")
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.nightly) for name in CHAINS]
 )

@@ -55,6 +55,7 @@ def test_answers_have_the_score_of_the_judge(name: str, monkeypatch: pytest.Monk
     assert total_B.tolist() == pytest.approx([total for *_, total in judge.answers], abs=1e-6)
 
 
+@pytest.mark.nightly
 def test_edits_have_the_minimum_of_their_scores() -> None:
     """Of 25, in each of four draws: one is done 10 and looks 15, the other 5 and 15; by the code the root of both."""
     questions: list[str] = []

@@ -29,6 +29,7 @@ def long(samples: list) -> list[float]:
     return [float(len(sample.text)) for sample in samples]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", MASKED)
 def test_a_method_of_masked_policies_trains(name: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"

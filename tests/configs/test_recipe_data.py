@@ -396,6 +396,7 @@ def trained(config: RunConfig, prompts: Sequence[Prompt], model: str) -> tuple[d
     return metrics[0], evaluation[-1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(CASES, "qwen2.5-vl-clevr-count"))
 def test_a_step_trains_on_the_data_set(name: str, tmp_path: Path) -> None:
     larger = {"rollout.group_size": 8} if name in ("qwen2.5-dapo-math", "qwen2.5-vl-geometry3k") else {}

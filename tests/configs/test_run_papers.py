@@ -32,6 +32,7 @@ def total_rewards(rewards: Sequence[NamedReward], answers: list[Answer], *, rout
     return (scores.value_BR * scores.weight_R).where(scores.valid_BR, 0.0).sum(1).tolist()
 
 
+@pytest.mark.first_case
 @needs_sandbox
 @pytest.mark.parametrize("name", RUN)
 def test_programs_are_scored_by_their_results(name: str) -> None:

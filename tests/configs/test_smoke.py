@@ -84,6 +84,7 @@ NIGHTLY = ("flow-grpo", "mix-grpo", "dance-grpo", "flow-grpo-fast")
 """The first is that of a recipe below; each other one's samplers, windows and plans are tested elsewhere."""
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "name",
     [
@@ -169,6 +170,7 @@ REWARDS: dict[str, Any] = {
 """Rewards of methods that need scores of parts, or a group of equal rewards."""
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", nightly("any kind", [*ANY_KIND, *STEP_METHODS]))
 def test_method_of_any_kind_trains_a_denoising_policy(
     name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path
@@ -203,6 +205,7 @@ def test_method_of_any_kind_trains_a_denoising_policy(
         assert metrics[0]["reward/mean"] == pytest.approx(6 / 10)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(["awm", "crd", "dgpo", "diffusion-nft"], "diffusion-nft"))
 def test_renoised_samples_train(name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
     values = {
@@ -277,6 +280,7 @@ def test_every_diffusion_recipe_is_covered() -> None:
     assert {f"recipes/{name}" for name in DRAWING} == drawing
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     [name if name == "sd3.5-flow-grpo-ocr" else pytest.param(name, marks=pytest.mark.nightly) for name in DRAWING],

@@ -72,6 +72,7 @@ EXTRA_REWARDS = {
 """Rewards that they read besides correctness."""
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", nightly("tokens", TOKENS))
 def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.minibatches": 2}
@@ -121,6 +122,7 @@ def test_method_of_trees_trains_a_language_policy(name: str, tmp_path: Path) -> 
     assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", PARTING_ONCE)
 def test_method_with_one_branching_round_trains_a_language_policy(name: str, tmp_path: Path) -> None:
     changes = {"steps": 2, "rollout.prompts_per_step": 2, **PARTING_ONCE[name], "update.optimizer.lr": 1e-3}

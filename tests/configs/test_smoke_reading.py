@@ -127,6 +127,7 @@ def test_daily_methods_have_every_strategy() -> None:
     assert strategies(EVERYDAY["reading"]) == strategies(READING)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", nightly("reading", READING))
 def test_method_trains(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.optimizer.lr": 1e-3}

@@ -15,6 +15,7 @@ from tests.policies.test_supervised import picture
 from tests.tiny.pipelines import PIPELINES
 
 
+@pytest.mark.nightly
 def test_self_correction_is_supervised_by_images_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": text, "picture": f"{text}.png"} for text in ("cat", "dog")]

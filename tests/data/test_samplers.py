@@ -79,6 +79,7 @@ class TestNumbers:
 
 
 class TestSamplers:
+    @pytest.mark.nightly
     def test_weighted_samples_by_weight_without_repeats(self) -> None:
         weighted = sampler("weighted", floor=0.0001)
         memory = after(Memory().declared(weighted.columns), 0, {"0": 1.0, "1": 0.25, "2": 0.5, "3": 0.5})
@@ -157,6 +158,7 @@ class TestSamplers:
             assert set(indices[:2]) == {2, 5}
             assert len(set(indices)) == 4
 
+    @pytest.mark.nightly
     def test_successes_share_by_a_bell(self) -> None:
         bell = sampler("by_successes", group=4, width=1.0)
         rates = {"0": 0.0, "1": 0.25, "2": 0.5, "3": 0.5, "4": 1.0}
@@ -167,6 +169,7 @@ class TestSamplers:
         assert [counts[i] / 3000 for i in range(6)] == pytest.approx([w / 1.6065307 for w in expected], abs=0.03)
         assert set(bell.draw(memory, 0, pool(6), 5, 7)[:3]) == {1, 2, 3}  # the others come where these are out
 
+    @pytest.mark.nightly
     def test_the_posterior_of_a_success_rate(self) -> None:
         posterior = sampler("by_posterior", scale=4.0)
         memory = Memory().declared(posterior.columns)

@@ -102,6 +102,7 @@ def check(environment: McpEnvironment) -> None:
     assert environment.step("3").done
 
 
+@pytest.mark.nightly
 def test_a_server_over_standard_input_and_output(script: Path) -> None:
     environment = McpEnvironment(command=[sys.executable, str(script)])
     try:
@@ -111,6 +112,7 @@ def test_a_server_over_standard_input_and_output(script: Path) -> None:
     assert not environment._thread.is_alive()
 
 
+@pytest.mark.nightly
 def test_a_server_over_http(url: str) -> None:
     environment = McpEnvironment(url=url)
     try:

@@ -257,6 +257,7 @@ def test_a_missing_browser_and_unknown_tasks_are_errors(monkeypatch: pytest.Monk
         MiniwobEnvironment("click-button")
 
 
+@pytest.mark.nightly
 def test_no_browser_is_left_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "chromium").write_text("#!/bin/sh\necho no display\nsleep 1000\n")
     (tmp_path / "chromium").chmod(0o755)

@@ -55,6 +55,7 @@ def started(url: str, seed: int = 3, **settings: Any) -> tuple[OpenEnvEnvironmen
     return environment, environment.reset(Prompt("Play.", columns={"seed": seed}))
 
 
+@pytest.mark.nightly
 def test_a_text_is_a_field_of_the_action(url: str) -> None:
     environment, opening = started(url, action="guess")
     assert (opening.text, opening.tools) == ("Guess a number from 1 to 8.", ())
@@ -70,6 +71,7 @@ def test_a_text_is_a_field_of_the_action(url: str) -> None:
     environment.close()
 
 
+@pytest.mark.nightly
 def test_sessions_have_separate_seeds_and_states(url: str) -> None:
     environments = [started(url, seed, action="guess")[0] for seed in (1, 1, 2, 3, 4, 5)]
     hints = [environment.step("4").text for environment in environments]
@@ -122,6 +124,7 @@ def test_wrong_settings_are_errors(url: str) -> None:
         OpenEnvEnvironment("localhost")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("library", ["trl", "mmgrpo.trl"])
 def test_the_class_of_trls_documentation_wraps_a_client(
     library: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

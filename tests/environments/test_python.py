@@ -64,6 +64,7 @@ def test_outputs_are_cut_at_the_limit() -> None:
     assert endless.endswith("space left on device")
 
 
+@pytest.mark.nightly
 def test_time_and_memory_limits_end_a_call_not_the_conversation() -> None:
     replies = outputs("x = 1", "while True: pass", "x", time_s=1.5, traceback_lines=1)
     lost = "Error: the code takes longer than 1.5 s; names that were defined are lost"

@@ -87,6 +87,7 @@ def test_video_tools(tmp_path: Path) -> None:
     check(lines, "select_frames")
 
 
+@pytest.mark.nightly
 def test_clips_of_video_tools(tmp_path: Path) -> None:
     environment = {"name": "video_tools", "describe": False, "clip_form": "video"}
     prefix = call("view_clip", start_time=0, end_time=1.5, num_frames=2)
@@ -95,6 +96,7 @@ def test_clips_of_video_tools(tmp_path: Path) -> None:
     assert "<video" in report
 
 
+@pytest.mark.nightly
 def test_audio_tools(tmp_path: Path) -> None:
     environment = {"name": "audio_tools", "describe": False}
     prefix = call("cut_audio", start_time=0.0, end_time=0.25)
@@ -103,6 +105,7 @@ def test_audio_tools(tmp_path: Path) -> None:
     assert report.count("<audio") > 2
 
 
+@pytest.mark.nightly
 @needs_sandbox
 def test_python(tmp_path: Path) -> None:
     lines, report = trained(tmp_path, {"name": "python", "call": "tag"}, "<code>print(123456 * 7)</code>")
@@ -110,6 +113,7 @@ def test_python(tmp_path: Path) -> None:
     assert "864192" in report
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("bm25s") is None, reason="the extra search is not installed")
 def test_search(tmp_path: Path) -> None:
     corpus = written(tmp_path / "cities.jsonl", CITIES)
@@ -118,6 +122,7 @@ def test_search(tmp_path: Path) -> None:
     assert "at the end of a fjord" in report
 
 
+@pytest.mark.nightly
 @needs_sandbox
 def test_sql(tmp_path: Path) -> None:
     prefix = "<sql>SELECT max(size) * 1001 FROM city</sql>"
@@ -178,6 +183,7 @@ class Tally(Environment):
 FRAMES = [picture(32, 32, seed=seed) for seed in range(4)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("family", "media"),
     [
@@ -218,6 +224,7 @@ def test_a_run_interrupted_within_conversations_resumes_to_the_same_end(
     assert not Tally.open_ones
 
 
+@pytest.mark.nightly
 def test_simulated(tmp_path: Path) -> None:
     server = ChatServer(["It costs 3141."] * 24)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()

@@ -83,6 +83,7 @@ def test_a_server_gives_the_documents_of_its_corpus(cities: Path, servers: list[
     assert server.requests[0] == {"queries": ["capital of Italy"], "topk": 2, "return_scores": True}
 
 
+@pytest.mark.nightly
 def test_busy_servers_are_asked_again_and_lost_ones_end_the_conversation(
     cities: Path, servers: list[RetrievalServer]
 ) -> None:

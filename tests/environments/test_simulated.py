@@ -47,6 +47,7 @@ def serve() -> Iterator[Callable[..., ChatServer]]:
 PROMPT = Prompt("a good price", columns={"item": "tea"})
 
 
+@pytest.mark.nightly
 def test_the_model_reads_the_row_and_all_turns(serve: Callable[..., ChatServer]) -> None:
     server = serve("It costs 3.", 503, "Sold. [DONE]")
     shop = SimulatedEnvironment("shopkeeper", SYSTEM, server.url)
@@ -160,6 +161,7 @@ def test_models_that_cannot_reply_are_errors(partner: str, tmp_path: Path) -> No
         loaded(str(tmp_path / "plain")).reset(PROMPT)
 
 
+@pytest.mark.nightly
 def test_a_policy_trains_with_a_frozen_partner_in_its_process(partner: str, tmp_path: Path) -> None:
     environment = {"name": "simulated", "model": partner, "system": "Talk.", "temperature": 5.0, "dtype": "float32"}
     environment |= {"max_new_tokens": 8}

@@ -40,6 +40,7 @@ def test_queries_return_the_rows_of_the_database(engine: str) -> None:
     ) == ["name | size\nNice | NULL\nOslo | 7\nRome | 28", "total\n28", "name | size\n(no rows)"]  # fmt: skip
 
 
+@pytest.mark.first_case
 @pytest.mark.each_value
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
@@ -94,6 +95,7 @@ def test_rows_and_cells_are_bounded() -> None:
     assert long == f"zeros\n{'0' * 44}\n[959 characters are cut off]"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", daily(ENGINES, "sqlite"))
 def test_endless_queries_end_without_ending_the_conversation(engine: str) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"

@@ -53,6 +53,7 @@ def boxes(sample: Sample) -> list[list[int]]:
     return [call.arguments["bbox_2d"] for turn in sample.turn_texts for call in calls_in(turn)]
 
 
+@pytest.mark.nightly
 def test_calls_are_answered_with_the_region(rollout: Rollout) -> None:
     for sample in rollout.samples:
         assert boxes(sample)[0] == list(sample.prompt.columns["box"])
@@ -64,6 +65,7 @@ def test_calls_are_answered_with_the_region(rollout: Rollout) -> None:
     assert tiny_digits.right_zoom(rollout.samples) == tiny_digits.called(rollout.samples) == [1.0, 1.0]
 
 
+@pytest.mark.nightly
 def test_rows_after_a_zoom_are_scored_as_by_a_plain_call(policy: LanguagePolicy, rollout: Rollout) -> None:
     with torch.no_grad():
         expected_BT = torch.stack([plain_logprobs(policy, rollout, row) for row in range(2)])

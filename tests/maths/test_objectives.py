@@ -235,6 +235,7 @@ def test_padding_does_not_change_the_loss(ratio_level: str):
     assert (padded_grad_BT[:, 5:] == 0).all()
 
 
+@pytest.mark.first_case
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", [name for name in SURROGATES if name not in WITHOUT_CLIPPING])
 @pytest.mark.parametrize("ratio_level", [level for level in RATIO_LEVELS if level != "sequence_token"])

@@ -49,6 +49,7 @@ def trained_weights(policy: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in policy.trainable])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "settings"), daily(CASES, ("sd3", LORA), ("llama", FULL), ("llama", DORA)))
 def test_saved_adapters_are_loaded_by_another_policy(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     first = made(name, **settings)
@@ -114,6 +115,7 @@ def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
         build_policy(config, "cpu")
 
 
+@pytest.mark.nightly
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", ["llama", "sd3"])
 @pytest.mark.parametrize("lora", [{"rank": 2, "alpha": 8.0}, {"rank": 4, "alpha": 2.0}], ids=["alpha", "rank"])
@@ -185,6 +187,7 @@ FORMS = {
 }
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("form", daily(FORMS, "alpha pattern", "kohya"))
 def test_policy_adds_the_adapters_of_the_stock_pipeline(form: str, tmp_path: Path) -> None:
     """Files of diffusers, its training scripts and kohya, with or without a header, at their library's own scale."""
@@ -204,6 +207,7 @@ def test_policy_adds_the_adapters_of_the_stock_pipeline(form: str, tmp_path: Pat
     assert np.abs(generated(stock) - untrained).max() > 1e-2
 
 
+@pytest.mark.nightly
 def test_unreadable_files_raise_with_a_suggested_fix(tmp_path: Path) -> None:
     made("sd15", **LORA).save(tmp_path)
     file = tmp_path / DIFFUSERS_FILE
@@ -239,6 +243,7 @@ def test_saved_adapters_are_restored_bitwise_at_any_scale(alpha: float, tmp_path
     assert torch.equal(trained_weights(second), trained_weights(first))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lora", [{"rank": 4, "alpha": 8.0}, {"rank": 4, "alpha": 8.0, "dora": True}])
 def test_a_reader_without_the_header_gets_the_scale(lora: dict[str, Any], tmp_path: Path) -> None:
     """alpha / rank is in the factors: diffusers rejects files with keys of alphas, or prefers one of both."""
@@ -251,6 +256,7 @@ def test_a_reader_without_the_header_gets_the_scale(lora: dict[str, Any], tmp_pa
     assert np.array_equal(generated(stock), generated(policy.pipeline))
 
 
+@pytest.mark.nightly
 def test_an_export_has_any_scale_in_its_factors(tmp_path: Path) -> None:
     policy = made("sd15", lora={"rank": 4, "alpha": 3.0})
     move(policy.trainable, scale=0.1)
@@ -291,6 +297,7 @@ def test_diffusers_reads_no_keys_of_alphas(tmp_path: Path) -> None:
         tiny_policies.pipeline_of("sd3").load_lora_weights(tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lora", [SMALL, pytest.param(None, marks=pytest.mark.nightly)], ids=["lora", "full"])
 def test_a_second_stage_starts_where_the_first_ended(lora: dict[str, Any] | None, tmp_path: Path) -> None:
     policy = {"name": "denoising", "model": DIGITS, "call": CALL, "lora": lora, "rollout_batch": 8, "update_batch": 8}

@@ -34,6 +34,7 @@ def _generators(prompts: list[Prompt], group_size: int) -> list[torch.Generator]
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", daily(["sd15", "sd15-lcm", "sd3", "flux", "sana", "z-image", "wan"], "sd15-lcm", "wan")
 )
@@ -132,6 +133,7 @@ def _is_scratch(key: str) -> bool:
     return key in ("_guidance_scale", "_num_timesteps", "_interrupt", "_clip_skip", "_joint_attention_kwargs")
 
 
+@pytest.mark.nightly
 def test_native_noise_equals_the_stock_sampler() -> None:
     policy = policy_of("sd15-euler-a", guided=True)
     rollout = policy.rollout(prompts_of("sd15-euler-a"), group_size=2, seed=SEED)
@@ -145,6 +147,7 @@ def test_native_noise_equals_the_stock_sampler() -> None:
     torch.testing.assert_close(rollout.noise.std_BT, torch.tensor([expected] * 4), rtol=1e-4, atol=0)
 
 
+@pytest.mark.nightly
 def test_native_noise_of_a_consistency_sampler_is_exact() -> None:
     policy = policy_of("sd15-lcm", guided=True)
     rollout = policy.rollout(prompts_of("sd15-lcm"), group_size=2, seed=SEED)
@@ -152,6 +155,7 @@ def test_native_noise_of_a_consistency_sampler_is_exact() -> None:
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
 
 
+@pytest.mark.nightly
 def test_native_noise_of_a_multistep_solver_is_replayed_in_full() -> None:
     pipeline = pipeline_of("sd15-dpm")
     config = pipeline.scheduler.config
@@ -162,6 +166,7 @@ def test_native_noise_of_a_multistep_solver_is_replayed_in_full() -> None:
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
 
 
+@pytest.mark.nightly
 def test_overwritten_elements_are_excluded_from_decisions() -> None:
     policy = policy_of("sd15-inpaint")
     rollout = policy.rollout(prompts_of("sd15-inpaint"), group_size=2, seed=SEED, plan=Plan(values=(DRIFT,)))
@@ -186,6 +191,7 @@ def test_videos_are_lists_of_frames() -> None:
     assert [frame.size for frame in sample.video] == [(32, 32)] * 5
 
 
+@pytest.mark.nightly
 def test_negative_prompts_belong_to_their_prompts() -> None:
     policy = policy_of("sd3", guided=True)
     plain, warned = Prompt("a red fox"), Prompt("a red fox", negative="blue")
@@ -196,6 +202,7 @@ def test_negative_prompts_belong_to_their_prompts() -> None:
     assert sample_difference(same_key.samples, alone.samples) > 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "stand_in", "changes"),
     [
@@ -263,6 +270,7 @@ def test_a_scheduler_without_step_raises() -> None:
             policy_of("sd15", pipeline)
 
 
+@pytest.mark.nightly
 def test_the_default_sampler_depends_on_the_scheduler() -> None:
     for name, sampler in (("sd3", "flow_sde"), ("sd15", "ddim"), ("sd15-lcm", "native"), ("wan", "flow_sde")):
         chosen, named = policy_of(name, sampler=None), policy_of(name, sampler=sampler)

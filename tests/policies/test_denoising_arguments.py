@@ -117,6 +117,7 @@ def test_a_call_that_fails_for_one_row_raises(caplog: pytest.LogCaptureFixture) 
     assert not [record for record in caplog.records if "does not take rows as lists" in record.getMessage()]
 
 
+@pytest.mark.nightly
 def test_components_can_be_omitted_or_have_another_dtype(tmp_path: Path) -> None:
     pipeline = pipeline_of("sd3")
     pipeline.save_pretrained(tmp_path)

@@ -16,6 +16,7 @@ from tests.policies.tiny_policies import policy_of, prompts_of
 SEED = 3
 
 
+@pytest.mark.nightly
 def test_a_back_end_is_selected_for_the_denoiser_alone() -> None:
     active = _AttentionBackendRegistry.get_active_backend()[0]
     policy, plain = policy_of("flux", attention="_native_math"), policy_of("flux")

@@ -46,6 +46,7 @@ def _policy(name: str, **settings: Any) -> DenoisingPolicy:
 SHARED = Plan(stochastic=(1, 2), same_initial_noise=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(
     ("batches", "plan"),
@@ -75,6 +76,7 @@ def test_one_prompt_reveals_batch_dependence(name: str) -> None:
     assert _policy(name).rollout(PROMPTS[:1], group_size=2, seed=SEED).num_unbatched == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", EACH)
 def test_deterministic_samples_are_equal_before_and_after_the_first_rollout(name: str) -> None:
     greedy = Plan(stochastic=())
@@ -87,6 +89,7 @@ def test_deterministic_samples_are_equal_before_and_after_the_first_rollout(name
     assert sample_difference(after.samples, alone.samples) == 0
 
 
+@pytest.mark.nightly
 def test_doctor_and_metrics_count_the_rows(tmp_path: Path) -> None:
     run = {"steps": 1, "output": str(tmp_path), "rollout": {"prompts_per_step": 2, "group_size": 2}}
     actual = {finding.check: finding for finding in examine(validated(run), _policy("latte"), [Brightness()], PROMPTS)}
@@ -105,6 +108,7 @@ def test_resampled_rows_are_emitted_once() -> None:
     assert list(map(id, portions)) == list(map(id, rollout.samples))
 
 
+@pytest.mark.nightly
 @pytest.mark.each_value
 @pytest.mark.parametrize("settings", [{}, {"reduction": "sum_sqrt"}])
 @pytest.mark.parametrize("name", daily(["sd15", "sdxl", "sd3", "cogvideox", "wan"], "sdxl", "wan"))

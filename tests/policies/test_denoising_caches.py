@@ -74,6 +74,7 @@ def each(*names: str) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in names]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", each(*CACHES))
 def test_decisions_are_sampled_scored_and_trained_without_caches(name: str, caplog: pytest.LogCaptureFixture) -> None:
     plain = policy_of("flux")
@@ -145,6 +146,7 @@ def _caching(cache: dict[str, Any] | None, family: str = "flux", **settings: Any
     return policy_of(family, call=call, cache=cache, **settings)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", each(*ROLLOUT_CACHES))
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_rollout_with_a_cache_is_scored_as_it_was_sampled(name: str, shared: bool) -> None:
@@ -172,6 +174,7 @@ def test_forwards_count_the_blocks_that_ran() -> None:
     assert rollout.num_forwards == pytest.approx(len(rollout.samples) * (4 + 4 * share), rel=1e-9)
 
 
+@pytest.mark.nightly
 def test_fewer_steps_after_the_window_use_the_cache_too() -> None:
     """Of 8 steps 2 are trained, and 2 remain after them: the first fills the cache, and the second uses it."""
     plan, tail = Plan(stochastic=(0, 1)), {"frac": 0.5}
@@ -189,6 +192,7 @@ ALONE = Plan(stochastic=tuple(range(1, STEPS - 1)))
 """Two steps that are not trained, the first and the last: each fills the cache, and none uses it."""
 
 
+@pytest.mark.nightly
 def test_each_stretch_of_cached_steps_begins_empty() -> None:
     """The last step does not use what the first one stored."""
     policy, plain = _caching(FIRST_BLOCK), _caching(None)
@@ -239,11 +243,13 @@ def test_window_that_splits_the_steps_of_a_cache_warns_once(caplog: pytest.LogCa
     assert rollout.num_forwards < STEPS
 
 
+@pytest.mark.nightly
 def test_calls_with_and_without_the_prompt_have_separate_caches() -> None:
     call = {**settings_of("wan")["call"], "num_inference_steps": STEPS, "guidance_scale": 3.0}
     require_separate_calls([policy_of("wan", call=call, cache=cache) for cache in (FIRST_BLOCK, None)], STEPS)
 
 
+@pytest.mark.nightly
 def test_rows_of_a_cache_with_an_interval_do_not_depend_on_their_batch() -> None:
     rollouts = [
         _caching(ROLLOUT_CACHES["taylorseer"], rollout_batch=batch).rollout(
@@ -255,6 +261,7 @@ def test_rows_of_a_cache_with_an_interval_do_not_depend_on_their_batch() -> None
     assert rollouts[0].num_forwards == pytest.approx(rollouts[1].num_forwards)
 
 
+@pytest.mark.nightly
 def test_renoised_samples_use_the_cache_and_evaluations_do_not() -> None:
     plain, policy = _caching(None), _caching(FIRST_BLOCK)
     evaluated, expected = (
@@ -297,12 +304,14 @@ def test_a_cache_that_the_pipeline_gives_no_steps_is_an_error() -> None:
         policy.rollout(prompts_of("qwen-image"), group_size=2, seed=SEED, plan=Plan(stochastic=(2,)))
 
 
+@pytest.mark.nightly
 def test_a_run_with_a_cache_trains_on_exact_steps(tmp_path: Path) -> None:
     policy = _caching(FIRST_BLOCK)
     lines = train_on_exact_steps(policy, run_config(policy, tmp_path))
     assert all(2 + 4 < line["count/forwards_per_sample"] < 2 + STEPS for line in lines)  # 2 of updates, 4 to 8 sampled
 
 
+@pytest.mark.nightly
 def test_doctor_measures_ratio_1_with_a_cache() -> None:
     policy = _caching(FIRST_BLOCK)
     config = validated(

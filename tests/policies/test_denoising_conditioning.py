@@ -71,6 +71,7 @@ def _runs(policy: DenoisingPolicy) -> list[int]:
     return rows
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "build", "prompts", "showing", "rows"),
     [
@@ -114,6 +115,7 @@ def test_rows_share_runs_if_the_pipeline_keeps_them_independent(
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in policy.trainable)
 
 
+@pytest.mark.nightly
 def test_images_of_different_sizes_and_counts_run_separately() -> None:
     policy = policy_of("flux-kontext")
     small, large = _prompts(), _prompts(side=24)
@@ -149,6 +151,7 @@ def test_examples_and_finished_samples_with_images_share_runs() -> None:
     assert torch.equal(values(policy, read), read.old_logprob_BT)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("as_list", [False, True])
 def test_image_columns_set_further_arguments(tmp_path: Path, as_list: bool) -> None:
     masks = {"lower": Image.new("L", (16, 16)), "left": Image.new("L", (16, 16))}

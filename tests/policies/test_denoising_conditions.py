@@ -35,6 +35,7 @@ def _video() -> list[Image.Image]:
     return [_picture(40 * frame).resize((32, 32)) for frame in range(5)]
 
 
+@pytest.mark.nightly
 def test_images_can_be_paths(tmp_path: Path) -> None:
     _picture().save(tmp_path / "source.png")
     policy = policy_of("flux-kontext")
@@ -58,6 +59,7 @@ def _video_to_video() -> Any:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "build", "prompt"),
     [
@@ -89,6 +91,7 @@ def test_videos_can_be_paths(tmp_path: Path) -> None:
     assert max(differences) < 16  # a GIF has 256 colors
 
 
+@pytest.mark.nightly
 def test_images_in_the_call_run_rows_alone() -> None:
     names = {"rollout_batch": 4, "update_batch": 4}
     policy = policy_of("sd15-inpaint", **names)
@@ -100,6 +103,7 @@ def test_images_in_the_call_run_rows_alone() -> None:
     assert sample_difference(last.samples, rollout.samples[2:]) == 0
 
 
+@pytest.mark.nightly
 def test_guidance_that_depends_on_the_step_is_exact() -> None:
     window = {"skip_guidance_layers": [0], "skip_layer_guidance_start": 0.3, "skip_layer_guidance_stop": 0.7}
     plain, skipping = policy_of("sd3", guided=True), policy_of("sd3", guided=True, call=window)
@@ -112,6 +116,7 @@ def test_guidance_that_depends_on_the_step_is_exact() -> None:
     assert differs.tolist() == [False, False, True, False]  # the one step between .3 and .7 of four
 
 
+@pytest.mark.nightly
 def test_three_way_guidance_is_exact() -> None:
     parts = pipeline_of("sd15-euler-a").components
     config = dict(parts["unet"].config, in_channels=8)

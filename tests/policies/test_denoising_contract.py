@@ -62,15 +62,18 @@ def any_subject(request: pytest.FixtureRequest, guided: bool) -> Subject:
     return _subject(request.param, guided=guided, measures=True)
 
 
+@pytest.mark.first_case
 @pytest.mark.each_value
 def test_on_policy_gap_is_zero(any_subject: Subject) -> None:
     contract.check_on_policy_gap(any_subject)
 
 
+@pytest.mark.nightly
 def test_on_policy_gap_is_zero_with_shared_noise_and_a_window(drawing_subject: Subject) -> None:
     contract.check_on_policy_gap(drawing_subject, Plan(stochastic=(1, 2), same_initial_noise=True))
 
 
+@pytest.mark.nightly
 def test_every_decision_is_evaluated_once(drawing_subject: Subject) -> None:
     contract.check_every_decision_once(drawing_subject)
 
@@ -79,6 +82,7 @@ def test_rows_and_batches_do_not_change_evaluations(drawing_subject: Subject) ->
     contract.check_rows_and_batches(drawing_subject)
 
 
+@pytest.mark.nightly
 def test_samples_are_functions_of_their_keys(drawing_subject: Subject) -> None:
     contract.check_seeds(drawing_subject)
 
@@ -87,14 +91,17 @@ def test_prompt_ids_key_the_noise(drawing_subject: Subject) -> None:
     contract.check_prompt_ids(drawing_subject)
 
 
+@pytest.mark.nightly
 def test_samples_are_emitted_as_they_are_sampled(drawing_subject: Subject) -> None:
     contract.check_emitted_samples(drawing_subject)
 
 
+@pytest.mark.first_case
 def test_reference_is_the_untrained_policy(subject: Subject) -> None:
     contract.check_reference(subject)
 
 
+@pytest.mark.first_case
 def test_save_and_load_round_trip(subject: Subject, tmp_path: Path) -> None:
     contract.check_save_and_load(subject, tmp_path)
 

@@ -42,6 +42,7 @@ def subject() -> Subject:
     )
 
 
+@pytest.mark.nightly
 def test_a_custom_pipeline_satisfies_the_contract(subject: Subject, tmp_path: Any) -> None:
     contract.check_on_policy_gap(subject)
     contract.check_on_policy_gap(subject, Plan(stochastic=(1,), same_initial_noise=True))

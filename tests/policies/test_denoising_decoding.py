@@ -53,6 +53,7 @@ def rollout_and_calls(policy: DenoisingPolicy, plan: Plan) -> tuple[Rollout, int
     return rollout, most[0]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("name", "rounded"),
     [
@@ -73,6 +74,7 @@ def test_row_by_row_decoding_gives_the_same_pixels(name: str, rounded: float) ->
     assert in_turn * 4 == at_once
 
 
+@pytest.mark.nightly
 def test_tiled_decoding_uses_smaller_inputs() -> None:
     plan, size = Plan(stochastic=()), {"height": 64, "width": 64}
     tiles = {f"tile_sample_{name}": pixels for name, pixels in (*SMALL, *OVERLAPPING)}

@@ -31,6 +31,7 @@ def _divergences(policy: DenoisingPolicy, rollout: Rollout, name: str) -> Tensor
     return result_BT
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", daily(NAMES, "k3", "gaussian", "velocity_mse"))
 def test_divergence_is_zero_at_the_reference_and_positive_elsewhere(name: str) -> None:
     policy = measured_policy_of("sd3")

@@ -46,6 +46,7 @@ def _count_pictures(processor: Any) -> list[int]:
     return counts
 
 
+@pytest.mark.nightly
 def test_each_prompt_is_encoded_once_for_any_batches() -> None:
     pipeline = pipeline_of("sd3")
     encoded = _count_rows(pipeline.text_encoder), _count_rows(pipeline.text_encoder_2)
@@ -63,6 +64,7 @@ def test_each_prompt_is_encoded_once_for_any_batches() -> None:
     assert encoded == ([1] * 5, [1] * 5)
 
 
+@pytest.mark.nightly
 def test_a_condition_image_is_encoded_once() -> None:
     pipeline = pipeline_of("flux-kontext")
     encoded = _count_rows(pipeline.vae.encoder)

@@ -90,6 +90,7 @@ def _half_broken() -> DenoisingPolicy:
     return policy_of("sd15", pipeline)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("build", "reason", "fix"),
     [
@@ -116,6 +117,7 @@ def test_failed_samples_warn_once_and_have_no_reward(
     assert reason in line
 
 
+@pytest.mark.nightly
 def test_non_finite_latents_fail_only_their_row() -> None:
     policy, prompts = _half_broken(), [Prompt("a red fox"), Prompt("two blue squares")]
     rollout = policy.rollout(prompts, group_size=2, seed=SEED)
@@ -157,6 +159,7 @@ def test_a_pipeline_without_finite_latents_raises() -> None:
         policy_of("sd15", pipeline).rollout([Prompt("a cat")], group_size=2, seed=SEED)
 
 
+@pytest.mark.nightly
 def test_a_run_counts_failed_samples_and_trains_on_the_others(tmp_path: Path) -> None:
     run = {"steps": 1, "output": str(tmp_path), "rollout": {"prompts_per_step": 2, "group_size": 2}}
     run |= {"evaluation": {"every": 1, "prompts": {"source": f"{HERE}:held_out"}}}
@@ -172,6 +175,7 @@ def test_a_run_counts_failed_samples_and_trains_on_the_others(tmp_path: Path) ->
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.policy.trainable, strict=True))
 
 
+@pytest.mark.nightly
 def test_previews_state_the_failure_reason(tmp_path: Path) -> None:
     policy, sampler = policy_of("sd15", _not_a_number("sd15")), HeldOutSampler(job=Job(Accelerator(cpu=True)))
     sampled = sample_prompt(policy, Prompt("a cat"), [REWARD], sampler, count=2, seed=0, noise=False)
@@ -215,6 +219,7 @@ def test_safety_checker_flags_are_read_from_any_output() -> None:
     assert failures_of({"images": [image], "nsfw_content_detected": None}, 1, finite_states=None, decoded=[]) == [None]
 
 
+@pytest.mark.nightly
 def test_a_working_pipeline_has_no_failures() -> None:
     for plan in (Plan(), GREEDY):
         samples = policy_of("sd15").rollout(prompts_of("sd15"), group_size=1, seed=SEED, plan=plan).samples

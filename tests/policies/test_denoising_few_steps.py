@@ -98,6 +98,7 @@ def test_renoising_equals_cps_at_full_strength(kind: str, config: dict[str, Any]
     assert ours.std == pytest.approx(native.std, abs=1e-5)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("name", "settings"), [("sd3", {}), ("sd15-lcm", {"sampler": None}), ("flux", {})])
 def test_a_single_step_trains_with_last_std(name: str, settings: dict[str, Any]) -> None:
     policy = policy_of(name, call={"num_inference_steps": 1}, last_std=0.1, **settings)
@@ -111,6 +112,7 @@ def test_a_single_step_trains_with_last_std(name: str, settings: dict[str, Any])
     assert not greedy.mask_BT.any()
 
 
+@pytest.mark.nightly
 def test_the_last_step_is_a_decision_with_last_std() -> None:
     plain, sampled = policy_of("sd3"), policy_of("sd3", last_std=0.05)
     rollouts = [policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED) for policy in (plain, sampled)]
@@ -134,6 +136,7 @@ def test_a_deterministic_single_step_raises() -> None:
         assert policy.num_decisions
 
 
+@pytest.mark.nightly
 def test_the_doctor_reports_excess_noise_of_few_steps() -> None:
     actual = {}
     for sampler in ("flow_sde", "cps"):

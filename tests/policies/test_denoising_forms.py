@@ -239,6 +239,7 @@ def test_arrays_reach_rewards_unchanged() -> None:
     assert Sample(PROMPTS[0], 0, 0, array=actual).array is actual
 
 
+@pytest.mark.nightly
 def test_sizes_of_yaml_reach_the_call_as_tuples() -> None:
     """SDXL adds its three sizes up, of which those that are not stated are tuples."""
     policy = policy_of("sdxl", call={"num_inference_steps": 2})

@@ -49,6 +49,7 @@ def _value_BT(policy: DenoisingPolicy, rollout: Rollout, value: Value) -> torch.
     return torch.cat([part.values[value] for part in parts], 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("guided", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", daily(FAMILIES, "sd3", "wan"))
 def test_joined_steps_have_the_values_and_gradients_of_separate_ones(name: str, guided: bool) -> None:
@@ -84,6 +85,7 @@ def test_steps_are_not_joined_beyond_the_limit_or_after_memory_ran_out() -> None
         assert [tuple(part.columns) for part in policy.evaluate(rollout, [0, 1])] == [(0,), (1,), (2,)]
 
 
+@pytest.mark.nightly
 def test_steps_with_other_shared_states_are_not_joined() -> None:
     policy = policy_of("sd3", batch=8, join_steps=True)
     plan = Plan(stochastic=(0, 1, 2), same_initial_noise=True)

@@ -47,6 +47,7 @@ def test_numbered_members_equal_those_of_the_complete_group(name: str, same_init
         torch.testing.assert_close(some.old_logprob_BT[row], full.old_logprob_BT[member], rtol=rounding, atol=rounding)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("batch", [2, 8])
 def test_ragged_groups_share_states_within_groups(batch: int) -> None:
     policy, prompts = policy_of("sd3", batch=batch), prompts_of("sd3")
@@ -91,6 +92,7 @@ def test_duplicate_members_raise() -> None:
         policy.rollout(prompts_of("sd3"), group_size=2, seed=0, plan=Plan(members=((0, 1),)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 def test_rollout_settings_are_used_in_scoring(name: str) -> None:
     policy = policy_of(name)
@@ -124,6 +126,7 @@ def test_rollout_settings_apply_to_deterministic_samples() -> None:
     assert [np.asarray(sample.image).shape for sample in rollout.samples] == [(32, 16, 3)] * 2
 
 
+@pytest.mark.nightly
 def test_a_plan_can_override_the_sampler() -> None:
     policy = measured_policy_of("sd3")
     rollout = policy.rollout(
@@ -149,6 +152,7 @@ def test_invalid_plan_settings_raise(settings: dict[str, Any], message: str) -> 
         measured_policy_of("sd3").rollout(prompts_of("sd3"), group_size=1, seed=0, plan=Plan(settings=settings))
 
 
+@pytest.mark.first_case
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 @pytest.mark.parametrize("stochastic", [None, (), (1,)])
@@ -181,6 +185,7 @@ def test_text_only_plan_features_raise() -> None:
         policy.rollout([replace(prompts[0], prefix="a")], group_size=2, seed=SEED)
 
 
+@pytest.mark.nightly
 @pytest.mark.each_value
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("same_initial_noise", [False, True])

@@ -63,6 +63,7 @@ def test_the_log_probability_is_minus_the_matching_error(name: str) -> None:
     assert not rollout.on_policy
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 def test_batches_do_not_change_noise_or_gradient(name: str) -> None:
     wide, narrow, odd = (policy_of(name, batch=batch, reading=READING) for batch in (16, 1, 5))
@@ -89,6 +90,7 @@ def test_batches_do_not_change_noise_or_gradient(name: str) -> None:
     assert sum(e.num_forwards for e in wide.evaluate(masked)) == 6
 
 
+@pytest.mark.first_case
 @pytest.mark.each_value
 @pytest.mark.parametrize("guided", [False, True], ids=["plain", "guided"])
 @pytest.mark.parametrize("name", families("reading", READ))
@@ -103,6 +105,7 @@ def test_every_pipeline_renoises_its_samples(name: str, guided: bool) -> None:
     assert relative_difference(gradients(alone, rollout), gradients(policy, rollout)) < 1e-4
 
 
+@pytest.mark.nightly
 @torch.no_grad()
 def test_guidance_is_part_of_the_prediction() -> None:
     policy = policy_of("sd15", guided=True, reading=READING)
@@ -119,6 +122,7 @@ def test_guidance_is_part_of_the_prediction() -> None:
         assert float(-rollout.old_logprob_BT[row, 2]) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.nightly
 def test_noise_depends_on_keys_and_can_be_shared_by_a_group() -> None:
     policy = measured_policy_of("sd3", reading=READING)
     samples = latents_of(policy)
@@ -166,6 +170,7 @@ def test_images_and_latents_give_equal_scores(name: str) -> None:
     torch.testing.assert_close(from_images.old_logprob_BT, other.old_logprob_BT, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 @torch.no_grad()
 def test_preconditioned_networks_use_their_levels() -> None:
     """EDM: the network sees x / sqrt(s^2 + d^2) at time log(s) / 4 and says (x0 - c_skip x) / c_out."""
@@ -188,6 +193,7 @@ def test_preconditioned_networks_use_their_levels() -> None:
         assert float(-rollout.old_logprob_BT[0, position]) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.nightly
 def test_renoising_trains_the_weights() -> None:
     policy = policy_of("sd3", reading={"num_levels": 4})
     rollout = policy.read(off_policy_samples_of("sd3"), seed=SEED)
@@ -276,6 +282,7 @@ def test_invalid_samples_raise() -> None:
             value_of(policy, rollout, value)
 
 
+@pytest.mark.nightly
 def test_pipelines_without_levels_per_row_raise() -> None:
     exploding = pipeline_of("sd3")
     exploding.scheduler.register_to_config(sigma_max=80.0)  # as Cosmos 2 does

@@ -25,6 +25,7 @@ from tests.policies.readings import (
 from tests.policies.tiny_policies import measured_policy_of, policy_of
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 def test_values_of_stored_weights_use_the_same_levels_and_noise(name: str) -> None:
     policy = measured_policy_of(name, reading=READING)
@@ -44,6 +45,7 @@ def test_values_of_stored_weights_use_the_same_levels_and_noise(name: str) -> No
 NFT = [Value(f"{sign}_error", "kept", (b,)) for b in (1.0, 0.1) for sign in ("positive", "negative")]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd15-v", "sd3", "flux", "wan"]))
 def test_implied_errors_are_equal_at_the_stored_weights(name: str) -> None:
     policy = policy_of(name, reading={**READING, "low": 0.1})
@@ -68,6 +70,7 @@ def _gradient(policy: DenoisingPolicy, rollout: Rollout, weights: dict[Value, fl
     return torch.cat([p.grad.flatten() for p in policy.trainable if p.grad is not None])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("view", ["kept", OLD])
 def test_implied_errors_match_the_paper_on_flow(view: str) -> None:
     policy = measured_policy_of("sd3", reading=READING)

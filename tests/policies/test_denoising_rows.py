@@ -44,6 +44,7 @@ def _sdxl() -> DenoisingPolicy:
     return policy_of("sdxl", guided=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(["sdxl", "flux", "qwen-image"], "flux"))
 def test_rows_without_a_negative_prompt_equal_rows_alone(name: str) -> None:
     policy = _sdxl() if name == "sdxl" else policy_of(name, guided=True, without=("negative_prompt",))
@@ -57,6 +58,7 @@ def test_rows_without_a_negative_prompt_equal_rows_alone(name: str) -> None:
     assert torch.equal(values(policy, both, [1])[1], both.old_logprob_BT[1])
 
 
+@pytest.mark.nightly
 def test_evaluations_keep_negative_prompts_to_their_rows() -> None:
     policy, greedy = _sdxl(), Plan(stochastic=(), keep_latents=True)
     both = policy.rollout([NEGATIVE, NONE], group_size=1, seed=SEED, plan=greedy)
@@ -88,6 +90,7 @@ def test_an_empty_negative_prompt_differs_from_a_missing_one() -> None:
     assert not torch.equal(empty.old_logprob_BT, none.old_logprob_BT)  # SDXL takes zeros in place of a missing one
 
 
+@pytest.mark.nightly
 def test_columns_without_a_value_use_the_pipeline_default() -> None:
     policy = policy_of("sdxl", guided=True, columns=("prompt_2",))
     rows = [Prompt("a cat", columns={"prompt_2": "in the snow"}), Prompt("two dogs", columns={"prompt_2": None})]
@@ -106,6 +109,7 @@ def _padded(name: str) -> tuple[DenoisingPolicy, Prompt]:
         return DenoisingPolicy(pipeline, {"call": call, "lora": {"rank": 2, "alpha": 2.0}, **settings}), prompt
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "CogView4Pipeline" else pytest.mark.nightly) for name in PADDED]
 )
@@ -118,6 +122,7 @@ def test_a_longer_prompt_is_scored_like_a_row_alone(name: str) -> None:
         assert torch.equal(values(policy, later, [row])[row], later.old_logprob_BT[row])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("first", ["read", "supervised", "greedy"])
 def test_padding_is_measured_outside_rollouts_too(first: str) -> None:
     policy, example = _padded("CogView4Pipeline")
@@ -139,6 +144,7 @@ def test_padding_is_measured_outside_rollouts_too(first: str) -> None:
     assert any("each runs alone" in choice for choice in policy.resolved_settings)
 
 
+@pytest.mark.nightly
 def test_prompt_overrides_measure_padding() -> None:
     policy, prompt = _padded("CogView4Pipeline")
     rollout = policy.rollout([replace(prompt, text="a cat")], group_size=1, seed=SEED)
@@ -148,12 +154,14 @@ def test_prompt_overrides_measure_padding() -> None:
     assert torch.equal(values(policy, view)[0], values(policy, view, [0])[0])
 
 
+@pytest.mark.nightly
 def test_masked_padding_keeps_rows_batched() -> None:
     policy = policy_of("sd3", guided=True)
     policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
     assert policy.rollout([*prompts_of("sd3"), Prompt(LONG)], group_size=1, seed=SEED).num_unbatched == 0
 
 
+@pytest.mark.nightly
 def test_bfloat16_rounding_keeps_rows_batched() -> None:
     pipeline = pipeline_of("qwen-image").to(torch.bfloat16)  # masked padding takes other kernels: 1.3e-2 on the CPU
     policy = policy_of("qwen-image", pipeline, guided=True)

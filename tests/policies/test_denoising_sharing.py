@@ -23,11 +23,13 @@ GROUP_SIZE = 3
 WINDOW = Plan(stochastic=(1, 2), same_initial_noise=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_shared_states_give_the_samples_of_rows_alone(name: str) -> None:
     assert_rows_equal_single_rows(name, WINDOW, group_size=GROUP_SIZE, seed=SEED)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_shared_states_give_the_gradient_of_separate_states(name: str) -> None:
     policy = policy_of(name)

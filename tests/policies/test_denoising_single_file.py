@@ -46,6 +46,7 @@ def refusal(folder: Path, **values: Any) -> str:
     return str(error.value)
 
 
+@pytest.mark.nightly
 def test_a_one_file_checkpoint_equals_its_pipeline(folder: Path) -> None:
     stock, loaded = pipeline_of("sd15"), load_pipeline(settings(folder))
     assert type(loaded) is type(stock)

@@ -97,6 +97,7 @@ def _if_policy(**settings: Any) -> DenoisingPolicy:
         return DenoisingPolicy(build_seeded(_deep_floyd), {"call": call, "lora": LORA, **settings})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("sampler", daily([None, "ddim", "native"], None, "native"))
 def test_learned_variance_equals_the_stock_sampler(sampler: str | None) -> None:
     policy = _if_policy(sampler=sampler)
@@ -108,6 +109,7 @@ def test_learned_variance_equals_the_stock_sampler(sampler: str | None) -> None:
     assert all(bool(gradient.any()) for gradient in gradients(policy, rollout))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("sampler", "is_trained"), [("native", True), ("ddim", False)])
 def test_learned_variance_is_trained_if_used_in_sampling(sampler: str, is_trained: bool) -> None:
     policy = _if_policy(sampler=sampler, lora=None)
@@ -121,6 +123,7 @@ def test_learned_variance_is_trained_if_used_in_sampling(sampler: str, is_traine
     assert bool(gradient[3:].any()) == is_trained
 
 
+@pytest.mark.nightly
 def test_shared_noise_supports_learned_variance() -> None:
     policy = _if_policy(sampler="native")
     rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED, plan=Plan(stochastic=(1, 2), same_initial_noise=True))
@@ -136,6 +139,7 @@ def _ltx_condition(**settings: Any) -> DenoisingPolicy:
     return policy_of("ltx", pipeline, **settings)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("guided", [True, False])
 def test_tokens_at_other_levels_are_excluded_from_decisions(guided: bool) -> None:
     policy = _ltx_condition(guided=guided)
@@ -167,6 +171,7 @@ def _with_pndm(kind: Callable[..., Any], **changes: Any) -> Any:
     return kind(**parts, requires_safety_checker=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "changes", "call"),
     [
@@ -188,6 +193,7 @@ def test_the_old_default_scheduler_supports_decisions(kind: Any, changes: dict[s
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_a_pipeline_that_calls_step_twice_is_exact(batch: int) -> None:
     pipeline = assembly.build("CosmosTextToWorldPipeline")

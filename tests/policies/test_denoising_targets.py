@@ -133,6 +133,7 @@ def test_targets_decode_to_their_images(name: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", ["flux", "qwen-image", "wan"])
 def test_the_layout_of_a_bfloat16_pipeline_is_measured_in_float32(name: str) -> None:
     plain, half = (policy_of(name, pipeline_of(name).to(dtype)) for dtype in (torch.float32, torch.bfloat16))
@@ -185,6 +186,7 @@ def test_flow_matching_loss_on_videos_of_wan() -> None:
     assert actual == pytest.approx(float(mse_loss(velocity, noise - clean)), rel=1e-5)
 
 
+@pytest.mark.nightly
 @torch.no_grad()
 def test_euler_and_ddim_give_the_same_supervised_loss() -> None:
     """The network sees the same noised data, whatever way the schedule writes it."""
@@ -198,6 +200,7 @@ def test_euler_and_ddim_give_the_same_supervised_loss() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_examples_with_images_train_with_their_images() -> None:
     policy = policy_of("flux-kontext")
     input_images = [picture(seed, 16, 16) for seed in (7, 8)]

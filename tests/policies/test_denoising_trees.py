@@ -24,6 +24,7 @@ def states(tree: str) -> list[int]:
     return [int(number) for number in tree.split()]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tree_gives_the_samples_of_its_leaves_alone(name: str) -> None:
     assert_rows_equal_single_rows(name, BINARY, group_size=4, seed=SEED)
@@ -42,6 +43,7 @@ def test_branches_share_states_until_they_split() -> None:
     assert len(set(logprob_BT[:, 2].tolist())) == 4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("batch", [1, 2, 8])
 def test_each_state_of_a_tree_is_computed_once(batch: int) -> None:
     policy = policy_of("sd3", batch=batch)
@@ -58,6 +60,7 @@ def test_each_state_of_a_tree_is_computed_once(batch: int) -> None:
     torch.testing.assert_close(rollout.old_logprob_BT, full.old_logprob_BT, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tree_gives_the_gradient_of_separate_states(name: str) -> None:
     policy = policy_of(name)

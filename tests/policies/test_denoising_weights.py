@@ -24,6 +24,7 @@ GREEDY = Plan(stochastic=())
 FULL = {"lora": None}
 
 
+@pytest.mark.first_case
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", ["sd15", pytest.param("sd3", marks=pytest.mark.nightly), "flux"])
 @pytest.mark.parametrize("lora", [{"rank": 2, "alpha": 3.0}, {"rank": 2, "alpha": 3.0, "dora": True}])
@@ -90,6 +91,7 @@ def test_a_full_fine_tune_trains_every_weight_of_the_denoiser() -> None:
     assert sum(p.requires_grad for p in parameters_of(policy)) == len(policy.trainable)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(["sd15", "sd3", "wan"], "sd3"))
 def test_bfloat16_is_exact_on_policy(name: str) -> None:
     policy = policy_of(name, pipeline_of(name).to(torch.bfloat16))
@@ -109,6 +111,7 @@ def test_bfloat16_is_exact_on_policy(name: str) -> None:
     assert sum(not gradient.any() for gradient in actual) == (2 if name == "sd3" else 0)
 
 
+@pytest.mark.nightly
 def test_a_full_fine_tune_of_a_half_precision_pipeline_keeps_float32_masters() -> None:
     policy = policy_of("sd3", pipeline_of("sd3").to(torch.bfloat16), **FULL)
     assert {p.dtype for p in policy.trainable} == {torch.float32}
@@ -122,6 +125,7 @@ def test_a_full_fine_tune_of_a_half_precision_pipeline_keeps_float32_masters() -
     assert sum(not gradient.any() for gradient in actual) == 3  # the idle ones of the last block
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "z-image", "wan"]))
 def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
     plain, thrifty = policy_of(name), policy_of(name, gradient_checkpointing=True)
@@ -132,6 +136,7 @@ def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
     assert relative_difference(gradients(thrifty, rollout), gradients(plain, rollout)) < 1e-6
 
 
+@pytest.mark.nightly
 def test_a_saved_pipeline_is_loaded_and_restored(tmp_path: Path) -> None:
     model, checkpoint = tmp_path / "model", tmp_path / "checkpoint"
     checkpoint.mkdir()
@@ -198,6 +203,7 @@ def test_lora_targets_without_matches_list_the_layers() -> None:
     assert "to_q" in str(refusal.value)
 
 
+@pytest.mark.nightly
 def test_a_pipeline_with_adapters_raises_until_they_are_fused(tmp_path: Path) -> None:
     donor = policy_of("sd3")
     move(donor.trainable, scale=0.1)
@@ -213,6 +219,7 @@ def test_a_pipeline_with_adapters_raises_until_they_are_fused(tmp_path: Path) ->
     torch.testing.assert_close(values(donor, fused), fused.old_logprob_BT, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_two_experts_train_at_their_steps(tmp_path: Path) -> None:
     def build() -> Any:
         pipeline = pipeline_of("wan")

@@ -25,6 +25,7 @@ def caching_policy(cache: dict[str, Any] | None, family: str = "sd3", **call: An
     return policy_of(family, call=call, cache=cache)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["sd3", "qwen-image"])
 def test_a_rollout_with_the_cache_is_scored_as_it_was_sampled(family: str) -> None:
     """Step 0 fills the cache and step 1 uses it; 2 and 3 are trained; 4 fills it again, and 5 to 7 use it."""
@@ -46,10 +47,12 @@ def test_a_rollout_with_the_cache_is_scored_as_it_was_sampled(family: str) -> No
     assert rollout.num_forwards == pytest.approx(len(rollout.samples) * (4 + 4 * share), rel=1e-9)
 
 
+@pytest.mark.nightly
 def test_each_stretch_and_each_call_of_a_step_begin_empty() -> None:
     require_separate_calls([caching_policy(cache, "wan", guidance_scale=3.0) for cache in (CACHE, None)], STEPS)
 
 
+@pytest.mark.nightly
 def test_evaluations_do_not_use_the_cache() -> None:
     evaluated, expected = (
         each.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(stochastic=()))

@@ -54,6 +54,7 @@ def rollout_of(policy: LanguagePolicy, plan: Plan | None = None) -> Rollout:
     return policy.rollout(prompts_of("llama"), group_size=3, seed=SEED, plan=plan)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"suppress": (7, 8)}], ids=str)
 def test_trainer_scores_samples_of_server(server: TokenServer, settings: dict[str, Any]) -> None:
     policy = served(server, **settings)
@@ -88,6 +89,7 @@ def test_changed_weights_are_sent_once(server: TokenServer, lora: dict[str, Any]
     assert float(gap_BT.abs().max()) < 1e-4
 
 
+@pytest.mark.nightly
 def test_adapters_are_loaded_by_name(server: TokenServer) -> None:
     policy = served(server, engine={"load_adapters": True}, lora={"rank": 2, "init": "gaussian"})
     for seed in range(2):
@@ -109,6 +111,7 @@ def test_adapters_are_loaded_by_name(server: TokenServer) -> None:
         served(server, engine={"load_adapters": True})
 
 
+@pytest.mark.nightly
 def test_server_sleeps_between_rollouts(server: TokenServer) -> None:
     expected = rollout_of(served(server))
     server.requests.clear()
@@ -131,6 +134,7 @@ def test_sleep_of_a_server_that_others_use_is_an_error(server: TokenServer) -> N
         VllmEngine(url=server.url, sleep=True, steps_ahead=1)
 
 
+@pytest.mark.nightly
 def test_server_without_new_weights_raises_error(server: TokenServer) -> None:
     policy = served(server)
     move(policy.trainable)
@@ -171,6 +175,7 @@ def test_samples_without_version_of_weights_raise_error(server: TokenServer) -> 
         rollout_of(policy)
 
 
+@pytest.mark.nightly
 def test_restarted_server_gets_weights_again(server: TokenServer) -> None:
     policy = served(server)
     move(policy.trainable)
@@ -191,6 +196,7 @@ def test_samples_under_named_weights_are_of_trainer(server: TokenServer) -> None
     assert SAMPLER_LOGPROB not in rollout.values
 
 
+@pytest.mark.nightly
 def test_conversation_sends_each_turn(server: TokenServer) -> None:
     policy = connect(server, terse("llama"))
     rollout = rollout_of(policy, Plan(environment=lambda: Asking(turns=2), max_turns=2))
@@ -200,6 +206,7 @@ def test_conversation_sends_each_turn(server: TokenServer) -> None:
     assert len(set(seeds)) == len(seeds)
 
 
+@pytest.mark.nightly
 def test_unfinished_rows_continue_with_later_weights(server: TokenServer) -> None:
     policy = served(server)
     first = rollout_of(policy, Plan(token_window=3))
@@ -232,6 +239,7 @@ def test_turns_with_other_media_than_images_are_an_error() -> None:
     server.end()
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("settings", "plan", "message"),
     [
@@ -263,6 +271,7 @@ def test_models_that_server_lacks_raise_errors(server: TokenServer) -> None:
         connect(server, policy_of("llama"), url="http://127.0.0.1:9")
 
 
+@pytest.mark.nightly
 def test_images_are_sent_once_with_tokens_before_their_expansion() -> None:
     policy, prompts = policy_of("qwen2.5-vl"), prompts_of("qwen2.5-vl")[1:]
     server = TokenServer(policy.model)
@@ -315,6 +324,7 @@ def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
 
 
+@pytest.mark.nightly
 def test_run_resumes_after_server_failed(server: TokenServer, tmp_path: Path) -> None:
     complete = trainer_of({"url": server.url}, tmp_path / "complete")
     complete.train()

@@ -67,6 +67,7 @@ def with_weights(state: Mapping[str, Tensor]) -> LanguagePolicy:
     return policy
 
 
+@pytest.mark.nightly
 def test_samples_are_of_weights_before_last_update_and_weighed(server: TokenServer, tmp_path: Path) -> None:
     trainer = run_ahead(server, tmp_path, checkpoint={})
     steps = observe(trainer)
@@ -93,6 +94,7 @@ def test_samples_are_of_weights_before_last_update_and_weighed(server: TokenServ
     assert num_capped > 0
 
 
+@pytest.mark.nightly
 def test_requests_are_sent_before_update_with_weights_of_step(server: TokenServer, tmp_path: Path) -> None:
     run_ahead(server, tmp_path, checkpoint={}).train()
     kinds = {"/inference/v1/generate": "generate", "/collective_rpc": "load"}
@@ -124,6 +126,7 @@ def test_run_resumes_to_the_same_weights(server: TokenServer, tmp_path: Path) ->
     assert torch.equal(weights(resumed), weights(complete))
 
 
+@pytest.mark.nightly
 def test_failure_after_samples_ahead_costs_no_step(server: TokenServer, tmp_path: Path) -> None:
     complete = run_ahead(server, tmp_path / "complete")
     complete.train()
@@ -146,6 +149,7 @@ def test_failure_after_samples_ahead_costs_no_step(server: TokenServer, tmp_path
     assert torch.equal(weights(resumed), weights(complete))
 
 
+@pytest.mark.nightly
 def test_server_that_fails_during_update_costs_no_step(server: TokenServer, tmp_path: Path) -> None:
     trainer = run_ahead(server, tmp_path, checkpoint={})
     generate = server.reply
@@ -166,6 +170,7 @@ def test_server_that_fails_during_update_costs_no_step(server: TokenServer, tmp_
     assert [(line["step"], line["rollout/staleness"]) for line in lines] == [(1, 0), (2, 0), (3, 1)]
 
 
+@pytest.mark.nightly
 def test_weights_that_do_not_arrive_raise_error_before_update(server: TokenServer, tmp_path: Path) -> None:
     def stop_loading(samples: list[Sample]) -> list[float]:
         server.ignores_weights = True
@@ -178,6 +183,7 @@ def test_weights_that_do_not_arrive_raise_error_before_update(server: TokenServe
     assert [path.name for path in (trainer.folder.path / "checkpoints").iterdir()] == ["step-000001"]
 
 
+@pytest.mark.nightly
 def test_completions_ahead_are_for_their_requests_alone(server: TokenServer) -> None:
     policy = served(server, engine={"steps_ahead": 1})
     prompts = prompts_of("llama")

@@ -109,6 +109,7 @@ def test_a_call_that_hangs_ends_its_conversation_alone() -> None:
     release.set()
 
 
+@pytest.mark.nightly
 def test_an_answer_in_place_of_a_late_one_that_hangs_too_ends_the_conversation() -> None:
     release = threading.Event()
 
@@ -258,6 +259,7 @@ def rolled_out(workers: int) -> Rollout:
     return policy.rollout(prompts_of("llama"), group_size=8, seed=SEED, plan=plan)
 
 
+@pytest.mark.nightly
 def test_samples_do_not_depend_on_the_number_of_workers() -> None:
     first, *others = [rolled_out(workers) for workers in (1, 2, 32)]
     assert max(len(sample.turn_ends) for sample in first.samples) == 3

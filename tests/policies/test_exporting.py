@@ -54,6 +54,7 @@ def test_a_language_model_is_read_by_its_stock_class(
     assert result.generation_config.eos_token_id == policy.model.generation_config.eos_token_id
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("settings", [FULL, LORA, DORA])
 @pytest.mark.parametrize("name", daily(["sd3", "sd15"], "sd3"))
 def test_a_pipeline_is_read_by_diffusers(name: str, settings: dict[str, Any], tmp_path: Path) -> None:

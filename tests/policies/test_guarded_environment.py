@@ -206,6 +206,7 @@ def cannot_be_made_again() -> Environment:
     return Asks("two red")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["opens_at_length", "cannot_be_made_again"])
 def test_a_run_continues_where_one_exchange_cannot_begin(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,7 @@ def subject(name: str, settings: dict[str, Any]) -> Subject:
     )
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", families("image_tokens", FAMILIES))
 @laws(full=FULL, lora=LORA)
 def test_the_laws(name: str, law: Law, settings: dict[str, Any]) -> None:

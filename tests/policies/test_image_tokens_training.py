@@ -37,6 +37,7 @@ def trained(folder: Path, name: str = "llamagen", **config: Any) -> list[dict[st
     return lines(mmgrpo.Trainer(policy, low, PROMPTS, laid).train())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["llamagen", pytest.param("janus", marks=pytest.mark.nightly)])
 def test_a_run_increases_its_reward(name: str, tmp_path: Path) -> None:
     result = trained(tmp_path, name, steps=8)

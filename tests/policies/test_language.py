@@ -41,6 +41,7 @@ def rollout_of(policy: LanguagePolicy, name: str, group_size: int = 3) -> Rollou
     return policy.rollout(prompts_of(name), group_size=group_size, seed=SEED)
 
 
+@pytest.mark.nightly
 @pytest.mark.each_value
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
 @pytest.mark.parametrize("name", daily(FAMILIES, "llama", "qwen2.5-vl", "gemma3"))
@@ -65,6 +66,7 @@ def test_a_linear_attention_cache_is_not_shared() -> None:
         policy_of("qwen3.5", share_prefix=True)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
 @pytest.mark.parametrize("name", daily(FAMILIES, "llama", "qwen2.5-vl"))
 def test_gradient_checkpointing_changes_no_gradient(name: str, lora: dict[str, Any] | None) -> None:
@@ -79,6 +81,7 @@ def test_gradient_checkpointing_changes_no_gradient(name: str, lora: dict[str, A
     assert relative_difference(gradients(checkpointed, rollout), gradients(plain, rollout)) < 1e-5
 
 
+@pytest.mark.nightly
 def test_gradient_checkpointing_runs_layers_within_layers_once_more() -> None:
     family = families()["zamba"]  # a hybrid layer holds a Mamba layer
     model, processor = family.make()
@@ -97,6 +100,7 @@ def test_layers_that_cannot_run_again_raise() -> None:
         LanguagePolicy(model, processor, {"gradient_checkpointing": True})
 
 
+@pytest.mark.nightly
 def test_shared_prompts_and_checkpointed_layers_each_save_memory() -> None:
     prompt = Prompt("how many red squares " * 8)
     stored: dict[tuple[bool, bool], int] = {}
@@ -140,6 +144,7 @@ def test_logits_made_in_chunks_are_the_same() -> None:
     assert relative_difference(gradients(chunked, rollout), gradients(complete, rollout)) < 1e-6
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llava-onevision", "internvl"])
 def test_videos_are_read(name: str) -> None:
     if not TINY[name].videos:
@@ -266,6 +271,7 @@ def test_dropout_is_off_and_the_policy_exact() -> None:
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
 def test_bfloat16_is_close_on_policy(lora: dict[str, Any] | None) -> None:
     model, processor = make("qwen2.5-vl")

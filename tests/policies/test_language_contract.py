@@ -27,6 +27,7 @@ def subject(name: str, settings: dict[str, Any]) -> Subject:
     )
 
 
+@pytest.mark.first_case
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", families("language", TINY))
 @laws(full=FULL, lora=LORA)

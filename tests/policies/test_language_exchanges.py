@@ -132,6 +132,7 @@ def test_environment_reads_a_forced_beginning_of_the_first_turn() -> None:
     )
 
 
+@pytest.mark.first_case
 @pytest.mark.each_value
 @pytest.mark.parametrize("settings", [{}, {"share_prefix": False}, {"top_k": 6}], ids=["shared", "whole", "top_k"])
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
@@ -225,12 +226,14 @@ def test_an_exchange_ends_after_its_turns() -> None:
     assert any(sample.finished for sample in once.samples)
 
 
+@pytest.mark.nightly
 def test_a_row_keeps_its_numbers_over_its_turns() -> None:
     single, together = terse("llama", batch=1), terse("llama", batch=64)
     rows = [exchange(policy, "llama", Asking) for policy in (single, together)]
     assert [sample.tokens for sample in rows[0].samples] == [sample.tokens for sample in rows[1].samples]
 
 
+@pytest.mark.nightly
 def test_the_first_text_of_the_environment_follows_the_prompt() -> None:
     policy = terse("qwen2.5-vl")
     rollout = exchange(policy, "qwen2.5-vl", lambda: Opening(Turn(text="how many", images=[picture(seed=5)])))

@@ -236,6 +236,7 @@ def check_row_scores(policy: LanguagePolicy, rollout: Rollout) -> None:
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
 
 
+@pytest.mark.first_case
 @every_case
 def test_rows_with_media_in_every_turn_are_scored_as_by_a_plain_call(name: str, kinds: Sequence[str]) -> None:
     policy = policy_for(name)
@@ -243,6 +244,7 @@ def test_rows_with_media_in_every_turn_are_scored_as_by_a_plain_call(name: str, 
     check_row_scores(policy, rollout)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "kinds"),
     daily(
@@ -272,6 +274,7 @@ def test_video_files_of_results_are_rows_of_their_frames_at_their_rate(name: str
         assert torch.equal(values(policy, rollouts[0]), values(policy, rollouts[1]))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "kinds"),
     daily(
@@ -292,6 +295,7 @@ def test_tokens_are_those_of_the_template_for_the_complete_conversation(name: st
         assert bool(((row_L == expected_L) | torch.isin(row_L, policy._end_ids)).all())  # any end token may end a turn
 
 
+@pytest.mark.first_case
 @every_case
 def test_gradients_are_those_of_a_plain_call(name: str, kinds: Sequence[str]) -> None:
     policy = policy_for(name)
@@ -306,6 +310,7 @@ def test_gradients_are_those_of_a_plain_call(name: str, kinds: Sequence[str]) ->
     assert relative_difference([ours for ours, _ in pairs], [theirs for _, theirs in pairs]) < 1e-5
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "kinds", "by_tools"),
     [("qwen2.5-vl", ("images", "videos"), True), ("qwen2-audio", ("audios",), False)],
@@ -323,6 +328,7 @@ def test_samples_are_read_as_they_were_sampled(name: str, kinds: Sequence[str], 
     assert largest_difference(read.old_logprob_BT, rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
 
 
+@pytest.mark.nightly
 def test_features_that_depend_on_later_audio_are_an_error() -> None:
     policy = policy_for("phi-4-multimodal, sound")
     shorter = [Prompt("what is this", audios=[tone(440, duration_s=0.3)])]
@@ -343,6 +349,7 @@ NUMBERED = (
 """Numbers audio, as the template of Qwen2-Audio does."""
 
 
+@pytest.mark.nightly
 def test_templates_that_number_media_count_those_of_earlier_turns() -> None:
     policy = policy_for("qwen2-audio")
     policy.processor.chat_template = NUMBERED
@@ -354,12 +361,14 @@ def test_templates_that_number_media_count_those_of_earlier_turns() -> None:
     check_row_scores(policy, rollout)
 
 
+@pytest.mark.nightly
 def test_rows_do_not_depend_on_their_batch() -> None:
     single, together = (terse("qwen2.5-vl", max_new_tokens=LENGTH, batch=batch) for batch in (1, 64))
     rollouts = [conversation(policy, "qwen2.5-vl") for policy in (single, together)]
     assert [sample.tokens for sample in rollouts[0].samples] == [sample.tokens for sample in rollouts[1].samples]
 
 
+@pytest.mark.nightly
 def test_images_of_each_turn_have_the_tiles_that_they_have_alone() -> None:
     """One image is tiled, several are not: the processor gets one list of images for each turn."""
     policy = terse("llava-onevision", max_new_tokens=LENGTH)
@@ -404,6 +413,7 @@ def test_a_kind_of_media_that_the_model_does_not_take_is_an_error_of_the_run() -
         policy.rollout(prompts_of("qwen2.5-vl")[:1], group_size=2, seed=SEED, plan=plan)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("turn", "error"), ODD_TURNS.values(), ids=ODD_TURNS)
 def test_a_turn_that_the_processor_cannot_take_costs_its_row(turn: Turn, error: str) -> None:
     numbers = count()

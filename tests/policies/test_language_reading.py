@@ -32,6 +32,7 @@ def off_policy_samples_of(rollout: Rollout, *, stored: bool) -> list[OffPolicySa
     ]
 
 
+@pytest.mark.first_case
 @pytest.mark.each_value
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize(

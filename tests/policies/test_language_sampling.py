@@ -151,6 +151,7 @@ def test_samples_follow_the_distribution() -> None:
     assert edges_N.tolist() == [0, 0, 3]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(["qwen2.5-vl", "internvl", "gemma3", "idefics3"], "qwen2.5-vl"))
 def test_image_tokens_are_never_sampled(name: str) -> None:
     policy = policy_of(name, temperature=1e4, max_new_tokens=48)
@@ -167,6 +168,7 @@ def test_image_tokens_are_never_sampled(name: str) -> None:
     assert not written & forbidden
 
 
+@pytest.mark.nightly
 def test_every_end_token_ends_a_completion() -> None:
     policy = measured_policy_of("llama", temperature=50.0, max_new_tokens=200)
     ends = set(policy._end_ids.tolist())
@@ -230,6 +232,7 @@ def test_a_cache_that_forgets_is_not_compiled() -> None:
         policy_of("gemma3", compile=True)
 
 
+@pytest.mark.nightly
 def test_a_rescored_rollout_is_scored_by_the_update() -> None:
     model, processor = make("qwen2.5-vl")
     settings: dict[str, Any] = {"max_new_tokens": 7, "temperature": TEMPERATURE, "share_prefix": False}

@@ -62,6 +62,7 @@ def subject(**settings: Any) -> Subject:
 full_and_lora = pytest.mark.parametrize("settings", [{}, LORA], ids=["full", "lora"])
 
 
+@pytest.mark.nightly
 @full_and_lora
 def test_on_policy_gap(settings: dict[str, Any]) -> None:
     contract.check_on_policy_gap(subject(**settings))
@@ -72,6 +73,7 @@ def test_gradients(settings: dict[str, Any]) -> None:
     contract.check_gradients(subject(**settings))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "check",
     [
@@ -156,6 +158,7 @@ def test_audio_and_texts_share_a_step() -> None:
         assert [sample.text for sample in alone.samples] == [s.text for s in together.samples if s.group == number]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", ["qwen2-audio", "qwen3-asr"])
 def test_a_checkpoint_that_hears_is_loaded_with_its_processor(name: str, tmp_path: Path) -> None:
     model, processor = _construct(name)

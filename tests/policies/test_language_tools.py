@@ -154,6 +154,7 @@ class Opening(Environment):
         return Turn(done=True)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "deepseekv3"])
 def test_special_tokens_of_a_reset_are_encoded_as_their_characters(name: str) -> None:
     """The text is that of a plain opening, and the special tokens are those of a prompt with other characters."""
@@ -178,6 +179,7 @@ def test_special_tokens_of_a_reset_are_encoded_as_their_characters(name: str) ->
     assert special_ids(policy, trace_ids[0]) == special_ids(policy, trace_ids[1])  # that of the prompt's author counts
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "special"),
     daily([("qwen2.5-vl", "<|im_end|>"), ("gemma3", "<end_of_turn>")], ("qwen2.5-vl", "<|im_end|>")),
@@ -406,6 +408,7 @@ def conversation(**plan: Any) -> Rollout:
     return multiplier().rollout([Prompt("", messages=ASK)], group_size=3, seed=0, plan=Plan(**settings))
 
 
+@pytest.mark.nightly
 def test_a_conversation_has_calls_and_results_in_the_format_of_the_template() -> None:
     policy = multiplier()
     rollout = conversation()

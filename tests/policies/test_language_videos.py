@@ -208,6 +208,7 @@ def test_the_rate_of_a_list_of_frames_is_that_of_its_video(tmp_path: Path) -> No
     assert all(torch.equal(tensors["pixel_values_videos"], media[0]["pixel_values_videos"]) for tensors in media)
 
 
+@pytest.mark.nightly
 def test_a_run_trains_on_video_files_and_scores_them(tmp_path: Path) -> None:
     for name in "ab":
         write_video(tmp_path / f"{name}.mp4", 12 if name == "a" else 8)

@@ -181,6 +181,7 @@ def test_slots_that_are_not_exact_fall_back_to_batches_with_one_warning(caplog: 
         assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
 
 
+@pytest.mark.nightly
 def test_a_new_kind_of_row_is_checked_at_first_use(caplog: Any) -> None:
     policy = policy_of("qwen2.5-vl")
     policy.rollout([Prompt(TEXTS[0])], group_size=2, seed=SEED)
@@ -261,6 +262,7 @@ def test_adapters_are_added_to_linear_maps(name: str, targets: set[str]) -> None
     assert {path.rpartition(".")[2] for path in language_linears(model)} == targets
 
 
+@pytest.mark.nightly
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", daily(["llama", "qwen2.5-vl", "gemma3"], "llama", "qwen2.5-vl"))
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])

@@ -58,6 +58,7 @@ def _sizes(name: str) -> dict[str, int]:
     return {"width": 32, "height": 16} if name == "flux" else {}
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "name", ["sd3", "wan", "flux", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("sdxl", "qwen-image"))]
 )
@@ -77,6 +78,7 @@ def test_undecoded_samples_decode_later_to_the_same_pixels(name: str, stochastic
     assert [policy.preview(sample) for sample in plain.samples] == list(plain.samples)
 
 
+@pytest.mark.nightly
 def test_a_run_with_latent_rewards_decodes_saved_samples_alone(tmp_path: Path) -> None:
     policy = policy_of("sd3")
     run = {"steps": 2, "output": str(tmp_path), "rollout": {"prompts_per_step": 2, "group_size": 2}}

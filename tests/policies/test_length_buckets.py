@@ -50,6 +50,7 @@ def rows_of_many_lengths(policy: Any, name: str) -> Rollout:
     return policy.read(answers, seed=0)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("settings", [{}, {"share_prefix": False}, {"gradient_checkpointing": True}], ids=str)
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl", pytest.param("gemma2", marks=pytest.mark.nightly)])
 def test_updates_in_buckets_are_those_of_one_forward(name: str, settings: dict[str, Any]) -> None:

@@ -126,6 +126,7 @@ def test_without_noise_the_most_confident_tokens_are_unmasked_first() -> None:
     assert [sample.tokens[position] for position in positions] == best.indices[positions].tolist()
 
 
+@pytest.mark.nightly
 @torch.no_grad()
 def test_frequencies_match_the_log_probabilities() -> None:
     policy = policy_of("amused", num_steps=1)  # all places at once: the product of their probabilities
@@ -272,6 +273,7 @@ def test_supervised_loss_trains_masked_tokens() -> None:
     assert actual.num_terms == 1
 
 
+@pytest.mark.nightly
 def test_folders_and_functions_are_loaded(tmp_path: Path) -> None:
     """Of transformers, of diffusers, and with remote code, to the same tokens as the live model."""
     plan, settings = Plan(stochastic=()), {"length": 6, "num_steps": 2}

@@ -35,6 +35,7 @@ def subject(name: str, **settings: Any) -> Subject:
 every_family = pytest.mark.parametrize("name", families("masked", TINY))
 
 
+@pytest.mark.first_case
 @pytest.mark.each_value
 @every_family
 @laws(full=FULL, lora=LORA, guided=GUIDED)

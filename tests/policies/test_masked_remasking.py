@@ -32,6 +32,7 @@ def off_policy_samples_of(policy: Any, seed: int = SEED) -> list[OffPolicySample
     return [OffPolicySample(sample=sample, source=Source.ON_POLICY) for sample in rollout.samples]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("name", "of"), MODELS)
 def test_current_and_behavior_policy_use_the_same_masks(name: str, of: str) -> None:
     policy, again = (policy_of(of, reading=READINGS[name], num_steps=2) for _ in range(2))
@@ -176,6 +177,7 @@ def test_provided_log_probabilities_are_kept_and_captions_are_not_masked() -> No
         holes.override_prompts(holes.read(off_policy_samples_of(holes), seed=SEED), prompts_of() * 2)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", READINGS)
 def test_a_run_trains_on_its_remasked_samples(name: str) -> None:
     """Samples are random; at the first update every ratio is 1, and each pass has a separate masking."""

@@ -42,6 +42,7 @@ def _trained(policy: LanguagePolicy, rollout: Rollout) -> list[Tensor]:
             return current + [evaluation.logprob_BT for evaluation in policy.evaluate(rollout)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(FAMILIES, "qwen3-vl"))
 def test_a_frozen_encoder_runs_once_per_prompt(name: str) -> None:
     policy, uncached = policy_of(name, lora=LORA), policy_of(name, lora=LORA, memo_bytes=0)

@@ -63,6 +63,7 @@ def divergences(name: str) -> list[str]:
     return ["k1", "k2", "k3"] if name == "llama" else ["k1", "k2", "k3", "gaussian", "gaussian_no_dt", "velocity_mse"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "settings"), daily(CASES, ("llama", FULL), ("llama", DORA)), ids=IDS)
 def test_stored_weights_equal_the_current_policy(name: str, settings: dict[str, Any]) -> None:
     policy, rollout = made(name, settings)
@@ -84,6 +85,7 @@ def test_stored_weights_equal_the_current_policy(name: str, settings: dict[str, 
     assert of_view(policy, rollout, "k3@reference").any()
 
 
+@pytest.mark.nightly
 @every
 def test_using_named_weights_restores_the_current_ones(name: str, settings: dict[str, Any]) -> None:
     policy, rollout = made(name, settings)
@@ -140,6 +142,7 @@ def stored_parameters(policy: Any, name: str) -> list[torch.Tensor]:
     return [p for module in weights.modules.values() for path, p in module.named_parameters() if key in path]
 
 
+@pytest.mark.nightly
 @pytest.mark.each_value
 @pytest.mark.parametrize("settings", [LORA, DORA], ids=["lora", "dora"])
 @pytest.mark.parametrize("name", ["sd3", "llama"])
@@ -154,6 +157,7 @@ def test_the_average_of_a_reference_without_adapters_begins_at_none(name: str, s
     assert of_view(policy, rollout, "k2@reference").any()
 
 
+@pytest.mark.nightly
 @every
 def test_kept_weights_are_saved_and_loaded(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     policy, rollout = made(name, settings)
@@ -176,6 +180,7 @@ def test_kept_weights_are_saved_and_loaded(name: str, settings: dict[str, Any], 
     assert len(other.trainable) == len(policy.trainable)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["sd3", "llama"])
 def test_checkpoints_without_named_weights_load(name: str, tmp_path: Path) -> None:
     policy, rollout = made(name, FULL)

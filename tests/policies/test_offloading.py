@@ -34,6 +34,7 @@ def policy_of(name: str, **settings: Any) -> Any:
     return policy
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("name", "offload"),
     [("llama", True), ("qwen2.5-vl", True), ("sd3", ["transformer", "text_encoder_3", "text_encoder"])],
@@ -68,6 +69,7 @@ def test_export_loads_offloaded_layers(tmp_path: Path) -> None:
     assert (result - trained).norm() / trained.norm() < 2e-6
 
 
+@pytest.mark.nightly
 def test_stored_models_load_with_offloaded_layers(tmp_path: Path) -> None:
     language_models.save("llama", tmp_path / "llama")
     tiny_policies.pipeline_of("sd3").save_pretrained(tmp_path / "sd3")

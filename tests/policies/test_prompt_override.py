@@ -51,6 +51,7 @@ def logprobs(policy: Policy, rollout: Rollout) -> Tensor:
     return result_BT
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_prompt_keeps_log_probabilities(name: str) -> None:
     build, prompts, make = CASES[name]
@@ -62,6 +63,7 @@ def test_the_same_prompt_keeps_log_probabilities(name: str) -> None:
     torch.testing.assert_close(logprobs(policy, overridden), logprobs(policy, rollout), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CASES)
 def test_another_prompt_gives_its_log_probabilities(name: str) -> None:
     """Behind each other's prompts the rows are those of a rollout whose samples say they were shown those."""

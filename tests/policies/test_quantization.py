@@ -129,6 +129,7 @@ def run(model: Path, output: Path, *, resume: Path | None = None, **settings: An
     return trainer
 
 
+@pytest.mark.nightly
 def test_checkpoints_have_adapters_and_resume_bitwise(llama: Path, tmp_path: Path) -> None:
     complete = run(llama, tmp_path / "complete")
     checkpoint = complete.folder.path / "checkpoints" / "step-000001"
@@ -168,6 +169,7 @@ def test_engine_gets_dequantized_weights_and_trainer_scores_with_quantized(llama
     server.end()
 
 
+@pytest.mark.nightly
 def test_model_with_quantized_weights_on_disk_is_loaded(llama: Path, tmp_path: Path) -> None:
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
     model = AutoModelForCausalLM.from_pretrained(llama, quantization_config=config, device_map={"": "cpu"})
@@ -270,6 +272,7 @@ def test_arguments_of_a_model_apply_to_denoisers_and_large_text_encoders() -> No
     }
 
 
+@pytest.mark.nightly
 def test_a_pipeline_has_quantized_denoisers_and_large_text_encoders(sd3: Path) -> None:
     policy = denoising_policy(sd3, FORMATS["torchao-int8"])
     quantized = {name for name, part in policy.pipeline.components.items() if isinstance(part, nn.Module)}
@@ -279,6 +282,7 @@ def test_a_pipeline_has_quantized_denoisers_and_large_text_encoders(sd3: Path) -
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
 
 
+@pytest.mark.nightly
 def test_text_encoders_of_a_pipeline_are_loaded_in_4_bit(sd3: Path) -> None:
     """As QLoRA has them; diffusers loads its denoiser in 4 bit on a GPU alone."""
     policy = denoising_policy(sd3, {"quant_mapping": {"text_encoder_3": NF4}})
@@ -288,6 +292,7 @@ def test_text_encoders_of_a_pipeline_are_loaded_in_4_bit(sd3: Path) -> None:
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(["torchao-int8", "torchao-fp8", "nf4", "int8"], "torchao-int8"))
 def test_denoising_policy_has_same_layers_in_sampling_and_update(name: str, sd3: Path, tmp_path: Path) -> None:
     if name.startswith("torchao"):
@@ -310,6 +315,7 @@ def test_denoising_policy_has_same_layers_in_sampling_and_update(name: str, sd3:
     assert relative_difference(quantized, gradients(policy, rollout)) < ROUNDED_INPUTS.get(name, 1e-4)
 
 
+@pytest.mark.nightly
 def test_pipeline_export_merges_into_dequantized_weights(sd3: Path, tmp_path: Path) -> None:
     policy = denoising_policy(sd3, {"quant_mapping": {"transformer": FORMATS["torchao-int8"]}})
     move(policy.trainable, scale=0.1)
@@ -325,6 +331,7 @@ def test_pipeline_export_merges_into_dequantized_weights(sd3: Path, tmp_path: Pa
     assert float((latents[0] - latents[1]).abs().max()) < 1e-4
 
 
+@pytest.mark.nightly
 def test_pipeline_with_quantized_weights_on_disk_is_loaded(sd3: Path, tmp_path: Path) -> None:
     quantization = {"quant_mapping": {"transformer": FORMATS["torchao-int8"]}}
     settings = {**tiny_policies.settings_of("sd3"), "model": str(sd3), "quantization_config": quantization}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from mmgrpo.examples.digits import fit_judge, fit_verifier, load_split
 from mmgrpo.examples.patch_codes import NUM_PATCHES, PatchCodes, digits_tokens, patch_codes
@@ -18,6 +19,7 @@ def test_patches_are_in_row_order() -> None:
     assert torch.equal(codes.encode(pixels + 0.3), code_144)
 
 
+@pytest.mark.nightly
 def test_a_digit_is_still_read_after_it_was_coded() -> None:
     split, codes = load_split(), patch_codes()
     assert codes.num_codes == NUM_PATCHES == 128

@@ -55,6 +55,7 @@ def test_builds_are_small_and_follow_from_their_seed(build: Any, expected: int) 
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
 
 
+@pytest.mark.nightly
 def test_every_answer_survives_its_tokenizer() -> None:
     """None of a text becomes an unknown word, and what is decoded is graded as what was written."""
     reader, zoomer, adder = digits_vlm()[1].tokenizer, zoom_vlm()[1].tokenizer, arithmetic_lm()[1]
@@ -102,6 +103,7 @@ def test_saved_models_load_as_they_were(tmp_path: Path) -> None:
             assert torch.equal(model.eval()(**batch).logits, loaded.eval()(**batch).logits)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     [

@@ -137,6 +137,7 @@ def logprobs(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
     return logprob_BT.where(rollout.mask_BT, 0.0)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_values_and_gradients_are_those_of_the_first_experts(checkpointing: bool) -> None:
     policy = moe_policy("qwen3_moe", gradient_checkpointing=checkpointing)
@@ -219,6 +220,7 @@ def test_the_plain_path_is_an_error() -> None:
         policy.rollout(PROMPTS, group_size=2, seed=0)
 
 
+@pytest.mark.nightly
 def test_rows_run_in_full_in_predictions(tmp_path: Path) -> None:
     """As with share_prefix: false."""
     model, tokenizer = moe_policy("qwen3_moe").model, make("llama")[1]

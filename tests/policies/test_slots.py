@@ -129,6 +129,7 @@ def states_in_slot(
     return torch.stack([*states, state()])
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", families("language", sorted(set(TINY) - NO_SLOTS)))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_numbers_of_a_row_are_bitwise_independent_of_other_slots(name: str, dtype: torch.dtype) -> None:
@@ -140,6 +141,7 @@ def test_numbers_of_a_row_are_bitwise_independent_of_other_slots(name: str, dtyp
     assert torch.equal(states_in_slot(policy, name, 2, {0: 200, 3: 1}), alone)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_numbers_of_a_row_are_bitwise_independent_of_the_number_of_rows_that_run(dtype: torch.dtype) -> None:
     """Of 40 slots 16, 32 or all run; the slot of the row is after the first 32, so that it moves."""
@@ -153,6 +155,7 @@ def test_numbers_of_a_row_are_bitwise_independent_of_the_number_of_rows_that_run
         assert torch.equal(states_in_slot(policy, "llama", 37, neighbors, num_slots=40), alone)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("context", [0, 40, 900])
 @torch.no_grad()
@@ -232,6 +235,7 @@ def test_a_finished_row_leaves_its_slot_to_the_next_row() -> None:
     assert {shape for shape in shapes if shape[1] == 1} == {(2, 1)}  # as many slots as rows
 
 
+@pytest.mark.nightly
 @pytest.mark.each_value
 @pytest.mark.parametrize("rollout_batch", [8, 3], ids=["a slot each", "three slots"])
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
@@ -251,6 +255,7 @@ def test_samples_of_conversations_do_not_depend_on_the_order_of_answers(
         assert_identical(rollout, rollouts[0])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("images", [(), (picture(),)], ids=["text", "image"])
 def test_turns_continue_the_cache_where_every_row_has_a_slot(images: tuple[Any, ...]) -> None:
     """Of a turn with an image the processor makes the tensors of all images at once: its row is read again."""
@@ -274,6 +279,7 @@ def test_turns_continue_the_cache_where_every_row_has_a_slot(images: tuple[Any, 
     assert reads == {4: again if images else continued, 3: again}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(["llama", "mistral", "gemma2"], "gemma2"))
 def test_the_predicted_memory_is_that_of_slots(name: str, tmp_path: Path) -> None:
     """Layers of sliding windows store all tokens; prompts of waiting rows run while the slots exist."""

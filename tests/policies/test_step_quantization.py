@@ -38,6 +38,7 @@ def weight_kinds(policy: DenoisingPolicy) -> set[str]:
     return {type(layer.weight).__name__ for layer in layers}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("settings", [FLOAT8, pytest.param(INT8, marks=pytest.mark.nightly)])
 def test_trained_steps_run_with_the_real_weights(settings: dict[str, Any]) -> None:
     plain, policy = quantized_policy(None), quantized_policy(settings)
@@ -67,6 +68,7 @@ def test_quantized_steps_are_those_outside_the_window() -> None:
     assert set(kinds) == {"Parameter"}  # an evaluation
 
 
+@pytest.mark.nightly
 def test_a_cache_and_quantized_steps_combine() -> None:
     cache = {"name": "FirstBlockCache", "threshold": 10.0}
     plan = Plan(stochastic=WINDOW)
@@ -120,6 +122,7 @@ def test_explain_names_the_format() -> None:
     assert "other steps run with weights of Float8WeightOnlyConfig, which rollouts hold besides" in lines
 
 
+@pytest.mark.nightly
 def test_a_run_trains_and_doctor_measures_ratio_1(tmp_path: Path) -> None:
     policy = quantized_policy(FLOAT8)
     config = run_config(policy, tmp_path)

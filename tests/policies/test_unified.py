@@ -60,6 +60,7 @@ SUBJECT = Subject(
 )
 
 
+@pytest.mark.nightly
 def test_the_laws(tmp_path: Path) -> None:
     contract.check_on_policy_gap(SUBJECT)
     contract.check_every_decision_once(SUBJECT)
@@ -110,6 +111,7 @@ def test_rows_are_those_of_the_policies_alone() -> None:
     assert [s.tokens for s in read.samples] == [s.tokens for s in rollout.samples]
 
 
+@pytest.mark.nightly
 def test_the_same_decisions_with_other_prompts() -> None:
     policy = policy_of()
     rollout = policy.rollout(PROMPTS, group_size=1, seed=4)

@@ -96,6 +96,7 @@ def test_tags_that_are_special_tokens_are_part_of_the_text() -> None:
     assert getattr(score, "value", score) == 1.0
 
 
+@pytest.mark.nightly
 def test_an_environment_reads_tags_that_are_special_tokens() -> None:
     policy = tagged_policy()
     turns: list[str] = []

@@ -130,6 +130,7 @@ def test_the_command_takes_one_run_or_several(runs: list[Path], tmp_path: Path) 
     assert "--out is for several runs" in refused.output
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(browser() is None, reason=f"no browser found: none of {', '.join(BROWSERS)}")
 def test_no_text_is_cut_off(runs: list[Path], tmp_path: Path) -> None:
     widths = (390, 1400)

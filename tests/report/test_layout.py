@@ -51,6 +51,7 @@ def test_no_text_is_cut_off_at_any_width(run: Path, tmp_path: Path, num_measures
     assert all(layout.tile is not None and layout.tile >= 96 for layout in result)
 
 
+@pytest.mark.nightly
 @needs_browser
 @pytest.mark.parametrize("num_members", daily([1, 2], 2))
 def test_prompts_of_few_images_share_a_row(run: Path, tmp_path: Path, num_members: int) -> None:

@@ -16,6 +16,7 @@ from tests.report.folder import STEPS, sample, write_lines
 from tests.report.page import decoded, render
 
 
+@pytest.mark.nightly
 def test_large_images_are_reduced_until_the_page_is_small(run: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
     for step in STEPS:
@@ -29,6 +30,7 @@ def test_large_images_are_reduced_until_the_page_is_small(run: Path) -> None:
     assert (run / "report.html").stat().st_size < 8_000_000
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("side", "exact"), [(16, True), (128, False)])
 def test_videos_keep_moving(run: Path, side: int, exact: bool) -> None:
     noise = np.random.default_rng(1).integers(0, 256, (4, side, side, 3), dtype=np.uint8)
@@ -44,6 +46,7 @@ def test_videos_keep_moving(run: Path, side: int, exact: bool) -> None:
         assert not np.array_equal(images[0], images[1])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("side", "exact"), daily([(16, True), (256, False)], (16, True)))
 def test_mp4_files_are_played_with_their_frames_at_hand(run: Path, side: int, exact: bool) -> None:
     noise = np.random.default_rng(1).integers(0, 256, (12, side, side, 3), dtype=np.uint8)

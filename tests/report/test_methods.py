@@ -131,6 +131,7 @@ def test_curves_are_means_over_seeds() -> None:
     assert SeedMean.of([]) is None
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(browser() is None, reason=f"none of {', '.join(BROWSERS)}")
 def test_no_text_is_cut(members: list[MethodRuns], tmp_path: Path) -> None:
     page = write_methods("quickstart/x", "mmgrpo compare", members, tmp_path)

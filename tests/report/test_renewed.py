@@ -22,6 +22,7 @@ def note_and_status(run: Path) -> tuple[str, str]:
     return page.texts("span", "status")[0], facts["Trained"]
 
 
+@pytest.mark.nightly
 def test_the_report_is_renewed_at_every_evaluation_and_at_the_end(tmp_path: Path) -> None:
     run, pages = tmp_path / "run", []
 

@@ -56,6 +56,7 @@ def test_long_audio_is_reduced_until_the_page_is_small(run: Path) -> None:
     assert int(abs(np.fft.rfft(middle.numpy())).argmax()) == 440
 
 
+@pytest.mark.nightly
 def test_a_video_is_played_with_its_audio(run: Path) -> None:
     for step in STEPS:
         spectrogram(tone(880)).save(run / f"samples/step-{step:06d}/0.png")

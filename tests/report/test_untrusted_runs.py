@@ -101,6 +101,7 @@ class TestPlaces:
         for name in ("metrics.jsonl", "evaluation.jsonl", "run.json", "config.yaml", "samples/step-000030"):
             assert name in note
 
+    @pytest.mark.first_case
     @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "config.yaml", "samples/step-000000/samples.jsonl"])
     def test_pipes_are_not_waited_for(self, name: str, run: Path) -> None:
         (run / name).unlink()
@@ -151,6 +152,7 @@ LINES = {
 
 
 class TestLines:
+    @pytest.mark.each_value
     @pytest.mark.parametrize("line", LINES)
     @pytest.mark.parametrize("name", ["metrics", "evaluation", "warmup", "alerts"])
     def test_a_line_that_cannot_be_read_is_counted(self, line: str, name: str, run: Path) -> None:
@@ -209,6 +211,7 @@ class TestLines:
 class TestTexts:
     LAUGHS = "\n".join(["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}]" for i in range(1, 12)), "note: *a11"])
 
+    @pytest.mark.first_case
     @pytest.mark.parametrize(
         "text", ["[" * 5000, LAUGHS, "note: 2001-99-99", "x: !!timestamp y", "\x00\x1b", "note: " + "9" * 5000]
     )
@@ -216,6 +219,7 @@ class TestTexts:
         (run / "config.yaml").write_text(text)
         assert any(text[:10].strip("\x00") in block for block in report(run).texts("pre"))
 
+    @pytest.mark.first_case
     @pytest.mark.parametrize("text", ["[" * 10**6, DEEP, NESTED, "\x00", "7", '{"name": ' + "9" * 5000 + "}"])
     def test_a_header_that_cannot_be_read_is_not_recorded(self, text: str, run: Path) -> None:
         (run / "run.json").write_text(text)
@@ -246,6 +250,7 @@ def long_video() -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "make",
     [

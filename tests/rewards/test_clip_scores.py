@@ -71,6 +71,7 @@ def open_clip_cosines(name: str, **loading: Any) -> list[float]:
     return result
 
 
+@pytest.mark.nightly
 def test_clip_score_is_that_of_transformers(clip: str) -> None:
     expected, _ = transformers_cosines(clip)
     assert np.ptp(expected) > 0.05

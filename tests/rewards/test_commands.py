@@ -43,6 +43,7 @@ def test_queries_by_their_results(query: str, compare: Any, expected: float) -> 
     assert score_of_code(reward, query, query="select a from t", schema=SCHEMA) == expected
 
 
+@pytest.mark.nightly
 @needs_sandbox
 def test_queries_by_their_columns_and_whether_they_run() -> None:
     """The reference reads both columns, a and b."""

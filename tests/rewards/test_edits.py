@@ -55,6 +55,7 @@ def test_each_edit_of_a_known_image() -> None:
     assert set(EDITS) == {*lit, "invert the digit"}
 
 
+@pytest.mark.nightly
 def test_true_edits_pass_and_others_do_not() -> None:
     verifier, judge = EditVerifier(), HeldOutEditJudge()
     right = _construct(_edited)
@@ -103,6 +104,7 @@ def test_incomplete_samples_are_not_scored(sample: Sample) -> None:
     assert HeldOutEditJudge()([sample]) == [None]
 
 
+@pytest.mark.nightly
 def test_prompts_and_examples() -> None:
     assert len(edit_prompts()) == 4 * 1437
     assert [prompt.text for prompt in HELD_OUT_PROMPTS[:5]] == [*EDITS, next(iter(EDITS))]

@@ -136,6 +136,7 @@ def test_deep_nesting():
                 assert -1 <= value <= 1, (name, opening, depth)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("times", [250, pytest.param(1_000, marks=pytest.mark.nightly)])
 def test_fuzz(times: int):
     """Seeded: random strings of pieces that parsers trip over, with numbers and letters between them."""

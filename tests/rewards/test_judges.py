@@ -63,6 +63,7 @@ def answer_logprobs(
     return processor.tokenizer, ids[0], logits[-ids.shape[1] - 1 :].log_softmax(-1)
 
 
+@pytest.mark.nightly
 def test_yes_is_its_share_of_yes_and_no(judge: str) -> None:
     expected = []
     for sample in samples():

@@ -89,6 +89,7 @@ def test_on_another_thread_and_in_parallel(reward: MathVerify):
     assert result == {number: [1, 1, 1, 1, 1, 1, 0] for number in range(3)}
 
 
+@pytest.mark.nightly
 def test_timeouts_fail_on_every_thread_without_side_effects():
     reward = MathVerify(time_limit_s=2.0)
     result: list[float | None] = []
@@ -101,6 +102,7 @@ def test_timeouts_fail_on_every_thread_without_side_effects():
     assert result == pytest.approx([math.nan, 1], nan_ok=True)
 
 
+@pytest.mark.nightly
 def test_a_process_that_does_not_stop_is_killed_and_another_started(monkeypatch: pytest.MonkeyPatch):
     """The worker's own alarm is not heard within one long operation of an extension: here it sets itself none."""
     monkeypatch.setattr("mmgrpo.rewards.text.mathematics.GRACE_S", -37.0)

@@ -84,6 +84,7 @@ def test_real_clips_of_the_other_part_are_read(
     assert np.mean([value for value in make()(samples) if value is not None]) == pytest.approx(share, abs=0.01)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("make", [MovingDigitVerifier, MovingDigitJudge])
 def test_other_motions_score_zero(make: Callable[[], Judge], held_out: list[Sample]) -> None:
     some, score = held_out[:80], make()
@@ -169,6 +170,7 @@ def test_the_autoencoder_is_exact() -> None:
         assert (vae.decode(pixels, return_dict=False)[0] - pixels).abs().max() < 5e-4
 
 
+@pytest.mark.nightly
 def test_the_quickstart_samples_clips_and_rescores_them() -> None:
     section = load_config("quickstart/moving-digit-video").policy
     assert section is not None

@@ -157,6 +157,7 @@ def test_rapidocr_reads_text_on_its_side_and_head() -> None:
     assert values_of(OcrAccuracy(), *turned) == [1, 1, 1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["rapidocr", "pytesseract"])
 def test_lines_have_the_boxes_of_their_positions(engine: str) -> None:
     """The ink, from the pixels themselves: in the middle of the box, which may leave a margin around it."""
@@ -186,6 +187,7 @@ def test_one_engine_serves_several_threads() -> None:
         assert list(pool.map(lambda sample: values_of(reward, sample), samples)) == [[1.0]] * 4
 
 
+@pytest.mark.nightly
 def test_unsupported_languages_of_an_engine_raise() -> None:
     sample = drew(lettered("a"), '"a"')
     with pytest.raises(RewardError, match="korean"):

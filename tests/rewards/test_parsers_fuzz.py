@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mmgrpo.rewards.grounding.action_parsing import MAX_ACTIONS, parse_actions
@@ -82,6 +83,7 @@ def test_any_text(text: str) -> None:
     assert plain == " ".join(plain.split())
 
 
+@pytest.mark.nightly
 @fuzzed
 @given(VALUE)
 def test_any_value_of_a_row_and_any_json(value: Any) -> None:
@@ -98,6 +100,7 @@ def test_boxes_are_read_back(boxes: list[list[int]], before: str) -> None:
     assert [(list(box.numbers), box.label, box.score) for box in parse_boxes(answer)] == [(b, "a", 0.5) for b in boxes]
 
 
+@pytest.mark.nightly
 @fuzzed
 @given(VALUE.filter(lambda value: isinstance(value, list | dict)))
 def test_json_is_read_back(value: Any) -> None:

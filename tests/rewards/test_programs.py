@@ -38,6 +38,7 @@ RAISES = "def f(x):\n    raise ValueError(x)"
 EXPECTS = "try:\n    f(1)\n    assert False\nexcept ValueError: pass"
 
 
+@pytest.mark.first_case
 @needs_sandbox
 @pytest.mark.parametrize(
     ("code", "tests", "passed"),
@@ -55,6 +56,7 @@ def test_share_of_asserts(code: str, tests: Any, passed: float) -> None:
     assert score_of_program(code, tests, score="share") == pytest.approx(passed)
 
 
+@pytest.mark.nightly
 @needs_sandbox
 def test_late_answers_are_wrong() -> None:
     tests = "assert f(0) == 1\nassert f(1) == 1"
@@ -108,6 +110,7 @@ def test_a_pass_cannot_be_faked(code: str) -> None:
     )
 
 
+@pytest.mark.nightly
 @needs_sandbox
 def test_pairs_of_input_and_output() -> None:
     pairs = [{"input": "4\n", "output": "8\n"}, {"input": "5", "output": "10"}, {"input": "6", "output": "13"}]

@@ -50,6 +50,7 @@ def test_a_pattern_matches_the_complete_text():
     assert score_of(Format(pattern="a*", max_chars=3), "aaaa") == 0
 
 
+@pytest.mark.nightly
 def test_an_exponential_pattern_fails_on_the_text_and_ends():
     assert math.isnan(score_of(Format(pattern="(a|aa)+(?<!a)$|(.|a)+\\d(a|aa)+b"), "a" * 60 + "1" + "a" * 60))
 

@@ -85,6 +85,7 @@ def called(*results: ToolResult, calls: Any = None) -> Any:
     return replace(sample, turn_starts=[0], turn_ends=[1], turn_replies=[Turn(text="r", results=results)])
 
 
+@pytest.mark.nightly
 def test_share_of_calls_that_succeeded() -> None:
     good, bad, error = ToolResult("a", "1"), ToolResult("b", "x", failed=True), ToolResult("a", "Error: no")
     rows = [called(good, bad), called(good, error), called(error), called(), wrote("a")]

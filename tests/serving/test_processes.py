@@ -52,6 +52,7 @@ def test_running_requests_are_scored_before_the_server_ends():
     assert result == [0, 1, 2]
 
 
+@pytest.mark.nightly
 def test_a_reward_that_is_stuck_does_not_keep_the_server_alive():
     reward = Begins(600)
     with ServerProcess({"stuck": reward}, grace_s=1) as server:
@@ -62,6 +63,7 @@ def test_a_reward_that_is_stuck_does_not_keep_the_server_alive():
     assert result == pytest.approx([math.nan] * 3, nan_ok=True)
 
 
+@pytest.mark.nightly
 def test_a_killed_server_fails_its_requests_and_is_found_again():
     reward = Begins(0.3)
     with ServerProcess({"slow": reward}) as server:
@@ -79,6 +81,7 @@ def test_a_killed_server_fails_its_requests_and_is_found_again():
         assert client(SAMPLES) == [0, 1, 2]
 
 
+@pytest.mark.nightly
 def test_a_client_that_retries_gets_all_scores():
     reward = Begins(0.3)
     with ServerProcess({"slow": reward}) as server:

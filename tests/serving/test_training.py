@@ -138,6 +138,7 @@ def test_a_run_continues_without_its_scorer(tmp_path: Path):
         assert metrics[place]["reward/bright/std"] > 0
 
 
+@pytest.mark.nightly
 def test_a_run_stops_with_the_cause(tmp_path: Path):
     with ComesAndGoes(when_down="stop") as reward, pytest.raises(RewardError, match="ConnectionRefusedError"):
         trained(tmp_path / "stop", reward, runtime={"max_reward_failure_frac": 1.0})
@@ -152,6 +153,7 @@ def counted(metrics: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     return [{n: v for n, v in line.items() if n.startswith(("reward/", "groups/", "samples/"))} for line in metrics]
 
 
+@pytest.mark.nightly
 def test_a_killed_scorer_loses_only_its_running_requests(tmp_path: Path):
     """Killed in the middle of the second request of step 2, away at step 3, back at step 4."""
     reward = HangsOnce()
@@ -169,6 +171,7 @@ def test_a_killed_scorer_loses_only_its_running_requests(tmp_path: Path):
     assert torch.equal(weights, local_weights)
 
 
+@pytest.mark.nightly
 def test_a_killed_scorer_that_is_started_again_is_not_noticed(tmp_path: Path):
     """The client asks until it is back, so that the run is the one that was never disturbed."""
     reward = HangsOnce()
@@ -183,6 +186,7 @@ def test_a_killed_scorer_that_is_started_again_is_not_noticed(tmp_path: Path):
     assert torch.equal(weights, local_weights)
 
 
+@pytest.mark.nightly
 def test_a_killed_scorer_stops_the_run_as_configured(tmp_path: Path):
     for when_down, cause in [("stop", "did not answer in 1 attempts"), ("fail", "failed on 2 of 4 samples")]:
         reward = HangsOnce()

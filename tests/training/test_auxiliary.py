@@ -67,6 +67,7 @@ def weights(trainer: Trainer) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("train", "examples"), [(words, ALOUD), (pictures, DIGITS)], ids=["words", "pictures"])
 def test_with_an_objective_of_0_it_is_a_step_of_the_warm_up(train: Any, examples: Any, tmp_path: Path) -> None:
     auxiliary = {**examples, "batch_size": 4}

@@ -259,6 +259,7 @@ def run(output: Path, kind: str, **changes: Any) -> Trainer:
     return trainer
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", daily(METHODS, "chunks"))
 def test_runs_train_and_resume_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
     uninterrupted = run(tmp_path / "whole", kind)

@@ -74,6 +74,7 @@ def two_rounds(
     return rollout, branches
 
 
+@pytest.mark.nightly
 @pytest.mark.each_value
 @pytest.mark.parametrize(("name", "make"), [("llama", Corridor), ("qwen2.5-vl", Showing)])
 @pytest.mark.parametrize("turn", [1, 2])

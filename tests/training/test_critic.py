@@ -60,6 +60,7 @@ def lines_of(trainer: Trainer) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.nightly
 def test_it_learns_a_constant_reward(tmp_path: Path) -> None:
     config = config_of(tmp_path, **{"steps": 4, "advantage.critic.optimizer.lr": 3e-3})
     lines = lines_of(trainer_of(config, certain))
@@ -112,6 +113,7 @@ def test_the_value_is_a_number_on_the_state_before_the_token() -> None:
         next(critic.evaluate(overridden, values=(ENTROPY,)))
 
 
+@pytest.mark.nightly
 def test_a_run_with_a_critic_resumes_as_the_uninterrupted_one(tmp_path: Path) -> None:
     config = config_of(tmp_path, **{"checkpoint.every": 1, "advantage.critic.optimizer.lr": 1e-2})
     uninterrupted = trainer_of(config)

@@ -46,6 +46,7 @@ def test_other_errors_pass() -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.nightly
 def test_memory_is_freed_after_an_error() -> None:
     allocations: list[list[int]] = []
 
@@ -81,6 +82,7 @@ def forwards(case: Case, output: Path) -> list[str]:
 HINTS = {"the rollout": "lower policy.rollout_batch", "the update": "lower policy.update_batch"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("phase", daily(HINTS, "the rollout"))  # tests/test_resuming.py has the other one daily
 @pytest.mark.parametrize("name", daily(CASES, "language"))
 def test_the_phase_is_named_and_the_last_complete_step_saved(name: str, phase: str, tmp_path: Path) -> None:

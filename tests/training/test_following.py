@@ -99,6 +99,7 @@ def written(trainer: Any, step: int = 1) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("compare", daily(["sample", "prompt"], "prompt"))
 def test_a_rewriting_has_the_mean_reward_of_its_images(compare: str, tmp_path: Path) -> None:
     size = 3 if compare == "sample" else 6
@@ -154,6 +155,7 @@ def test_evaluations_sample_from_the_rewriting(tmp_path: Path) -> None:
     assert [sample.prompt for sample in evaluation.samples] == [prompt for prompt in prompts for _ in range(2)]
 
 
+@pytest.mark.nightly
 def test_a_reward_of_one_label_and_custom_rewards(tmp_path: Path) -> None:
     rewards = [NamedReward("of_task", OfTask("painter", "asked"), 2.0), NamedReward("caption", is_caption, 0.5)]
     trainer = trained(tmp_path, rewards=rewards)
@@ -164,6 +166,7 @@ def test_a_reward_of_one_label_and_custom_rewards(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_both_train_and_resume_exactly(tmp_path: Path) -> None:
     uninterrupted = trained(tmp_path / "whole", steps=2)
     fresh = {"rewriter": rewriter(), "painter": make_policy()}

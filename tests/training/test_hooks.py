@@ -133,6 +133,7 @@ def test_wrong_numbers() -> None:
             optimizer(weight, hook)
 
 
+@pytest.mark.nightly
 def test_hooks_resume(tmp_path: Path) -> None:
     hooks = [{"name": "slow_fast", "inner": 2, "alpha": 0.5}, {"name": "mask", "share": 0.5}]
     update = {**BASE["update"], "hooks": hooks}
@@ -143,6 +144,7 @@ def test_hooks_resume(tmp_path: Path) -> None:
     assert not torch.equal(weights(uninterrupted), weights(run(tmp_path / "plain", steps=3)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("settings", daily([{}, {"lora": LORA}], {"lora": LORA}), ids=["full", "lora"])
 def test_the_divergence_is_none_right_after_a_reset(settings: dict[str, Any], tmp_path: Path) -> None:
     values: dict[str, Any] = {

@@ -32,6 +32,7 @@ def policy_in(dtype: torch.dtype, name: str, **settings: Any) -> Any:
     return tiny_language.LanguagePolicy(model.to(dtype), processor, options)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["llama", "sd3"])
 def test_small_gradients_do_not_underflow(name: str) -> None:
     prompts = tiny_language.prompts_of("llama") if name == "llama" else tiny_policies.prompts_of("sd3")
@@ -79,6 +80,7 @@ def weights(trainer: Trainer) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
 
 
+@pytest.mark.nightly
 def test_overflow_repeats_the_update_at_half_the_scale(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path / "high", scale=2.0**30)
     assert [line["optimizer/skipped"] for line in lines(trainer)] == [0.0, 0.0]
@@ -89,6 +91,7 @@ def test_overflow_repeats_the_update_at_half_the_scale(tmp_path: Path) -> None:
     assert lines(normal)[0]["optimizer/grad_norm"] == pytest.approx(lines(trainer)[0]["optimizer/grad_norm"], rel=1e-2)
 
 
+@pytest.mark.nightly
 def test_float16_resumes_bitwise(tmp_path: Path) -> None:
     complete = trainer_of(tmp_path / "complete", scale=2.0**30)
     checkpoint = complete.folder.path / "checkpoints" / "step-000001"

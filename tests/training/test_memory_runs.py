@@ -35,6 +35,7 @@ def watching(counts: list[list[str]]) -> Any:
     return reward
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_samples_like_the_uninterrupted_one(tmp_path: Path) -> None:
     texts: dict[str, list[list[str]]] = {"whole": [], "resumed": []}
     values = {**BASE, "steps": 6, "prompts": SETTLED, "checkpoint": {"every": 3}}
@@ -56,6 +57,7 @@ def test_a_resumed_run_samples_like_the_uninterrupted_one(tmp_path: Path) -> Non
     assert memories[0].state("skip_settled")["easy"] != 0.3
 
 
+@pytest.mark.nightly
 def test_the_checkpoint_holds_it_and_one_without_is_an_empty_one(tmp_path: Path) -> None:
     trainer = run(tmp_path, steps=2, prompts=SETTLED, checkpoint={"every": 1})
     checkpoint = trainer.folder.path / "checkpoints" / "step-000001"
@@ -76,6 +78,7 @@ def test_the_checkpoint_holds_it_and_one_without_is_an_empty_one(tmp_path: Path)
     assert set(older.session.memory.columns) == {"right_streak", "wrong_streak", "last_step"}
 
 
+@pytest.mark.nightly
 def test_the_shuffled_sampler_and_one_source_are_the_run_as_it_was(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain", steps=2)
     named = run(tmp_path / "named", steps=2, prompts={"sampler": "shuffled"})

@@ -161,6 +161,7 @@ def test_a_run_killed_as_it_finished_is_completed_by_resuming(tmp_path: Path) ->
     assert (run / "metrics.jsonl").read_text() == texts["metrics.jsonl"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["writing", "drawing"])
 def test_each_of_two_tasks_equals_its_separate_run(name: str, trained: MixedTrainer, tmp_path: Path) -> None:
     apart, task = alone(name, tmp_path), trained.tasks[name]
@@ -176,6 +177,7 @@ def test_one_task_is_the_plain_run(tmp_path: Path) -> None:
     assert torch.equal(weights(together.tasks["writing"]), weights(spelt_alone("writing", tmp_path / "plain")))
 
 
+@pytest.mark.nightly
 def test_the_folder_holds_the_lines_of_all_under_their_names(trained: MixedTrainer) -> None:
     folder = trained.folder.path
     of_all = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -215,6 +217,7 @@ def test_a_task_takes_part_each_so_many_th_step(tmp_path: Path) -> None:
     assert [line["step"] for line in lines(more.tasks["drawing"])] == [1, 1, 2, 2]
 
 
+@pytest.mark.nightly
 def test_sigterm_gives_the_step_up_for_all(tmp_path: Path) -> None:
     """The task that is scored first gets a signal to end, in the third step: neither task has updated."""
     interrupted = finished(spelt(tmp_path / "told", reward=failing(3, judge=vowels)))

@@ -58,6 +58,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.nightly
 def test_trackers_get_the_numbers_and_texts_of_each_task_under_its_name(run: Path) -> None:
     """At the steps of the run: the second task takes part in the first and the third."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -76,6 +77,7 @@ def test_trackers_get_the_numbers_and_texts_of_each_task_under_its_name(run: Pat
         assert texts[0].tensor_proto.string_val[0].decode().startswith("| prompt | text | held_out_accuracy |")
 
 
+@pytest.mark.nightly
 def test_evaluate_scores_all_tasks_or_the_named_one(run: Path) -> None:
     """The second task has its weights of the first."""
     result = json.loads(call("evaluate", str(run), "--json").stdout)
@@ -225,6 +227,7 @@ def test_evaluate_plays_a_chain_of_three_tasks(chain_file: Path, tmp_path: Path)
     assert of_task[key] == recorded["third"][-1]
 
 
+@pytest.mark.nightly
 def test_commands_on_a_chain_without_weights_sample_after_the_base_models(chain_file: Path, tmp_path: Path) -> None:
     tasks = tasks_of(load_config(chain_file))
     policies = {name: build_policy(config, "cpu") for name, config in tasks.items()}
@@ -278,6 +281,7 @@ TURNS: dict[str, Any] = {
 }
 
 
+@pytest.mark.nightly
 def test_evaluate_and_sample_hold_the_conversation_of_roles(tmp_path: Path) -> None:
     """The run and the commands on its folder have the turns of the roles, with the same values."""
     file = tmp_path / "run.yaml"

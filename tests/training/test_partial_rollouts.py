@@ -204,6 +204,7 @@ def test_every_window_trains_and_the_critic_waits_for_the_reward(tmp_path: Path)
     assert [list(sample.tokens or ())[: 2 * WINDOW] for sample in steps[2].rollouts.samples] == expected
 
 
+@pytest.mark.nightly
 def test_a_run_resumes_in_the_middle_of_its_rows(tmp_path: Path) -> None:
     config = config_of(tmp_path, "t-ppo", **{"steps": 4, "checkpoint.every": 1, "checkpoint.keep": None, **SMALL})
 

@@ -63,6 +63,7 @@ def test_the_value_is_the_mean_of_spos_tracker() -> None:
         assert value_K.item() == pytest.approx(alpha / (alpha + beta), abs=1e-12)
 
 
+@pytest.mark.nightly
 def test_one_sample_a_prompt_trains_and_resumes(tmp_path: Path) -> None:
     uninterrupted = run(tmp_path / "whole", checkpoint={"every": 2}, **SINGLE)
     assert all(row["optimizer/grad_norm"] > 0 for row in lines(uninterrupted))

@@ -60,6 +60,7 @@ def metrics_of(policy: Policy, prompts: Any, folder: Path, **config: Any) -> lis
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.first_case
 @pytest.mark.each_value
 @pytest.mark.parametrize("rows", ["replayed", "behind the prompt"])
 @pytest.mark.parametrize("name", POLICIES)
@@ -83,6 +84,7 @@ def test_replayed_rows_are_scored_at_the_temperature_that_they_were_sampled_at(t
     assert max(line["policy/ratio_std"] for line in lines) < 1e-4
 
 
+@pytest.mark.nightly
 def test_filters_and_estimators_take_the_decisions_of_reveals(tmp_path: Path) -> None:
     bound: dict[str, Any] = {"reading": {"estimate": "bound"}}
     for number, (settings, decisions) in enumerate(((REVEAL, "sampled"), (bound, "renoised"))):
@@ -134,6 +136,7 @@ def test_answers_that_are_read_by_the_current_weights_have_no_departure() -> Non
     assert not concat_rollouts([rollout, answers]).aged().unchanged_B.any()
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_reads_the_same_decisions(tmp_path: Path) -> None:
     values = {
         "steps": 4,

@@ -258,6 +258,7 @@ def test_tasks_take_turns_and_a_plain_call_has_their_log_probabilities(tmp_path:
         assert helper["rewards"]["of_task"] == pytest.approx(length_of(sample), rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_tasks_that_take_turns_resume_exactly(tmp_path: Path) -> None:
     uninterrupted = of_tasks(tmp_path / "whole", steps=2)
     half = of_tasks(tmp_path / "half", steps=1)

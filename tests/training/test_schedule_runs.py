@@ -286,6 +286,7 @@ def test_a_reference_that_a_later_step_reads_is_copied_at_the_start(changes: dic
     assert reads_reference(Algorithm.of(config_of(**changes))) == expected
 
 
+@pytest.mark.nightly
 def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -> None:
     values = {
         "objective": {**BASE["objective"], "kl": {**BASE["objective"]["kl"], "beta": 0.0}},
@@ -320,6 +321,7 @@ def test_a_run_trains_with_the_numbers_of_the_step_and_resumes(tmp_path: Path) -
     assert [row["config/advantage.clamp"] for row in plain[::2]] == clamps
 
 
+@pytest.mark.nightly
 def test_a_multiplier_follows_the_term_that_it_weighs(tmp_path: Path) -> None:
     """Held below 0, which no divergence is: lambda' = lambda + 1e3 measured."""
     near = {"name": "divergence", "form": "gaussian", "label": "near", "weight": 0.1}
@@ -335,6 +337,7 @@ def test_a_multiplier_follows_the_term_that_it_weighs(tmp_path: Path) -> None:
         assert after == pytest.approx(before + 1e3 * row["policy/near_mean"])
 
 
+@pytest.mark.nightly
 def test_a_constant_schedule_equals_the_run_without_it(tmp_path: Path) -> None:
     still = {"objective.kl.beta": {"name": "linear", "start": 0.1, "end": 0.1, "steps": 4}}
     assert torch.equal(

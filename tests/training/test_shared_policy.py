@@ -147,6 +147,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     return trainer
 
 
+@pytest.mark.nightly
 def test_the_same_task_twice_is_the_task_once(once: Trainer, tmp_path: Path) -> None:
     both = shared(tmp_path)
     assert torch.equal(weights(both.tasks["one"]), weights(once))
@@ -169,6 +170,7 @@ def test_a_weight_multiplies_the_gradient_of_a_tasks_rows(
     assert norms[0] == pytest.approx(share * norms[1], rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_the_weights_are_saved_once_and_the_run_resumes_exactly(tmp_path: Path) -> None:
     rare = taking_part({"policy_of": "one", "every": 2, "weight": 0.5})
     uninterrupted = shared(tmp_path / "whole", guest=rare, reward=late, steps=3)

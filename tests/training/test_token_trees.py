@@ -145,6 +145,7 @@ def test_a_segment_is_the_common_part_up_to_a_branch_point() -> None:
     assert segment_tree([0, 1], rows, []) == (TokenSegment((0,), 0, 4, ()), TokenSegment((1,), 0, 4, ()))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl", "gemma2", "qwen3.5"])
 def test_the_gradient_of_a_tree_equals_that_of_separate_rows(name: str) -> None:
     policy = policy_of(name, max_new_tokens=9)
@@ -268,6 +269,7 @@ def run(output: Path, **changes: Any) -> Trainer:
     return trainer
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_grows_the_trees_of_the_uninterrupted_one(tmp_path: Path) -> None:
     uninterrupted = run(tmp_path / "whole")
     half = run(tmp_path / "half", changes={"steps": 2})

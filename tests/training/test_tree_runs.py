@@ -89,6 +89,7 @@ def trained(config: RunConfig) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("changes", "per_sample"),
     [
@@ -119,6 +120,7 @@ def test_branch_grpo_trains_each_state_once(tmp_path: Path, changes: dict[str, A
     assert (counted.rollout + counted.update).at(num_steps) == pytest.approx(per_sample)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("pruning", "update"),
     [

@@ -98,6 +98,7 @@ def test_papo_trains_and_an_empty_mask_has_no_divergence(tmp_path: Path) -> None
         assert lines[0]["policy/loss/perception"] == pytest.approx(-0.02 * lines[0]["policy/perception_mean"], rel=0.5)
 
 
+@pytest.mark.nightly
 def test_samples_with_noisy_images_are_viewed_without_noise(tmp_path: Path) -> None:
     """At the first step all see noise, at the last of the two none would."""
     prompts = [Prompt("what is it", images=[picture(56, 56)]), Prompt("how many", images=[picture(56, 56, seed=1)])]
@@ -193,6 +194,7 @@ def test_another_writer_rewards_each_token(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
+@pytest.mark.nightly
 def test_a_diffusion_policy_is_distilled(tmp_path: Path) -> None:
     """A teacher equal to the student gives no gradient."""
     prompts, reward = [Prompt("a red fox"), Prompt("two blue squares")], NamedReward("any", first_of_four, weight=0.0)
@@ -294,6 +296,7 @@ def test_the_average_is_a_view_and_the_weights_are_restored(tmp_path: Path) -> N
     assert all(value > 1e-7 for value in result[1:])
 
 
+@pytest.mark.nightly
 def test_a_run_with_views_resumes_as_the_uninterrupted_one(tmp_path: Path) -> None:
     changes = {**SMALL, "steps": 4, "checkpoint.every": 2, "output": str(tmp_path)}
     uninterrupted = Trainer(

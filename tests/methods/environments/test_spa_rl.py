@@ -53,6 +53,7 @@ def test_values_at_the_ends_of_turns_sum_to_the_reward() -> None:
     assert term_BT.tolist() == [[False, False, False, False, True], [False, False, False, True, False]]
 
 
+@pytest.mark.nightly
 def test_contributions_come_to_sum_to_a_constant_outcome(tmp_path: Path) -> None:
     """At first nothing is expected and the outcome is 1, so the loss is 1; the policy is frozen."""
     changes = {

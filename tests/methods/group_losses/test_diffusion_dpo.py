@@ -97,6 +97,7 @@ def test_images_of_a_pair_share_level_and_noise() -> None:
     assert not torch.allclose(error_BT[0], error_BT[2])
 
 
+@pytest.mark.nightly
 def test_run_raises_chosen_above_rejected(tmp_path: Path) -> None:
     """At first all errors are those of the reference: a loss of log 2. No reward is stated, and nothing is sampled."""
     config = load_config("methods/diffusion-dpo", {**SMALL, "output": str(tmp_path), "policy": None})

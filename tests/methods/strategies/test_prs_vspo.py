@@ -31,6 +31,7 @@ def test_value_is_the_distance_to_the_highest_reward_times_the_deviation() -> No
     assert values == pytest.approx({0: 0.7577722, 1: 0.5412659, 2: 0.0, 3: 0.0})
 
 
+@pytest.mark.nightly
 def test_two_choices_replace_two_groups_in_proportion_to_the_values() -> None:
     """0.757772 / (0.757772 + 0.541266) = 0.5833 of the choices are prompt 0: of 4,000, 2333 with a deviation of 31."""
     first, counts = round_of(FOUR.groups(0, 4), REWARDS), Counter[int]()

@@ -103,6 +103,7 @@ def test_common_starts_by_hand() -> None:
     assert common_starts([], [1], 1) == []
 
 
+@pytest.mark.nightly
 def test_update_is_that_of_two_forwards() -> None:
     """Rows of unequal lengths and prompts; a few rows of logits at once give the same gradient."""
     policy = measured_policy_of("llama", max_new_tokens=20)
@@ -183,6 +184,7 @@ def test_divergence_of_tokens_needs_their_tokenizer() -> None:
         update_of(policy, rollout, config, views_of(config, policy, rollout))
 
 
+@pytest.mark.nightly
 def test_student_nears_its_teacher(tmp_path: Path) -> None:
     """On the answers of rows, whose texts stay the same."""
     strategy = {"rollout.strategy": {"name": "student_or_answer", "fraction": 0.0}}
