@@ -1,4 +1,5 @@
-"""Updates of answers whose lengths vary tenfold: tokens and CPU seconds of rows in buckets of similar length.
+"""Updates of answers whose lengths vary tenfold: tokens and CPU seconds of rows in buckets of similar length, and
+of rows in one sequence without padding.
 
 python -m benchmarks.buckets [--prompts 4] [--group 8] [--longest 256] [--repeat 2] [--full]
 """
@@ -54,7 +55,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("prompts", 4), ("group", 8), ("longest", 256), ("repeat", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--full", action="store_true", help="run each row in full, without sharing prompts")
+    parser.add_argument(
+        "--full", action="store_true", help="run each row in full, also as one sequence without padding"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model, processor = model_and_processor(CASES["text"])
@@ -72,7 +75,7 @@ def main() -> None:
         padded_s, padded_tokens, padded_calls = measured(policy, rollout)
         policy._selector.path = path
         buckets_s, tokens, calls = measured(policy, rollout)
-        result = {
+        result: dict[str, Any] = {
             "padded_s": round(padded_s, 2),
             "buckets_s": round(buckets_s, 2),
             "ratio": round(padded_s / buckets_s, 2),
@@ -80,6 +83,11 @@ def main() -> None:
             "padding_frac_buckets": round(1 - exact / tokens, 3),
             "forwards": [padded_calls, calls],
         }
+        if arguments.full:
+            policy._selector.path = replace(path, packed=True)
+            packed_s, _, packed_calls = measured(policy, rollout)
+            result |= {"packed_s": round(packed_s, 2), "packed_ratio": round(padded_s / packed_s, 2)}
+            result["packed_forwards"] = packed_calls
         print(json.dumps(result))
 
 

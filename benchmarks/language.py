@@ -65,7 +65,7 @@ class Case:
 
     Attributes:
         words: of the prompt's text.
-        completion: tokens of every completion; the model samples no end of sequence.
+        completion: tokens of a completion at most; a random model ends about one row in eight steps earlier.
         shows: whether a prompt has an image.
         published: whether the model has the published shape, in bfloat16 with LoRA; else it is small, and every weight
             is trained in float32.
@@ -104,12 +104,12 @@ def model_and_processor(case: Case, device: str = "cpu") -> tuple[Any, Any]:
 
 def _small_model_and_processor(case: Case) -> tuple[Any, Any]:
     if not case.shows:
-        tokenizer: Any = chat_tokenizers.qwen()
+        tokenizer: Any = _filled(chat_tokenizers.qwen(), VOCABULARY)
         model = LlamaForCausalLM(LlamaConfig(**TEXT, eos_token_id=tokenizer.eos_token_id, pad_token_id=0))
         return model, tokenizer
     processor: Any = processors.qwen2_5_vl()
     processor.image_processor.size = {"shortest_edge": 64, "longest_edge": case.side**2}
-    tokenizer = processor.tokenizer
+    tokenizer = processor.tokenizer = _filled(processor.tokenizer, VOCABULARY)
     vision = {
         "depth": 4,
         "hidden_size": 128,
@@ -126,7 +126,6 @@ def _small_model_and_processor(case: Case) -> tuple[Any, Any]:
 
 
 def _published_model_and_processor(case: Case) -> tuple[Any, Any]:
-    """Every id of the published vocabulary is a token, so that the complete head is sampled from and scored."""
     stock, shape = processors.qwen2_5_vl(), model_configs(PUBLISHED).config
     text, vision = shape["text_config"] | {"rope_parameters": {**ROPE}}, shape["vision_config"]
     tokenizer = _filled(stock.tokenizer, text["vocab_size"])
@@ -143,7 +142,7 @@ def _published_model_and_processor(case: Case) -> tuple[Any, Any]:
 
 
 def _filled(tokenizer: PreTrainedTokenizerFast, size: int) -> PreTrainedTokenizerFast:
-    """The tokenizer with further tokens, up to a vocabulary of this size."""
+    """The tokenizer with further tokens, up to a vocabulary of this size: every output of the head is a token."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary = state["model"]["vocab"]
     first = len(tokenizer)

@@ -84,6 +84,8 @@ class PrefixLayer(DynamicLayer):
     So a layer of a model can run again in the backward pass, and the states of a prompt are stored once for its rows.
 
     Attributes:
+        index_N: the row of the earlier states that each row continues; None: its own rows.
+        grows: whether further tokens will follow the new ones.
         longer: the layer with the new states of the first update, if ``grows``.
     """
 
@@ -98,15 +100,30 @@ class PrefixLayer(DynamicLayer):
         super().__init__()
         self.is_initialized, self.is_sliding = True, layer.is_sliding
         self.longer: Any = None
-        self._layer, self._index_N, self._grows = layer, index_N, grows
+        self.index_N, self.grows = index_N, grows
+        self._layer = layer
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The states of all tokens."""
-        layer = copy.copy(self._layer) if self._index_N is None else _rows(self._layer, self._index_N)
+        layer = copy.copy(self._layer) if self.index_N is None else _rows(self._layer, self.index_N)
         states = layer.update(key_states, value_states, *args, **kwargs)
-        if self._grows and self.longer is None:  # a repeated forward gives the same states
+        if self.grows and self.longer is None:  # a repeated forward gives the same states
             self.longer = layer
         return states
+
+    @property
+    def stored(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of the earlier tokens, before rows are selected; None if there are none."""
+        return (self._layer.keys, self._layer.values) if self._layer.get_seq_length() else None
+
+    def grow(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Takes over the states of all tokens from elsewhere, as ``update`` does where the layer ``grows``."""
+        if not self.grows or self.longer is not None:
+            return
+        self.longer = copy.copy(self._layer)
+        if not self.longer.is_initialized:
+            self.longer.lazy_initialization(key_states, value_states)
+        self.longer.keys, self.longer.values = key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of tokens that attention reads, and the index of the first."""

@@ -316,11 +316,16 @@ def compiled_gradients_apart(folder: Path, names: Sequence[str]) -> dict[str, li
     job, result = Job(Accelerator()), {}
     assert job.sharding is not None
     loras: dict[str, Any] = {"lora": {"rank": 2}, "full": None}
+    kinds: dict[str, tuple[ModuleType, dict[str, Any]]] = {
+        "flux": (tiny_policies, {"call": {"num_inference_steps": 3}}),
+        "llama": (tiny_language, {"rescore": True}),
+    }
     for name in names:
-        settings = {"lora": loras[name], "call": {"num_inference_steps": 3}}
-        policies = [tiny_policies.policy_of("flux", compile=on, **settings) for on in (False, True)]
+        family, weights = name.split()
+        kind, settings = kinds[family]
+        policies = [kind.policy_of(family, compile=on, lora=loras[weights], **settings) for on in (False, True)]
         policies[1].shard(job.sharding.shard)
-        rollouts = [each.rollout(tiny_policies.prompts_of("flux"), group_size=2, seed=1) for each in policies]
+        rollouts = [each.rollout(kind.prompts_of(family), group_size=2, seed=1) for each in policies]
         job.barrier()
         apart = float((rollouts[0].old_logprob_BT - rollouts[1].old_logprob_BT).abs().max())
         gap = float((values(policies[1], rollouts[1]) - rollouts[1].old_logprob_BT).abs().max())
@@ -335,9 +340,11 @@ def compiled_gradients_apart(folder: Path, names: Sequence[str]) -> dict[str, li
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["lora", "full"])
-def test_compiled_blocks_are_sharded(weights: str, tmp_path: Path) -> None:
-    result = on_two(tmp_path, (weights,), function="compiled_gradients_apart")
-    assert result == {weights: pytest.approx([0.0, 0.0, 0.0], abs=1e-5)}
+@pytest.mark.parametrize("family", ["flux", "llama"])
+def test_compiled_blocks_are_sharded(family: str, weights: str, tmp_path: Path) -> None:
+    name = f"{family} {weights}"
+    result = on_two(tmp_path, (name,), function="compiled_gradients_apart")
+    assert result == {name: pytest.approx([0.0, 0.0, 0.0], abs=1e-5)}
 
 
 def test_unsupported_sharding_raises() -> None:

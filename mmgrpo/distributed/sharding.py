@@ -163,7 +163,11 @@ class Sharding:
 
     def _require_compiled_blocks(self, name: str, module: nn.Module, blocks: Sequence[nn.Module]) -> None:
         """Raises ConfigError for compiled code that calls sharded blocks, or that the engine does not shard."""
-        compiled = {part for part in module.modules() if part._compiled_call_impl is not None}
+        compiled = {
+            part
+            for part in module.modules()
+            if part._compiled_call_impl is not None or getattr(part.forward, "is_compiled", False)
+        }
         within_blocks = {part for block in blocks for part in block.modules()}
         if compiled and not self._engine.shards_compiled:
             raise ConfigError(f"policy.compile does not support {self.engine}: use FSDP2, or remove it")

@@ -74,7 +74,7 @@ REPLACEMENTS: Mapping[str, str] = {
     "max_prompt_length": LENGTH,
     "max_seq_length": "policy.max_new_tokens for completions; prompts are not cut",
     "packing": PACKING,
-    "padding_free": PACKING,
+    "padding_free": "policy.padding_free",
     "group_by_length": PACKING,
     "lora_dropout": DROPOUT,
     "lora_modules_to_save": LORA_WEIGHTS,

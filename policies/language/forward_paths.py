@@ -92,6 +92,7 @@ class CachedPath(ForwardPath):
         max_tokens: maximum number of tokens per forward in updates.
         slots: whether rows are decoded in slots, which finished rows leave to others; else batch after batch.
         compiled: whether to decode over a static cache with a compiled forward.
+        packed: whether rows of text that run in full are one sequence without padding.
         fill: value of the prompts' per-token tensors at tokens of a completion, for rows that run in full.
         forward_tokens: tokens of padding that are as bad as another forward, now.
         routes: the experts of rows, with ``policy.router_replay``, for paths that run rows in full.
@@ -103,12 +104,15 @@ class CachedPath(ForwardPath):
     max_tokens: int
     slots: bool = False
     compiled: bool = False
+    packed: bool = False
     fill: int = 0
     forward_tokens: Callable[[], int] = lambda: FORWARD_TOKENS
     routes: RouterReplay | None = None
 
     def __str__(self) -> str:
         reading = "prompts once per group" if self.shared else "prompts once per row"
+        if self.packed:
+            reading += " without padding"
         return f"{reading}, decoding in {'slots' if self.slots else 'batches'}"
 
     def decode_batches(self, prompts: Sequence[EncodedPrompt], owner_N: Sequence[int], size: int) -> list[list[int]]:
@@ -160,9 +164,11 @@ class CachedPath(ForwardPath):
         return token_trees.tree_states(self.transformer, prefix, trees, tokens, forward_tokens=self.forward_tokens())
 
     def _full_states(self, trace: TextTrace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
-        """Last hidden states of rows that run in full, those of similar lengths together."""
+        """Last hidden states of rows that run in full: packed, or those of similar lengths together."""
         states: dict[int, Tensor] = {}
         prompts = [trace.prompts[trace.prompt_of_B[row]] for row in rows]
+        if self.packed and not any(prompt.media or prompt.media_turns or prompt.per_token for prompt in prompts):
+            return stacked(self.transformer.packed_states(prompts, tokens))
         lengths = [prompt.length + len(token_T) for prompt, token_T in zip(prompts, tokens, strict=True)]
         buckets = length_buckets(lengths, self.forward_tokens())
         if self.routes is not None:  # layers that a backward recomputes have the experts of the last forward

@@ -72,6 +72,12 @@ class PathSelector:
             self._prompts_of_kind = prompts_by_kind
         return self.path
 
+    def decode_uncompiled(self) -> None:
+        """Decodes without compiled code from now on."""
+        self._candidates = [replace(path, compiled=False) for path in self._candidates]
+        if isinstance(self.path, CachedPath):
+            self.path = replace(self.path, compiled=False)
+
     def _decide(self, prompts_by_kind: dict[RowKind, list[EncodedPrompt]]) -> None:
         prompts = [prompt for kind_prompts in prompts_by_kind.values() for prompt in kind_prompts]
         trial = self._trial.on(prompts, self._plain.vocabulary)
@@ -135,7 +141,9 @@ def path_candidates(
     against: list[str] = []
     transformer = None
     try:
-        transformer = Transformer(model, autocast=autocast, feature_bytes=settings.memo_bytes)
+        transformer = Transformer(
+            model, autocast=autocast, feature_bytes=settings.memo_bytes, compiled=settings.compile
+        )
         vocabulary = transformer.vocabulary
     except Exception as error:
         against = [f"cached: {error_summary(error)}"]
@@ -147,7 +155,12 @@ def path_candidates(
     per_row: list[CachedPath] = []
     if transformer is not None:
         batches = CachedPath(
-            transformer=transformer, shared=False, compiled=settings.compile, forward_tokens=forward_tokens, **limits
+            transformer=transformer,
+            shared=False,
+            compiled=settings.compile,
+            packed=settings.padding_free,
+            forward_tokens=forward_tokens,
+            **limits,
         )
         if settings.router_replay:
             batches = replace(batches, routes=RouterReplay(model))

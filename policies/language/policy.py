@@ -234,9 +234,13 @@ class LanguagePolicy(
         self.processor.save_pretrained(directory)
 
     def shard(self, shard: ModuleSharder) -> None:
-        """Shards the decoder blocks; embeddings, output head and encoders of media stay unsharded."""
+        """Shards the decoder blocks; embeddings, output head and encoders of media stay unsharded.
+
+        Compiled blocks are sharded; decoding is not compiled then.
+        """
         require_no_offloading([self.model], "sharding")
-        self.weights.shard(lambda _, model: shard_decoder(model, shard, compiles=self.settings.compile))
+        self.weights.shard(lambda _, model: shard_decoder(model, shard))
+        self._selector.decode_uncompiled()
         self._is_sharded = is_sharded_gradient(self.trainable)
         self._loads_weights = True
 

@@ -23,7 +23,7 @@ class LanguageSettings(BaseModel):
     resumable: ClassVar[tuple[str, ...]] = (
         "attention", "system", "template", "video", "max_new_tokens", "temperature", "top_k", "top_p", "min_p",
         "temperature_schedule", "suppress", "segment_end", "share_prefix", "gradient_checkpointing", "rescore",
-        "router_replay",
+        "router_replay", "padding_free",
         "rollout_batch", "compile", "update_tokens", "head_bytes", "memo_bytes", "offload",
     )  # fmt: skip
     """Settings that may differ in a resumed run."""
@@ -109,6 +109,11 @@ class LanguageSettings(BaseModel):
         default=None,
         description="in updates, run a prompt once for all of its rows; null: if the model's cache supports it",
     )
+    padding_free: bool = Field(
+        default=False,
+        description="in updates, rows of text are one sequence without padding, for the variable-length kernels of "
+        "flash attention; other attention reads the complete sequence and masks other rows. Every row runs in full",
+    )
     offload: bool = Field(
         default=False,
         description="frozen weights of the layers wait in the memory of the host while other layers run, by "
@@ -132,9 +137,9 @@ class LanguageSettings(BaseModel):
     )
     compile: bool = Field(
         default=False,
-        description="decode over a static cache with torch.compile (CUDA graphs on a GPU); finished rows then stay in "
-        "the batch, whose rows and tokens are rounded up to multiples of 8 and 256, and each new shape is compiled "
-        "once: useful for small models and many tokens",
+        description="torch.compile of the decoder's layers in scoring and updates, and of decoding over a static "
+        "cache (CUDA graphs on a GPU): finished rows then stay in the batch, whose rows and tokens are rounded up to "
+        "multiples of 8 and 256, and each new shape is compiled once",
     )
     update_tokens: int = Field(
         default=16384, ge=1, description="tokens per forward in updates; the tokens of a shared prompt are counted once"
@@ -154,7 +159,7 @@ class LanguageSettings(BaseModel):
     @property
     def shares_prefix(self) -> bool | None:
         """``share_prefix``, or False where every row has to run in full."""
-        return False if self.router_replay else self.share_prefix
+        return False if self.router_replay or self.padding_free else self.share_prefix
 
     @model_validator(mode="after")
     def _require_adapters(self) -> LanguageSettings:
@@ -166,6 +171,8 @@ class LanguageSettings(BaseModel):
             )
         if self.router_replay and (self.compile or self.share_prefix):
             raise ValueError("router_replay: remove policy.compile and policy.share_prefix")
+        if self.padding_free and (self.router_replay or self.share_prefix):
+            raise ValueError("padding_free: remove policy.router_replay and policy.share_prefix")
         if self.offload and self.compile:
             raise ValueError("offload: a compiled model does not run accelerate's hooks: remove policy.compile")
         return self
@@ -212,4 +219,6 @@ class LanguageSettings(BaseModel):
             return "once per row: router_replay is true"
         if self.share_prefix is False:
             return "once per row: share_prefix is false"
+        if self.padding_free:
+            return "once per row, rows of text without padding"
         return "once per group too, where the model's cache is of keys and values alone; else once per row"

@@ -13,17 +13,14 @@ from mmgrpo.layouts import layout_of
 from mmgrpo.policy import Arguments, ModuleSharder
 
 
-def shard_decoder(model: nn.Module, shard: ModuleSharder, *, compiles: bool) -> None:
+def shard_decoder(model: nn.Module, shard: ModuleSharder) -> None:
     """Shards the decoder blocks; embeddings, output head and encoders of media stay unsharded.
 
-    Raises: ConfigError for a model that is not decoder-only, or is compiled.
+    Raises: ConfigError for a model that is not decoder-only.
     """
     assert isinstance(model, PreTrainedModel)
-    if compiles or model.config.is_encoder_decoder:
-        raise ConfigError(
-            f"{type(model).__name__} cannot be sharded: only decoder-only language models without "
-            "policy.compile are supported"
-        )
+    if model.config.is_encoder_decoder:
+        raise ConfigError(f"{type(model).__name__} cannot be sharded: only decoder-only language models are supported")
     decoder, embeddings = model.get_decoder(), model.get_input_embeddings()
     trains_all = all(parameter.requires_grad for parameter in decoder.parameters())
     if not trains_all and _is_fed_by_trained(model, decoder):

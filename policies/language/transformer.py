@@ -19,6 +19,7 @@ from mmgrpo.errors import PolicyError
 from mmgrpo.system.out_of_memory import is_out_of_memory
 
 from ..prefix import Prefix, cache_argument, concat_prefixes, extend_prefix, is_mergeable, longer_cache, repeatable
+from .compiled_layers import compile_layers
 from .encoding import MASK, EncodedPrompt, prompt_batches
 from .heads import LogitsHead
 from .media_features import MediaFeatures
@@ -42,13 +43,21 @@ class Transformer:
         takes_slots: whether its cache and its attention allow rows that begin at index 0 and end anywhere.
     """
 
-    def __init__(self, model: PreTrainedModel, *, autocast: torch.dtype | None, feature_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        autocast: torch.dtype | None,
+        feature_bytes: int = 0,
+        compiled: bool = False,
+    ) -> None:
         """Inspects the model by running it on a few tokens.
 
         Args:
             model: a causal language model, or an image-text-to-text model.
             autocast: dtype of the arithmetic, if it differs from that of the weights.
             feature_bytes: memory of cached features of media, of encoders that are not trained; 0 keeps none.
+            compiled: whether to compile the layers of the decoder, in scoring and in updates.
 
         Raises:
             PolicyError: its logits are not a known function of its last hidden states.
@@ -71,6 +80,8 @@ class Transformer:
         layers: list[Any] = cache.layers if self.takes_slots else []
         self._stored_states = [(layer.keys, layer.values) for layer in layers]
         self._is_invariant: dict[tuple[int, int, int, int], bool] = {}
+        if compiled and self.compiles:
+            compile_layers(model, self._cache_argument)
 
     @cached_property
     def _compiled(self) -> Any:
@@ -224,6 +235,25 @@ class Transformer:
         longest = max(len(row) for row in tokens)
         index_NR = (lengths[:, None] - 1 + torch.arange(longest)).clamp(max=ids_NL.shape[1] - 1).to(self.device)
         return hidden_NLD.gather(1, index_NR[..., None].expand(-1, -1, hidden_NLD.shape[-1]))
+
+    def packed_states(self, prompts: Sequence[EncodedPrompt], tokens: Sequence[Tensor]) -> list[Tensor]:
+        """Runs prompts with their completions as one sequence without padding, whose positions begin anew in each row.
+
+        transformers then masks other rows, or calls the variable-length kernels of flash attention.
+
+        Args:
+            prompts: N prompts without media.
+            tokens: N completions of any lengths.
+
+        Returns:
+            For each row (R, D), the states that predict its tokens.
+        """
+        parts = [part.to(self.device) for p, t in zip(prompts, tokens, strict=True) for part in (p.ids_P, t[:-1])]
+        rows = [prompt.length + len(token_R) - 1 for prompt, token_R in zip(prompts, tokens, strict=True)]
+        positions = torch.cat([torch.arange(length) for length in rows]).to(self.device)
+        inputs = {"input_ids": torch.cat(parts)[None], "position_ids": positions[None]}
+        states = self._run(inputs).last_hidden_state[0].split(rows)
+        return [states_LD[prompt.length - 1 :] for prompt, states_LD in zip(prompts, states, strict=True)]
 
     def _prefilled(self, prompts: Sequence[EncodedPrompt]) -> Prefix:
         lengths = [prompt.length for prompt in prompts]

@@ -69,6 +69,33 @@ def test_updates_in_buckets_are_those_of_one_forward(name: str, settings: dict[s
     assert relative_difference(result[1], expected[1]) < 1e-5
 
 
+@pytest.mark.parametrize(("name", "checkpointing"), [("llama", False), ("gemma2", False), ("qwen3", True)])
+def test_rows_without_padding_have_the_values_and_gradients_of_rows_alone(name: str, checkpointing: bool) -> None:
+    settings: dict[str, Any] = {"lora": {"rank": 2, "alpha": 2.0}, "gradient_checkpointing": checkpointing}
+    plain, packed = (policy_of(name, padding_free=on, **settings) for on in (False, True))
+    rollout = rows_of_many_lengths(plain, name)
+    for policy in (plain, packed):
+        move(policy.trainable)
+        values(policy, rollout)  # which compares the path with the model's call
+    with counted(packed) as tokens:
+        actual = values(packed, rollout), gradients(packed, rollout)
+    assert isinstance(packed.path, CachedPath)
+    assert packed.path.packed
+    lengths = [rollout.trace.prompts[p].length for p in rollout.trace.prompt_of_B]
+    once = sum(lengths) + int(rollout.mask_BT.sum()) - len(lengths)  # each token but the last of a row
+    assert [number for number in tokens if number > 1] == [once, once]
+    assert largest_difference(actual[0], values(plain, rollout), rollout.mask_BT) < 1e-6
+    assert relative_difference(actual[1], gradients(plain, rollout)) < 1e-5
+
+
+def test_rows_with_images_and_rows_of_a_recurrent_model_are_padded() -> None:
+    for name in ("qwen2.5-vl", "qwen3.5"):
+        policy = policy_of(name, padding_free=True)
+        rollout = rows_of_many_lengths(policy, name)
+        plain = policy_of(name)
+        assert largest_difference(values(policy, rollout), values(plain, rollout), rollout.mask_BT) < 1e-6
+
+
 def test_weights_that_wait_on_the_host_are_not_loaded_for_little_padding() -> None:
     settings = {"lora": {"rank": 2, "alpha": 2.0}, "gradient_checkpointing": True}
     for offload, forward_tokens in ((False, FORWARD_TOKENS), (True, LOADING_FORWARD_TOKENS)):

@@ -66,7 +66,7 @@ PEER = Peer(
         "data.answer_key": "a reward's setting `column`, for example {name: math_verify, column: answer}",
         "data.image_dir": "paths of images relative to the folder of the data file",
         "data.filter_overlong_prompts": "prompts.on_error: skip",
-        "worker.actor.padding_free": texts.TOKENS,
+        "worker.actor.padding_free": "policy.padding_free",
         "worker.actor.dynamic_batching": texts.TOKENS,
         "worker.actor.micro_batch_size_per_device_for_update": texts.TOKENS,
         "worker.actor.micro_batch_size_per_device_for_experience": texts.TOKENS,

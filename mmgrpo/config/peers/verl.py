@@ -74,7 +74,7 @@ PEER = Peer(
         "actor_rollout_ref.actor.use_dynamic_bsz": texts.TOKENS,
         "actor_rollout_ref.actor.strategy": texts.SHARDED,
         "actor_rollout_ref.actor.fsdp_config.param_offload": "policy.offload, for a frozen base under LoRA",
-        "actor_rollout_ref.model.use_remove_padding": texts.TOKENS,
+        "actor_rollout_ref.model.use_remove_padding": "policy.padding_free",
         "reward_model.reward_manager": "rewards, a list of functions that are summed with their weights",
         "trainer.n_gpus_per_node": "`mmgrpo train --processes N`",
         "trainer.nnodes": texts.NODES,
