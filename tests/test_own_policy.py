@@ -119,9 +119,9 @@ def test_custom_and_shared_methods_train_it(variant: str, tmp_path: Path) -> Non
 def test_its_method_is_included_by_name_and_listed() -> None:
     config = configured(path=PROJECT / "push_dppo.yaml")
     assert config.about.method is not None
-    assert config.about.method.name == "dppo"
+    assert config.about.method.name == "dppo-episodes"
     assert [named.settings["each"] for named in config.objective.modulations] == ["segment", "segment"]
-    assert find_config("methods/dppo") == PROJECT / "diffusion_policy" / "dppo.yaml"
+    assert find_config("methods/dppo-episodes") == PROJECT / "diffusion_policy" / "dppo_episodes.yaml"
 
 
 def test_a_sample_starts_at_the_column_of_the_command_line(tmp_path: Path) -> None:

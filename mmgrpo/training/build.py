@@ -338,8 +338,8 @@ def build_critic(config: RunConfig, device: str | torch.device) -> Critic:
     policy = build_policy(config.model_copy(update={"policy": named}), device)
     if not isinstance(policy, SupportsCritic):
         raise ConfigError(
-            f"critic: {type(policy).__name__} makes no critic (mmgrpo.policy.SupportsCritic); a language model does, "
-            "a policy of images does not: leave the section out"
+            f"critic: {type(policy).__name__} makes no critic (mmgrpo.policy.SupportsCritic); a language model "
+            "does, and values the prompts of other policies: advantage.critic.policy: {name: language, model: PATH}"
         )
     return policy.critic()
 

@@ -46,7 +46,7 @@ from ..rescoring import rescore, scatter_to_mask
 from ..sampling import SamplingDistribution
 from ..text_models import checkpointing, require_checkpointing
 from ..weights import Weights
-from .encoding import EncodedPrompt, PromptEncoder, position_switch
+from .encoding import EncodedPrompt, PromptEncoder, position_switch, prompt_batches
 from .engine_generation import engine_sampling, require_untruncated
 from .engine_rollouts import EngineRollouts, engine_rollouts
 from .forward_paths import CachedPath, ForwardPath
@@ -334,7 +334,9 @@ class LanguagePolicy(
         if head is None:
             raise ConfigError(f"critic: {type(self.model).__name__} has no output embeddings, so use another model")
         width, device = head.weight.shape[1], self.model.device
-        return LanguageCritic(self._states, self.override_prompts, body=self.trainable, width=width, device=device)
+        return LanguageCritic(
+            self._states, self._prompt_states, self.override_prompts, body=self.trainable, width=width, device=device
+        )
 
     def evaluate(
         self,
@@ -443,7 +445,17 @@ class LanguagePolicy(
             tokens = [trace.completions[row].token_T[: mask_NT.shape[1]] for row in batch]
             with self._checkpointing():
                 states_NTD = self.path.states(trace, batch, tokens)
-            yield HiddenStates(rows=batch, states_NTD=states_NTD)
+            yield HiddenStates(rows=batch, states_NTD=states_NTD, num_forwards=len(batch))
+
+    def _prompt_states(self, prompts: Sequence[Prompt]) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Which prompts a batch has, and the last hidden state of each, under the current policy."""
+        encoded = [self._encoder(prompt) for prompt in prompts]
+        path = self._selector.see(encoded)
+        self._require_states("critic")
+        for batch in prompt_batches(encoded, self.settings.update_tokens):
+            with self._checkpointing():
+                prefix = path.transformer.prefill([encoded[k] for k in batch], max_tokens=self.settings.update_tokens)
+            yield batch, prefix.hidden_ND
 
     def _require_states(self, feature: str) -> None:
         if not isinstance(self.path, CachedPath):

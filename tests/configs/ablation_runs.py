@@ -170,6 +170,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "clip-cov": {"objective.modulations": [{"name": "clip_covariance", "share": 0.1, "at_least": 0.0}]},
     "ppo": {"advantage.critic.policy": CRITIC},
+    "dppo": {"advantage.critic.policy": CRITIC},
     "t-ppo": {
         "advantage.critic.policy": CRITIC,
         "advantage.critic.optimizer.lr": 1e-2,

@@ -91,8 +91,8 @@ TURNS = sorted(path.stem for path in CONFIGS.glob("methods/environments/*.yaml")
 IMITATION = ["expo", "mel", "oorl", "depo", "meml-grpo", "dpo"]
 """Trained on a language policy, in ``tests/configs/test_imitation.py``."""
 
-CRITICS = ["ppo", "dvpo", "direct-advantage-policy-optimization", "t-ppo"]
-"""Trained with a critic, in ``tests/training/test_critic.py`` and ``tests/training/test_partial_rollouts.py``."""
+CRITICS = ["ppo", "dvpo", "direct-advantage-policy-optimization", "t-ppo", "dppo"]
+"""Trained with a critic, in ``tests/training/test_critic.py``, ``test_partial_rollouts.py`` and the file of dppo."""
 
 INTERNALS = ["verl", "capo", "preplan-and-anchor-credit"]
 """Trained with what the network says inside, in ``tests/training/test_internal_runs.py``."""

@@ -2,5 +2,5 @@
 
 from pathlib import Path
 
-DPPO = Path(__file__).with_name("dppo.yaml")
+DPPO = Path(__file__).with_name("dppo_episodes.yaml")
 """The method of arXiv:2409.00588, with a group in place of its critic."""
