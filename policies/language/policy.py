@@ -450,19 +450,20 @@ class LanguagePolicy(
     def _prompt_states(self, prompts: Sequence[Prompt]) -> Iterator[tuple[Sequence[int], Tensor]]:
         """Which prompts a batch has, and the last hidden state of each, under the current policy."""
         encoded = [self._encoder(prompt) for prompt in prompts]
-        path = self._selector.see(encoded)
-        self._require_states("critic")
+        self._selector.see(encoded)
+        transformer = self._require_states("critic").transformer
         for batch in prompt_batches(encoded, self.settings.update_tokens):
             with self._checkpointing():
-                prefix = path.transformer.prefill([encoded[k] for k in batch], max_tokens=self.settings.update_tokens)
+                prefix = transformer.prefill([encoded[k] for k in batch], max_tokens=self.settings.update_tokens)
             yield batch, prefix.hidden_ND
 
-    def _require_states(self, feature: str) -> None:
+    def _require_states(self, feature: str) -> CachedPath:
         if not isinstance(self.path, CachedPath):
             name = type(self.model).__name__
             raise ConfigError(
                 f"{feature}: {name} needs the plain path, which returns no hidden states: use another model"
             )
+        return self.path
 
     @torch.no_grad()
     def _of_view(self, view: str, trace: TextTrace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
