@@ -237,7 +237,7 @@ class Transformer:
         return hidden_NLD.gather(1, index_NR[..., None].expand(-1, -1, hidden_NLD.shape[-1]))
 
     def packed_states(self, prompts: Sequence[EncodedPrompt], tokens: Sequence[Tensor]) -> list[Tensor]:
-        """Runs prompts with their completions as one sequence without padding, whose positions begin anew in each row.
+        """Runs prompts with their completions as one sequence without padding; positions are counted in each row.
 
         transformers then masks other rows, or calls the variable-length kernels of flash attention.
 

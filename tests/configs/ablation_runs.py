@@ -170,7 +170,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "clip-cov": {"objective.modulations": [{"name": "clip_covariance", "share": 0.1, "at_least": 0.0}]},
     "ppo": {"advantage.critic.policy": CRITIC},
-    "dppo": {"advantage.critic.policy": CRITIC},
     "t-ppo": {
         "advantage.critic.policy": CRITIC,
         "advantage.critic.optimizer.lr": 1e-2,
@@ -265,6 +264,11 @@ INERT: dict[str, dict[str, str]] = {
     "dapo": {"advantage.zero_variance_groups": REFILLED},
     "diffusion-dpo": {"rollout.training_states": "stored images are noised in any case"},
     "diffu-grpo": {"objective.aggregate": FIXED_LENGTH},
+    "dppo": {
+        "rollout.window": ALL_STEPS,
+        "policy.sampler": PIPELINE_SAMPLER,
+        "objective.surrogate": "the default is clipped too, and the growing bounds replace those of both",
+    },
     "flow-dppo": {"policy.sampler": PIPELINE_SAMPLER},
     "flow-grpo": {"rollout.window": ALL_STEPS, "policy.sampler": PIPELINE_SAMPLER},
     "g2rpo": {"policy.sampler": PIPELINE_SAMPLER},
@@ -353,6 +357,13 @@ def _chain(name: str) -> dict[str, Any]:
 
 DENOISING: dict[str, dict[str, Any]] = {
     "chunk-grpo": {"policy.segments": [2, 2]},
+    "dppo": {
+        "advantage.critic.policy": CRITIC,
+        "advantage.critic.optimizer.lr": 1e-2,
+        "rollout.group_size": 1,
+        "rollout.prompts_per_step": 4,
+        "update.epochs": 2,
+    },
     "flow-dppo": {  # within the published limit of 1e-5 no ratio is near the default bound of 0.2
         "rollout.window.high": 3,
         "rollout.window.size": 2,
