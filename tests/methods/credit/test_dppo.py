@@ -1,4 +1,4 @@
-"""DPPO: its numbers by hand, and a pipeline that trains beside a language model as its critic."""
+"""DPPO: its numbers by hand, and a pipeline that trains with a language model as its critic."""
 
 from __future__ import annotations
 
