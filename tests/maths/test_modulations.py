@@ -19,13 +19,12 @@ from mmgrpo.maths.modulations import (
     Modulated,
     constant,
     detached,
-    discounted_steps,
     equal_segments,
-    growing_bounds,
     row_quantile,
     within_divergence,
 )
 from mmgrpo.methods.advantages.apo import divergence_by_success
+from mmgrpo.methods.credit.dppo import discounted_steps, growing_bounds
 from mmgrpo.methods.selection.archer import by_entropy_quantile
 from mmgrpo.methods.selection.clip_cov import clip_covariance
 from mmgrpo.methods.selection.d3s import top_product
