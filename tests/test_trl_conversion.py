@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from datasets import Dataset
 from typer.testing import CliRunner
 
@@ -157,6 +158,52 @@ def test_epochs_become_a_comment_with_the_steps(folder: Path) -> None:
     assert "\nsteps: 100\n" in text
     assert "# * policy.model: set the path or hub id of the model\n" in text
     assert at(load_config(written(folder / "run.yaml", text)).model_dump(), "rollout.prompts_per_step") == 2
+
+
+QUANTIZED = """\
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import GRPOConfig, GRPOTrainer
+
+name = "Qwen/Qwen2.5-0.5B-Instruct"
+four_bit = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+LOADED
+args = GRPOConfig("out", max_steps=3)
+GRPOTrainer(model=model, args=args, peft_config=LoraConfig(r=8), reward_funcs=["accuracy_reward"])
+"""
+LOADINGS = (
+    "model = AutoModelForCausalLM.from_pretrained(name, quantization_config=four_bit, torch_dtype=torch.bfloat16, "
+    "attn_implementation='sdpa', device_map='auto', use_cache=False)",
+    "model = AutoModelForCausalLM.from_pretrained(name, dtype='bfloat16', quantization_config=dict(load_in_4bit=True, "
+    "bnb_4bit_quant_type='nf4', bnb_4bit_compute_dtype='bfloat16'), attn_implementation='sdpa', use_cache=False)",
+)
+
+
+@pytest.mark.parametrize("loaded", LOADINGS)
+def test_model_that_the_script_loads_is_loaded_likewise(tmp_path: Path, loaded: str) -> None:
+    (tmp_path / "script.py").write_text(QUANTIZED.replace("LOADED", loaded))
+    text = converted(tmp_path / "script.py")
+    policy = yaml.safe_load(text)["policy"]
+    assert {key: policy[key] for key in ("model", "dtype", "attention", "quantization_config")} == {
+        "model": "Qwen/Qwen2.5-0.5B-Instruct",
+        "dtype": "bfloat16",
+        "attention": "sdpa",
+        "quantization_config": {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_compute_dtype": "bfloat16",
+        },
+    }
+    assert "# * use_cache=False: it is not read; " in text
+
+
+def test_model_that_is_loaded_with_computed_arguments_is_left_to_the_user(tmp_path: Path) -> None:
+    loaded = "model = AutoModelForCausalLM.from_pretrained(name, dtype=best_dtype(), revision=f'{name}-v2')"
+    (tmp_path / "script.py").write_text(QUANTIZED.replace("LOADED", loaded))
+    text = converted(tmp_path / "script.py")
+    assert "# * policy.model: set the path or hub id of the model" in text
+    assert "# * model=model: it is not read; " in text
 
 
 def test_reward_that_trl_lacks_is_of_the_script(folder: Path) -> None:

@@ -14,6 +14,9 @@ from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parse_yaml
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 """Arguments of peft's ``LoraConfig`` with another name in TRL's scripts."""
 
+LOADING = ("revision", "attn_implementation", "dtype", "quantization_config", "device_map", "trust_remote_code")
+"""Arguments of ``from_pretrained`` that are read."""
+
 LORA_DEFAULTS = {"use_peft": True, "lora_r": 8, "lora_alpha": 8}
 """Those of ``LoraConfig``; TRL's scripts have others."""
 
@@ -25,7 +28,7 @@ class TrlRun:
 
     Attributes:
         arguments: those of ``GRPOConfig`` and of TRL's scripts, by name.
-        unread: argument of ``GRPOTrainer`` that is not read -> its expression.
+        unread: argument of ``GRPOTrainer``, or of the model's ``from_pretrained``, that is not read -> its expression.
     """
 
     arguments: Mapping[str, Any]
@@ -82,6 +85,8 @@ def _of_script(path: Path, text: str) -> TrlRun:
         arguments |= values or {}
         if values is None:
             unread[name] = ast.unparse(node)
+        elif name == "model":
+            unread |= script.unread_loading(node)
     return TrlRun(arguments=arguments, unread=unread)
 
 
@@ -141,7 +146,7 @@ class _Script:
         values, computed = {}, []
         for name, node in named:
             try:
-                values[name] = ast.literal_eval(self.value(node))
+                values[name] = self.literal(node)
             except (ValueError, TypeError, RecursionError, MemoryError):
                 computed.append(f"{name}={ast.unparse(node)[:60]} (line {node.lineno})")
         if computed:
@@ -151,12 +156,46 @@ class _Script:
             )
         return values
 
+    def literal(self, node: ast.expr) -> Any:
+        """The value of a literal, with names, dtypes of torch and ``BitsAndBytesConfig(...)`` within it.
+
+        Raises: ValueError or TypeError for other expressions.
+        """
+        match self.value(node):
+            case ast.Dict(keys=keys, values=values):
+                return {ast.literal_eval(k or node): self.literal(v) for k, v in zip(keys, values, strict=True)}
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                return [self.literal(part) for part in parts]
+            case ast.Attribute(value=ast.Name(id="torch"), attr=dtype):
+                return dtype
+            case ast.Call(args=[], keywords=keywords) as call if _name_of(call.func) in ("BitsAndBytesConfig", "dict"):
+                return {_required(keyword.arg): self.literal(keyword.value) for keyword in keywords}
+            case other:
+                return ast.literal_eval(other)
+
     def model(self, node: ast.expr) -> dict[str, Any] | None:
-        """The argument ``model`` as that of TRL's scripts; None: it is no text."""
+        """The argument ``model`` as those of TRL's scripts; None: it is no text, and no ``from_pretrained`` of one."""
         match self.value(node):
             case ast.Constant(value=str() as text):
                 return {"model_name_or_path": text}
+            case ast.Call(func=ast.Attribute(attr="from_pretrained"), args=[source]) as call:
+                try:
+                    text, loading = self.literal(source), self._loading(call)
+                except (ValueError, TypeError, RecursionError, MemoryError):
+                    return None
+                return {"model_name_or_path": text, **({"model_init_kwargs": loading} if loading else {})}
         return None
+
+    def _loading(self, call: ast.Call) -> dict[str, Any]:
+        named = {"dtype" if part.arg == "torch_dtype" else part.arg: part.value for part in call.keywords}
+        return {name: self.literal(named[name]) for name in LOADING if name in named}
+
+    def unread_loading(self, node: ast.expr) -> dict[str, str]:
+        """The arguments of ``from_pretrained`` that are not read, with their expressions."""
+        call = self.value(node)
+        keywords = call.keywords if isinstance(call, ast.Call) else []
+        read = (*LOADING, "torch_dtype")
+        return {part.arg or "**": ast.unparse(part.value) for part in keywords if part.arg not in read}
 
     def train_dataset(self, node: ast.expr) -> dict[str, Any] | None:
         """The name and the split of ``load_dataset(...)``; None: it is another expression."""
@@ -193,6 +232,13 @@ class _Script:
         if not isinstance(call, ast.Call) or _name_of(call.func) != "LoraConfig":
             return None
         return LORA_DEFAULTS | {LORA.get(name, name): value for name, value in self.literals(call).items()}
+
+
+def _required(name: str | None) -> str:
+    """A name that is there. Raises ValueError for the keywords of a mapping."""
+    if name is None:
+        raise ValueError("keywords of a mapping")
+    return name
 
 
 def _name_of(node: ast.expr) -> str | None:
