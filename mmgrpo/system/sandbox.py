@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, final
 
 from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.system.sandbox_launcher import SYSTEM
 from mmgrpo.system.site_pages import page_url
 
 LAUNCHER = str(Path(__file__).with_name("sandbox_launcher.py"))
@@ -37,6 +38,15 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 """The environment variables of a command."""
+
+
+def is_readable(path: str, further: Sequence[str] = ()) -> bool:
+    """Whether a command can read a path, and what it links to, if it may also read ``further`` files and folders."""
+    folders = [Path(folder) for folder in (*SYSTEM, *INTERPRETER, *further)]
+    folders += [folder.resolve() for folder in folders]
+    target = Path(path).absolute()
+    return all(any(each.is_relative_to(folder) for folder in folders) for each in (target, target.resolve()))
+
 
 STARTED = b"."
 """Message of the launcher when the command starts."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -11,7 +13,7 @@ from typing import Any, final
 import regex
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.system.sandbox import Outcome, Program, SandboxLimits, run
+from mmgrpo.system.sandbox import Outcome, Program, SandboxLimits, is_readable, run
 from mmgrpo.types import Sample, Score
 
 from ..models.checkpoints import require_positive
@@ -139,12 +141,25 @@ def _pattern(text: str | None) -> Any:
 
 
 def find_command(name: str, paths: Sequence[str]) -> str:
-    """Path of a command, on the PATH of this process or in a ``bin`` folder of ``paths``."""
-    folders = [folder for path in paths for folder in (path, f"{path}/bin")]
-    binary = shutil.which(name) or shutil.which(name, path=":".join(folders))
-    if binary is None:
+    """Path of a command: the first that the sandbox reads, with the Python of this process, on its PATH or in ``paths``.
+
+    Raises RewardError if there is none.
+    """
+    folders = [
+        str(Path(sys.executable).parent),
+        *os.get_exec_path(),
+        *(folder for path in paths for folder in (path, f"{path}/bin")),
+    ]
+    found = [binary for folder in folders if (binary := shutil.which(name, path=folder))]
+    if not found:
         raise RewardError(f"command {name!r} not found: install it, or add its folder to 'paths'")
-    return str(Path(binary).absolute())
+    readable = next((binary for binary in found if is_readable(binary, paths)), None)
+    if readable is None:
+        raise RewardError(
+            f"command {name!r} is {found[0]}, which the sandbox does not read: add the folder of its installation to "
+            "'paths', or install it below /usr"
+        )
+    return str(Path(readable).absolute())
 
 
 def describe_outcome(outcome: Outcome) -> str:

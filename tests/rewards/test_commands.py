@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,23 @@ def test_a_bench_of_the_row_and_a_number_of_the_output() -> None:
 def score_of_text(reward: Any, text: str, **columns: Any) -> float | None:
     (score,) = reward([wrote(text, **columns)])
     return None if score is None else float(score)
+
+
+@needs_sandbox
+def test_a_program_that_the_sandbox_does_not_read_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a shim of pyenv is: first on the PATH, in the folder of a person."""
+    shims = tmp_path / "shims"
+    shims.mkdir()
+    for name in ("python3", "checker"):
+        (shims / name).write_text("#!/bin/sh\nexit 0\n")
+        (shims / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{shims}{os.pathsep}{os.environ['PATH']}")
+    assert score_of_code(Command(), "x = = 1") == 0
+    with pytest.raises(RewardError, match=rf"command 'checker' is {shims}/checker, which the sandbox does not read"):
+        score_of_code(Command(command=["checker"]), "x")
+    assert score_of_code(Command(command=["checker"], paths=[str(tmp_path / "shims")]), "x") == 1
 
 
 def test_missing_programs_and_columns_raise() -> None:
