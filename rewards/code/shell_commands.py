@@ -141,7 +141,7 @@ def _pattern(text: str | None) -> Any:
 
 
 def find_command(name: str, paths: Sequence[str]) -> str:
-    """Path of a command: the first that the sandbox reads, with the Python of this process, on its PATH or in ``paths``.
+    """Path of a command: the first that the sandbox reads, of this Python, its PATH and ``paths``.
 
     Raises RewardError if there is none.
     """
