@@ -14,6 +14,9 @@ TOKEN_MEANS = ("bnpo", "cispo", "dapo", "vespo")
 LR_SCHEDULERS = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
 TRACKERS = ("tensorboard", "wandb", "trackio")
 DTYPES = ("float32", "bfloat16", "float16")
+LOADING = ("revision", "attn_implementation", "dtype", "quantization_config", "device_map", "trust_remote_code")
+"""Arguments of ``from_pretrained`` that a run reads."""
+
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "adamw_torch_fused": {},
     "adamw_torch": {},
@@ -248,7 +251,7 @@ def _loading(args: GRPOConfig) -> dict[str, Any]:
     keys = {"revision": "policy.revision", "attn_implementation": "policy.attention"}
     if loading.pop("device_map", None) not in (None, "auto"):
         raise ConfigError("model_init_kwargs: device_map must be 'auto' or None: accelerate places the model")
-    if unknown := [name for name in loading if name not in (*keys, "trust_remote_code")]:
+    if unknown := [name for name in loading if name not in LOADING]:
         raise ConfigError(
             f"model_init_kwargs: {', '.join(unknown)} cannot be passed on; load the model, and pass it as model"
         )

@@ -10,12 +10,10 @@ from typing import Any, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parse_yaml
+from mmgrpo.trl.run_values import LOADING
 
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 """Arguments of peft's ``LoraConfig`` with another name in TRL's scripts."""
-
-LOADING = ("revision", "attn_implementation", "dtype", "quantization_config", "device_map", "trust_remote_code")
-"""Arguments of ``from_pretrained`` that are read."""
 
 LORA_DEFAULTS = {"use_peft": True, "lora_r": 8, "lora_alpha": 8}
 """Those of ``LoraConfig``; TRL's scripts have others."""

@@ -417,16 +417,31 @@ def test_thousands_of_gsm8k_are_one_number(tmp_path: Path) -> None:
     assert scores_of(config, held_out, [right, right.replace("{2500}", "{2}")]) == pytest.approx([1.0, 0.1])
 
 
-@pytest.mark.nightly
-def test_tasks_of_reasoning_gym_need_no_data() -> None:
-    config = load_config("recipes/qwen2.5-reasoning-gym")
+def reasoning_gym(**changes: Any) -> RunConfig:
+    """The recipe with two tasks of each kind."""
+    pytest.importorskip("reasoning_gym")
+    config = load_config("recipes/qwen2.5-reasoning-gym", changes)
     assert config.prompts is not None
     small = {
         "sources": [
             part.model_copy(update={"source": part.source.replace("4000", "2")}) for part in config.prompts.sources
         ]
     }
-    config = config.model_copy(update={"prompts": config.prompts.model_copy(update=small)})
+    return config.model_copy(update={"prompts": config.prompts.model_copy(update=small)})
+
+
+@pytest.mark.nightly
+def test_a_step_trains_on_tasks_of_reasoning_gym(tmp_path: Path) -> None:
+    config = reasoning_gym(**SHRUNK, output=str(tmp_path / "run"))
+    metrics, evaluation = trained(config, prompts_of(config)[0], "qwen2")
+    assert metrics["reward/reasoning_gym/applies_frac"] == 1.0
+    assert metrics["policy/on_policy_gap"] < 1e-5
+    assert {"eval/held_out_accuracy/mean", "eval/held_out_exact/mean"} <= set(evaluation)
+
+
+@pytest.mark.nightly
+def test_tasks_of_reasoning_gym_need_no_data() -> None:
+    config = reasoning_gym()
     prompts, held_out = prompts_of(config)
     assert [prompt.source for prompt in prompts] == [
         name for name in ("chain_sum", "leg_counting", "family_relationships") for _ in range(2)
