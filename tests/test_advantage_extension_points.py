@@ -97,6 +97,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
     return trained(tmp_path_factory.mktemp("plain"))
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("seam", NEUTRAL)
 def test_mechanisms_without_effect_keep_the_weights_bitwise(seam: str, plain: Tensor, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def names(trainer: Trainer) -> list[str]:
     return [path.name for path in list_checkpoints(trainer.folder.path)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("values", "checkpoints"),
     [

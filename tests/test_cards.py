@@ -116,6 +116,7 @@ def test_card_of_a_transformers_model_loads_it(kind: str, form: str, tmp_path: P
     assert words("red").input_ids
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("named", ["by its base", "by the type of its base", "by its own type"])
 def test_class_of_a_vision_model_that_names_none_is_of_its_configuration(named: str, tmp_path: Path) -> None:
     """Adapters that peft wrote for a plain model name no class, and a configuration may lack ``architectures``."""

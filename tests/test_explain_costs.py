@@ -51,6 +51,7 @@ RUNS = {
 NUM_LEVELS = 3
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("name", daily(RUNS, "shared", "fast_remainder", "coupled-reference", "read-nft"))
 def test_a_run_has_the_explained_costs(name: str, tmp_path: Path) -> None:

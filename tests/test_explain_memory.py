@@ -95,6 +95,7 @@ def test_steps_of_the_optimizer_are_those_of_torch() -> None:
     assert sum(optimizer_work(sizes, averages=True, fused=True).values()) == 9
 
 
+@pytest.mark.nightly
 def test_a_machine_is_measured() -> None:
     result = measured_speed(torch.float32, device=torch.device("cpu"), link_gb_s=3.0)
     assert result.link_gb_s == 3.0

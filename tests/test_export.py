@@ -107,6 +107,7 @@ def test_peft_loads_the_adapters_onto_the_base(adapters: Path, tmp_path: Path) -
     assert (tmp_path / "x" / "mmgrpo.yaml").read_text() == (adapters / "config.yaml").read_text()
 
 
+@pytest.mark.nightly
 def test_relative_path_of_a_base_becomes_absolute(
     adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +301,7 @@ def test_invalid_exports_raise_and_write_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_merging_is_of_adapters_and_an_export_of_a_run(full_run: Path, tmp_path: Path) -> None:
     done = call("export", str(full_run), "--to", str(tmp_path / "x"), "--merged")
     assert "holds full weights, not adapters" in done.stderr.replace("\n", " ")

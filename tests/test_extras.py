@@ -80,6 +80,7 @@ def distributions(module: str) -> set[str]:
     return {distribution(name) for name in _installed().get(module, [module])}
 
 
+@pytest.mark.nightly
 def test_every_import_is_declared() -> None:
     undeclared = {
         f"{file} imports {module}"

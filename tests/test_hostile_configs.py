@@ -50,6 +50,7 @@ CASES = {
 BY_NIGHT = {"wide": pytest.mark.nightly}  # a second of parsing, ten with every allocation traced
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("case", [pytest.param(case, marks=BY_NIGHT.get(case, ())) for case in CASES])
 def test_a_foreign_file_raises_with_one_line(case: str, tmp_path: Path) -> None:
     text, message = CASES[case]

@@ -110,6 +110,7 @@ def test_run_of_each_kind_is_explained(kind: str, first_run: Path) -> None:
     assert re.findall(r"[a-z_]{2,}", reward) == TINY_RUNS[kind][2]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [kind if kind == "text" else pytest.param(kind, marks=NIGHTLY) for kind in KINDS])
 def test_run_of_each_kind_trains_a_tiny_model(kind: str, first_run: Path) -> None:
     model, policy, rewards = TINY_RUNS[kind]
@@ -195,6 +196,7 @@ def test_help_is_complete_in_80_columns() -> None:
         assert (inspect.getdoc(command.callback) or "").partition("\n")[0] in words
 
 
+@pytest.mark.nightly
 def test_help_of_each_command_ends_with_an_example_that_it_accepts() -> None:
     commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
     assert {*EXAMPLES} == {*commands}

@@ -36,6 +36,7 @@ def test_a_key_is_its_two_tones(key: str) -> None:
     assert abs(high - HERTZ[key][1]) <= 2
 
 
+@pytest.mark.nightly
 def test_the_keys_follow_each_other() -> None:
     prompt = keypad_questions()[0]
     thirds = prompt.audios[0].values[0].split(RATE // 3 + 1)

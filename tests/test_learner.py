@@ -145,6 +145,7 @@ NIGHTLY = ("dual", "two-sided", "cispo", "sapo", "k3", "tempflow", "gspo")
 """Those that differ from another only by a function of one decision, which has separate tests."""
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in OBJECTIVES]
@@ -162,6 +163,7 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
     assert relative(result, full) < 1e-5
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("name", ["clipped", "gspo", "gspo of norms"])
 def test_on_policy_values_are_the_rollouts_own(name: str) -> None:
@@ -172,6 +174,7 @@ def test_on_policy_values_are_the_rollouts_own(name: str) -> None:
     assert relative(result, full) < 1e-5
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", daily(["clipped", "gspo", "guard"], "gspo", "guard"))
 def test_minibatch_rows_and_batches_do_not_change_updates(name: str) -> None:
     objective = OBJECTIVES[name]
@@ -224,6 +227,7 @@ def test_a_process_without_rows_adds_no_gradient() -> None:
     assert float(gradient(policy).norm()) == 0
 
 
+@pytest.mark.nightly
 def test_on_policy_first_update_needs_no_extra_forward() -> None:
     policy = make_policy()
     rollout = draw(policy)

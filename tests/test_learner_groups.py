@@ -68,6 +68,7 @@ def full_graph(policy: DenoisingPolicy, rollout: Rollout, objective: Objective) 
     return float(loss.value.detach()), gradient(policy)
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("name", daily(GROUP_OBJECTIVES, "preference", "disco"))
 def test_streamed_gradient_is_the_full_graphs(name: str) -> None:

@@ -70,6 +70,7 @@ def test_better_samples_are_predicted_better_after_a_step(name: str, term: Term)
     assert float((ADVANTAGE_B[:, None] * change_BT).sum()) < 0
 
 
+@pytest.mark.nightly
 def test_dgpo_at_the_reference_is_half_the_policy_gradient_of_minus_the_error() -> None:
     policy = measured_policy_of("sd3", reading=READING)
     with policy.reference():
@@ -79,6 +80,7 @@ def test_dgpo_at_the_reference_is_half_the_policy_gradient_of_minus_the_error() 
     assert relative(gradient(policy, rollout, objective_of(dgpo()), [[0, 1, 2, 3]]), plain / 2) < 1e-4
 
 
+@pytest.mark.nightly
 def test_an_added_divergence_is_zero_until_the_weights_move() -> None:
     policy = measured_policy_of("sd3", reading=READING)
     with policy.reference():

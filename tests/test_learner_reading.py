@@ -44,6 +44,7 @@ def read(policy: DenoisingPolicy, objective: Objective) -> Rollout:
     return policy.read(off_policy_samples, seed=11, plan=Plan(same_initial_noise=True, values=tuple(objective.values)))
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("name", daily(OBJECTIVES, "awm of whole samples", "diffusion nft against an average"))
 @pytest.mark.parametrize("update_batch", [2, pytest.param(12, marks=pytest.mark.nightly)])

@@ -99,6 +99,7 @@ def test_off_policy_rows_of_weight_0_take_no_forward() -> None:
     gradient(policy)
 
 
+@pytest.mark.nightly
 def test_a_term_of_demonstrations_computes_only_their_rows() -> None:
     policy = make_policy(update_batch=1)
     rollout = mixed(draw(policy)).aged()

@@ -113,6 +113,7 @@ def test_a_loss_of_groups_streams_the_full_graphs_gradient_at_weights_that_moved
     assert relative(result, full) < 1e-5
 
 
+@pytest.mark.nightly
 def test_a_loss_of_groups_is_not_that_of_its_rows() -> None:
     policy = make_policy()
     rollout = draw(policy).aged()

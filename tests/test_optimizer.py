@@ -130,6 +130,7 @@ def test_a_run_that_mostly_skips_ends_with_its_good_weights(tmp_path: Path) -> N
     assert all(bool(p.isfinite().all()) for p in saved.trainable)
 
 
+@pytest.mark.nightly
 def test_weights_that_are_not_finite_are_not_saved_over_good_ones(tmp_path: Path) -> None:
     def poisoning(samples: Sequence[Sample]) -> list[float]:
         if trainer.step == 1:

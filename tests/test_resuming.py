@@ -321,6 +321,7 @@ def test_notes_are_no_changes() -> None:
     assert list(config_changes(before, after)) == []
 
 
+@pytest.mark.nightly
 def test_a_finished_run_takes_no_step(evaluated: Trainer, capsys: pytest.CaptureFixture[str]) -> None:
     folder = evaluated.folder.path
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -69,6 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_commands_without_computation_import_no_compute_library(command: tuple[str, ...], folder: Path) -> None:
     number = list(COMMANDS).index(command)

@@ -71,6 +71,7 @@ def test_entropy_and_near_policy_select_decisions(tmp_path: Path) -> None:
     assert {line["policy/trained_frac"] for line in plain} == {1.0}
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("choice", ["keep", "zero", "drop"])
 def test_truncated_samples_are_counted_and_left_out(choice: str, tmp_path: Path) -> None:
     _, lines = run(tmp_path, objective={"truncated": choice})  # five tokens end no completion of this model

@@ -70,6 +70,7 @@ def test_an_environment_writes_the_prompts_and_the_reward(policy: LanguagePolicy
     assert (line["tools/increment/calls"], line["tools/increment/failures"]) == (4.0, 0.0)
 
 
+@pytest.mark.nightly
 def test_rewards_read_the_environments_and_the_messages(policy: LanguagePolicy, tmp_path: Path) -> None:
     arguments: list[Any] = []
 

@@ -127,6 +127,7 @@ def test_file_has_a_comment_for_each_argument_without_a_counterpart(folder: Path
     assert len(comments) == 8  # with that of modules that rewards are imported from
 
 
+@pytest.mark.nightly
 def test_yaml_of_the_command_line_becomes_a_run_that_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save("qwen2", folder / "model")
     (folder / "rows").mkdir()

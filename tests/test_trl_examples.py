@@ -150,6 +150,7 @@ def last_logs(trainer: Any) -> dict[str, Any]:
     return [line for line in trainer.state.log_history if "reward" in line][-1]
 
 
+@pytest.mark.nightly
 def test_quick_start(library: Any, solving: str, tmp_path: Path) -> None:
     dataset = Dataset.from_dict({"prompt": [ask("What is 2 + 2?")] * 4, "solution": ["$4$"] * 4})
     trainer = library.GRPOTrainer(
@@ -184,6 +185,7 @@ def test_rewards_of_several_tasks(library: Any, solving: str, tmp_path: Path) ->
     assert [logs[name] for name in names] == [1.0, 0.5]
 
 
+@pytest.mark.nightly
 def test_rewards_log_columns_and_metrics(library: Any, solving: str, tmp_path: Path) -> None:
     dataset = Dataset.from_dict({"prompt": [ask("What is 2 + 2?")] * 2, "solution": ["4", "5"]})
 

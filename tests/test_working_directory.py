@@ -94,6 +94,7 @@ def test_modules_of_the_working_directory_do_not_run(start: str, folder: Path) -
     assert not (folder / "seen.txt").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "start",
     [

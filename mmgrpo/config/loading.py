@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mmgrpo.config import RunConfig
 from mmgrpo.config.composing import METHOD, composed, is_run, method_of, overridden_by_runs, require_functions
 from mmgrpo.config.parts import runs_of, tasks_of
@@ -22,7 +20,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.entry_points import entry_point_targets
 from mmgrpo.system.folders import CONFIGS
 from mmgrpo.system.targets import import_attribute
-from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parse_yaml
+from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, dump_yaml, parse_yaml
 
 LAUNCHES = CONFIGS / "accelerate"  # settings of accelerate, which are no runs
 METHODS = (CONFIGS / "methods").resolve()
@@ -126,7 +124,7 @@ def validated(values: Mapping[str, Any]) -> RunConfig:
 
 def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML that ``load_config`` reads back to the same."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
+    return dump_yaml(config.model_dump(mode="json"))
 
 
 def find_config(name: str | Path, folder: Path | None = None) -> Path:

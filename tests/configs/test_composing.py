@@ -85,6 +85,7 @@ def refusal(folder: Path, *names: str) -> str:
     return ""
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("task", PAIRS)
 def test_every_mechanism_combines_with_every_other_or_raises_with_a_reason(task: str, tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ REWARDS: dict[str, Any] = {
 """Rewards of methods that need scores of parts, or a group of equal rewards."""
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("name", nightly("any kind", [*ANY_KIND, *STEP_METHODS]))
 def test_method_of_any_kind_trains_a_denoising_policy(

@@ -30,6 +30,7 @@ SMALL: Mapping[str, Any] = {
 EVERYDAY = ("spa-rl", "gigpo", "tree-grpo", "ssp")
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("name", daily(TURNS, *EVERYDAY))
 def test_method_trains_on_conversations(name: str, tmp_path: Path) -> None:

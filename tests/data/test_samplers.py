@@ -93,6 +93,7 @@ class TestSamplers:
         shares = [counts[i] / 3000 for i in range(4)]
         assert shares == pytest.approx([0, 0.2727, 0.3636, 0.3636], abs=0.03)
 
+    @pytest.mark.nightly
     def test_weighted_by_a_column_with_something_added(self) -> None:
         weighted = sampler("weighted", formula="deviation", floor=0.0, added=0.05, column="value")
         memory = Memory().declared(weighted.columns)
@@ -115,6 +116,7 @@ class TestSamplers:
         assert memory.read("right_streak", ["0", "1"]).tolist() == [2, 0]
         assert memory.read("wrong_streak", ["0", "1"]).tolist() == [0, 1]
 
+    @pytest.mark.nightly
     def test_skip_settled_skips_by_the_streak(self) -> None:
         settled = sampler("skip_settled")
         memory = Memory().declared(settled.columns)

@@ -170,6 +170,7 @@ def unfit(folder: Path) -> list[Prompt]:
     return [*prompts(folder, cut=None)[:3], wide, Prompt("how many " * 4_000)]
 
 
+@pytest.mark.nightly
 def test_rows_that_the_policy_cannot_take_are_skipped_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

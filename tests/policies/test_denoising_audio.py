@@ -87,6 +87,7 @@ def test_finished_audio_can_be_renoised() -> None:
     assert float((values(policy, rollout) - rollout.old_logprob_BT).abs().max()) > 1e-4
 
 
+@pytest.mark.nightly
 def test_audio_that_cannot_be_encoded_raises() -> None:
     with pytest.raises(DataError, match="need an image, a video or audio"):
         policy_of().supervised_loss([Example(PROMPT)], seeds=[0])

@@ -74,6 +74,7 @@ def each(*names: str) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in names]
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("name", each(*CACHES))
 def test_decisions_are_sampled_scored_and_trained_without_caches(name: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -92,6 +93,7 @@ def test_decisions_are_sampled_scored_and_trained_without_caches(name: str, capl
     assert relative_difference(gradients(policy, rollout), gradients(plain, expected)) < 1e-6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", each(*(name for name in CACHES if name != "faster")))  # which needs the real timestep
 def test_deterministic_samples_use_the_cache(name: str) -> None:
     policy = policy_of("flux", _cached(name))
@@ -113,6 +115,7 @@ def _generator(prompt: Prompt) -> torch.Generator:
     return DenoisingRow(prompt=prompt, seed=SEED, group=0, member=0).generator()
 
 
+@pytest.mark.nightly
 def test_a_cache_enabled_later_is_disabled_too() -> None:
     policy = policy_of("flux")
     rollout = policy.rollout(prompts_of("flux"), group_size=2, seed=SEED)
@@ -229,6 +232,7 @@ def test_window_that_leaves_a_cache_nothing_to_reuse_is_an_error(
         policy.rollout(prompts_of("flux")[:1], group_size=1, seed=SEED, plan=Plan(stochastic=tuple(window)))
 
 
+@pytest.mark.nightly
 def test_window_that_splits_the_steps_of_a_cache_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     policy = _caching(FIRST_BLOCK)
     with caplog.at_level(logging.WARNING, logger="mmgrpo"):

@@ -129,6 +129,7 @@ def test_images_of_different_sizes_and_counts_run_separately() -> None:
     assert sample_difference(moved.samples, rollout.samples[4:6]) == 0
 
 
+@pytest.mark.nightly
 def test_examples_and_finished_samples_with_images_share_runs() -> None:
     policy = policy_of("flux-kontext")
     prompts, targets = _prompts(), [_picture(5), _picture(6)]

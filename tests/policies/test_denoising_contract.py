@@ -87,6 +87,7 @@ def test_samples_are_functions_of_their_keys(drawing_subject: Subject) -> None:
     contract.check_seeds(drawing_subject)
 
 
+@pytest.mark.nightly
 def test_prompt_ids_key_the_noise(drawing_subject: Subject) -> None:
     contract.check_prompt_ids(drawing_subject)
 

@@ -31,6 +31,7 @@ def _divergences(policy: DenoisingPolicy, rollout: Rollout, name: str) -> Tensor
     return result_BT
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("name", daily(NAMES, "k3", "gaussian", "velocity_mse"))
 def test_divergence_is_zero_at_the_reference_and_positive_elsewhere(name: str) -> None:
@@ -100,6 +101,7 @@ def test_a_rollout_without_means_raises_for_drift() -> None:
         next(policy.evaluate(rollout, values=[DRIFT]))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "value",
     [from_reference("kl"), from_reference("entropy"), ENTROPY, Value("gaussian"), Value("k3", OLD), Value("k3", "ema")],

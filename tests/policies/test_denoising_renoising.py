@@ -90,6 +90,7 @@ def test_batches_do_not_change_noise_or_gradient(name: str) -> None:
     assert sum(e.num_forwards for e in wide.evaluate(masked)) == 6
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.each_value
 @pytest.mark.parametrize("guided", [False, True], ids=["plain", "guided"])

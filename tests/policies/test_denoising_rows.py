@@ -66,6 +66,7 @@ def test_evaluations_keep_negative_prompts_to_their_rows() -> None:
     assert torch.equal(both.samples[1].latent, alone.samples[0].latent)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.nightly
 def test_renoised_samples_keep_negative_prompts_to_their_rows() -> None:
     policy = _sdxl()
     sampled = policy.rollout([NEGATIVE, NONE], group_size=1, seed=SEED, plan=Plan(stochastic=(), keep_latents=True))

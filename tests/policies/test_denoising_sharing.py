@@ -53,6 +53,7 @@ def test_shared_states_are_computed_once() -> None:
     assert [e.num_forwards for e in policy.evaluate(apart)] == [6, 6, 6]
 
 
+@pytest.mark.nightly
 def test_a_group_larger_than_a_batch_shares_its_states() -> None:
     full, split = measured_policy_of("sd3"), policy_of("sd3", batch=2)
     expected = full.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
@@ -63,6 +64,7 @@ def test_a_group_larger_than_a_batch_shares_its_states() -> None:
     torch.testing.assert_close(values(split, expected), expected.old_logprob_BT, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "name", daily(["sd15", "sd3", "flux", "flux2", "qwen-image", "z-image", "wan"], "flux2", "wan")
 )

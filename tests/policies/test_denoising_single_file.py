@@ -58,6 +58,7 @@ def test_a_one_file_checkpoint_equals_its_pipeline(folder: Path) -> None:
     assert (half.unet.dtype, half.vae.dtype) == (torch.bfloat16, torch.float32)
 
 
+@pytest.mark.nightly
 def test_adapters_trained_on_a_one_file_checkpoint_load_per_model_card(folder: Path, tmp_path: Path) -> None:
     samples = settings_of("sd15")
     policy = DenoisingPolicy.from_config({**settings(folder).model_dump(exclude_unset=True), **samples})

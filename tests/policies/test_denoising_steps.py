@@ -155,6 +155,7 @@ def test_tokens_at_other_levels_are_excluded_from_decisions(guided: bool) -> Non
     assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients(policy, rollout))
 
 
+@pytest.mark.nightly
 def test_without_a_condition_every_token_is_a_decision() -> None:
     policy = _ltx_condition()
     rollout = policy.rollout(PROMPTS, group_size=1, seed=SEED)

@@ -123,6 +123,7 @@ def single_row(policy: DenoisingPolicy, text: str) -> dict[str, Any]:
     return policy._instrumented.form.arguments([row], {**policy.settings.call, "num_inference_steps": 2})
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", STATES)
 def test_targets_decode_to_their_images(name: str) -> None:
     policy, examples = policy_of(name, uneven(name)), examples_of(name)
@@ -217,6 +218,7 @@ def test_examples_with_images_train_with_their_images() -> None:
     assert abs(float(wrong) - float(alone[1])) > 1e-3 * float(alone[1])
 
 
+@pytest.mark.nightly
 def test_video_examples_train_the_weights() -> None:
     policy = policy_of("wan")
     optimizer = torch.optim.AdamW(policy.trainable, lr=3e-2)

@@ -24,6 +24,7 @@ def states(tree: str) -> list[int]:
     return [int(number) for number in tree.split()]
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tree_gives_the_samples_of_its_leaves_alone(name: str) -> None:

@@ -54,6 +54,7 @@ def test_the_reference_disables_adapters() -> None:
     assert np.array_equal(np.asarray(rollout.samples[0].image), np.asarray(stock.images[0]))
 
 
+@pytest.mark.nightly
 def test_the_frozen_copy_survives_save_and_load(tmp_path: Path) -> None:
     policy = policy_of("sd3", **FULL)
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
@@ -244,6 +245,7 @@ def test_two_experts_train_at_their_steps(tmp_path: Path) -> None:
     assert torch.equal(values(other, rollout), values(policy, rollout))
 
 
+@pytest.mark.nightly
 def test_adapters_start_at_zero_for_any_initialization() -> None:
     gaussian, kaiming = (policy_of("sd3", lora={"rank": 2, "init": init}) for init in ("gaussian", "kaiming"))
     assert not torch.equal(gaussian.trainable[0], kaiming.trainable[0])

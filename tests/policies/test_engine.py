@@ -153,6 +153,7 @@ def test_completion_cut_off_by_server_raises_error(server: TokenServer) -> None:
         rollout_of(policy)
 
 
+@pytest.mark.nightly
 def test_samples_of_other_weights_raise_error(server: TokenServer) -> None:
     policy = served(server)
     load = server.reply
@@ -167,6 +168,7 @@ def test_samples_of_other_weights_raise_error(server: TokenServer) -> None:
         rollout_of(policy)
 
 
+@pytest.mark.nightly
 def test_samples_without_version_of_weights_raise_error(server: TokenServer) -> None:
     policy = served(server)
     choice = server.choice
@@ -229,6 +231,7 @@ def test_unfinished_rows_continue_with_later_weights(server: TokenServer) -> Non
     assert [request["sampling_params"]["max_tokens"] for request in requests] == [3] * (2 + len(rows))
 
 
+@pytest.mark.nightly
 def test_turns_with_other_media_than_images_are_an_error() -> None:
     policy = terse("qwen2.5-vl")
     server = TokenServer(policy.model)

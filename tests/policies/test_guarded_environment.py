@@ -245,6 +245,7 @@ def always() -> Environment:
     return Faulty("step", raises)
 
 
+@pytest.mark.nightly
 def test_a_run_continues_and_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -301,6 +302,7 @@ def test_values_beyond_json_are_returned_as_an_error_text() -> None:
     }
 
 
+@pytest.mark.nightly
 def test_images_are_loaded_and_bounded(tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     Image.new("RGB", (4, 3), "red").save(file)

@@ -59,6 +59,7 @@ def by_hand(name: str, policy: ImageTokensPolicy, rollout: Rollout, row: int) ->
     return ((blank + SCALE * (conditional - blank)) / TEMPERATURE).log_softmax(-1)
 
 
+@pytest.mark.first_case
 @every_family
 def test_log_probabilities_of_codes_equal_a_plain_forward(name: str) -> None:
     policy = policy_of(name)
@@ -205,6 +206,7 @@ def test_settings_of_a_plan_hold_for_its_rows() -> None:
         rollout_of(policy, settings={"grid": (2, 2)})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["emu3", pytest.param("janus", marks=pytest.mark.nightly)])
 def test_however_a_prompt_is_run_the_gradient_is_the_same(name: str) -> None:
     policy = policy_of(name)

@@ -66,6 +66,7 @@ def test_a_linear_attention_cache_is_not_shared() -> None:
         policy_of("qwen3.5", share_prefix=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
 @pytest.mark.parametrize("name", daily(FAMILIES, "llama", "qwen2.5-vl"))
@@ -206,6 +207,7 @@ def test_the_divergence_is_from_the_untrained_model() -> None:
     assert next(iter(policy.evaluate(rollout))).values == {}
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "value",
     [

@@ -117,6 +117,7 @@ def bfloat16(name: str, seed: int) -> LanguagePolicy:
     return LanguagePolicy(model.to(torch.bfloat16), tokenizer, {"max_new_tokens": 8, "lora": {"rank": 4}})  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
@@ -135,6 +136,7 @@ def test_rounding_of_bfloat16_rejects_no_model(name: str, seed: int) -> None:
     assert bool(rollout.old_logprob_BT.isfinite().all())
 
 
+@pytest.mark.nightly
 def test_a_fault_larger_than_rounding_is_found_in_bfloat16() -> None:
     model, tokenizer = make("qwen2", seed=1)
     for parameter in model.parameters():

@@ -73,6 +73,7 @@ def test_gradients(settings: dict[str, Any]) -> None:
     contract.check_gradients(subject(**settings))
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize(
     "check",

@@ -103,6 +103,7 @@ def test_an_encoder_decoder_is_trained_as_it_is_called(lora: dict[str, Any] | No
     assert relative_difference(result, expected) < 1e-5
 
 
+@pytest.mark.nightly
 def test_an_encoder_decoder_samples_like_generate() -> None:
     policy = t5()
     prompts = [Prompt(text) for text in TEXTS]

@@ -58,6 +58,7 @@ def _sizes(name: str) -> dict[str, int]:
     return {"width": 32, "height": 16} if name == "flux" else {}
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize(
     "name", ["sd3", "wan", "flux", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("sdxl", "qwen-image"))]

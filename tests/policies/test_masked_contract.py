@@ -71,6 +71,7 @@ def test_replayed_rows_keep_their_maskings(name: str, estimate: str) -> None:
     contract.check_ratio_of_read_rows(replay, again, read)
 
 
+@pytest.mark.nightly
 def test_rows_with_several_kinds_of_decisions_share_a_rollout() -> None:
     policies = [policy_of("eurobert", **settings) for settings in ({"num_steps": 3}, GUIDED | {"num_steps": 2})]
     rollouts = [policy.rollout(prompts_of(), group_size=2, seed=5) for policy in policies]

@@ -34,6 +34,7 @@ def policy_of(name: str, **settings: Any) -> Any:
     return policy
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize(
     ("name", "offload"),

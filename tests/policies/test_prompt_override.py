@@ -86,6 +86,7 @@ def test_another_prompt_gives_its_log_probabilities(name: str) -> None:
         torch.testing.assert_close(policy.read(overridden, seed=0).old_logprob_BT, result_BT, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.nightly
 def test_members_with_different_prompts_share_no_state() -> None:
     policy = pictures()
     rollout = policy.rollout([Prompt("a red fox")], group_size=2, seed=3, plan=Plan(same_initial_noise=True))

@@ -157,6 +157,7 @@ def test_export_merges_into_dequantized_weights(quantization: Mapping[str, Any],
     assert gap < (0.02 if quantization is INT8 else 1e-5)
 
 
+@pytest.mark.nightly
 def test_engine_gets_dequantized_weights_and_trainer_scores_with_quantized(llama: Path) -> None:
     server = TokenServer(tiny_language.policy_of("llama").model)
     policy = language_policy(llama, NF4)

@@ -32,6 +32,7 @@ def test_a_digit_is_still_read_after_it_was_coded() -> None:
         assert np.mean(read == labels) > least
 
 
+@pytest.mark.nightly
 def test_builds_are_small_and_follow_from_their_seed() -> None:
     state = torch.get_rng_state()
     (first, tokenizer, codes), (second, _, _), (other, _, _) = (digits_tokens(seed) for seed in (0, 0, 1))

@@ -137,6 +137,7 @@ def logprobs(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
     return logprob_BT.where(rollout.mask_BT, 0.0)
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_values_and_gradients_are_those_of_the_first_experts(checkpointing: bool) -> None:
@@ -190,6 +191,7 @@ def test_other_weights_choose_their_experts() -> None:
     torch.testing.assert_close(reference_BT, logprobs(plain, rollout).detach(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_training(tmp_path: Path) -> None:
     update = {"minibatches": 2, "optimizer": {"lr": 1e-3}}
     rollout = {"group_size": 4, "prompts_per_step": 2}

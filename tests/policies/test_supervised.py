@@ -134,6 +134,7 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 CORRECTION: dict[str, Any] = {"points": 2, "weight": 0.5, "num_steps": 4, "call": {"guidance_scale": 4.5}}
 
 
+@pytest.mark.nightly
 def test_self_correction_trains_the_way_back_on_sd3() -> None:
     """One guided step of the bare network, noised again, and the example itself: (e + 0.5 (e_1 + e_2)) / 2."""
     policy, examples = make("sd3", supervision={"shift": 3.0, "correction": CORRECTION})
@@ -178,6 +179,7 @@ def test_self_correction_trains_the_way_back_on_sd3() -> None:
     assert float(sum(alone)) / 2 == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_unsupported_supervision_raises() -> None:
     wrong, example = make("sd15", supervision={"correction": {}})
     with pytest.raises(PolicyError, match=r"correction needs a flow-matching scheduler, got \w+; set it to null"):

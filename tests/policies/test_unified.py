@@ -83,6 +83,7 @@ def test_the_other_laws(tmp_path: Path) -> None:
     contract.check_save_and_load(full, tmp_path)
 
 
+@pytest.mark.nightly
 def test_rows_are_those_of_the_policies_alone() -> None:
     policy = policy_of()
     rollout = policy.rollout([PROMPTS[1], PROMPTS[0]], group_size=2, seed=4, plan=Plan(prompt_ids=(7, 3)))
@@ -136,6 +137,7 @@ def test_examples_of_both_kinds_are_a_mean_over_all_their_tokens() -> None:
     torch.testing.assert_close(both.mean, total / both.num_terms)
 
 
+@pytest.mark.nightly
 def test_one_run_trains_both_kinds(tmp_path: Path) -> None:
     def long(samples: list[Sample]) -> list[float | None]:
         return [None if sample.text is None else float(len(sample.tokens or ())) for sample in samples]

@@ -109,6 +109,7 @@ def checks_as_tests(checks: Checks) -> tuple[Callable[..., None], Callable[..., 
     def test_properties_hold(case: Case, examples: int) -> None:
         all_hold(checks, case, examples)
 
+    @pytest.mark.nightly
     @exempt(checks)
     def test_exemption_is_needed(check: Check, label: str) -> None:
         fails(check, label)

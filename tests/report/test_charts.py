@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.report.folder import write_lines
 from tests.report.page import render
 
@@ -33,6 +35,7 @@ def test_constant_metrics_have_no_chart(run: Path) -> None:
     assert not titles
 
 
+@pytest.mark.nightly
 def test_no_curve_is_repeated(run: Path) -> None:
     page = render(run)
     assert [title for title in page.texts("h3") if title in ("Reward", "judge")] == ["Reward"]

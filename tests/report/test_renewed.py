@@ -41,6 +41,7 @@ def test_the_report_is_renewed_at_every_evaluation_and_at_the_end(tmp_path: Path
     assert note_and_status(run) == ("failed", "2 steps, 4 updates")
 
 
+@pytest.mark.nightly
 def test_a_report_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def obstructing(samples: Sequence[Sample]) -> list[float]:
         (tmp_path / "run" / "report.html").mkdir(exist_ok=True)

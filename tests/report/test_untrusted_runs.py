@@ -200,6 +200,7 @@ class TestLines:
             path.write_text("".join(f"{row.replace('0.5', value).replace('25', value)}\n" for value in values))
         report(run)
 
+    @pytest.mark.nightly
     def test_a_log_of_thousands_of_keys_is_a_page_of_a_bounded_size(self, run: Path) -> None:
         rows = [{"step": 1, **{f"key{number}": 1.0 for number in range(20_000)}}]
         write_lines(run / "metrics.jsonl", rows)

@@ -79,6 +79,7 @@ def test_clip_score_is_that_of_transformers(clip: str) -> None:
     assert ClipScore(clip, mode="cosine", batch_size=2)(samples()) == pytest.approx(expected, **CLOSE)
 
 
+@pytest.mark.nightly
 def test_clip_score_is_a_hundred_times_the_cosine_and_never_negative(clip: str) -> None:
     expected, _ = transformers_cosines(clip)
     assert min(expected) < 0 < max(expected)

@@ -100,6 +100,7 @@ def verdict(text: str) -> str:
     return f"<ValidEvidence>{valid or done}</ValidEvidence><Verdict>{'SUCCESS' if done else 'FAILURE'}</Verdict>"
 
 
+@pytest.mark.nightly
 def test_the_judge_reads_the_submitted_results_alone() -> None:
     """Success 1, valid evidence of a failure 0, else -1; two results above three cost 0.1 each."""
     with running(Server(says=verdict)) as server:

@@ -73,6 +73,7 @@ def test_a_digit_moves_from_edge_to_edge() -> None:
             assert (frame + 1).sum() == pytest.approx((digit + 1).sum())
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("make", "share"), [(MovingDigitVerifier, 0.978), (MovingDigitJudge, 0.965)])
 def test_real_clips_of_the_other_part_are_read(
     make: Callable[[], MovingDigitVerifier | MovingDigitJudge],

@@ -112,6 +112,7 @@ def test_classes_are_averaged():
     assert score_of(reward(), bird, references) == pytest.approx(2 / 3)
 
 
+@pytest.mark.nightly
 def test_equal_to_coco_where_scores_differ():
     draw = random.Random(0)
     thresholds = [round(0.5 + 0.05 * step, 2) for step in range(10)]

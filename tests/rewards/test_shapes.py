@@ -42,6 +42,7 @@ def _scores(image: Image.Image, scene: Scene = SCENE) -> tuple[float | None, flo
     return SceneVerifier()([sample])[0], SceneVerifier(all=True)([sample])[0]
 
 
+@pytest.mark.nightly
 def test_image_of_every_scene_meets_all_conditions() -> None:
     rng = Random(0)
     assert len(scenes()) == 972  # 27 groups x 2 relations x 18 groups of another color

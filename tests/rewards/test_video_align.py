@@ -166,6 +166,7 @@ def test_scores_are_those_of_the_model_it_was_saved_from(made: Trained) -> None:
     np.testing.assert_allclose([list(part.values()) for part in parts], raw, atol=1e-4)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("special", "outputs", "complete", "old"), [(False, 3, True, True), (True, 1, False, True), (True, 3, False, False)]
 )

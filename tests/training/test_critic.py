@@ -79,6 +79,7 @@ def test_it_learns_a_constant_reward(tmp_path: Path) -> None:
     assert lines[-1]["count/forwards_per_sample"] == 4.0
 
 
+@pytest.mark.nightly
 def test_the_policy_trains_on_unexpected_rewards(tmp_path: Path) -> None:
     trainer = trainer_of(config_of(tmp_path))
     before = [parameter.detach().clone() for parameter in trainer.parameters]
@@ -134,6 +135,7 @@ def test_a_run_with_a_critic_resumes_as_the_uninterrupted_one(tmp_path: Path) ->
         again.critic.load_state_dict({**state, "weights": state["weights"][::-1]})
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("method", ["dvpo", "direct-advantage-policy-optimization"])
 def test_first_the_critic_moves_alone_and_then_the_policy(method: str, tmp_path: Path) -> None:
     still = {

@@ -69,6 +69,7 @@ def weights(trainer: Trainer) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize("name", ["language", "denoising"])
 def test_update_is_the_same_in_halved_slices(name: str, tmp_path: Path) -> None:

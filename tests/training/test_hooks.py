@@ -171,6 +171,7 @@ def test_the_divergence_is_none_right_after_a_reset(settings: dict[str, Any], tm
     assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
+@pytest.mark.nightly
 def test_a_reference_that_follows(tmp_path: Path) -> None:
     policy = make_policy()
     start = torch.cat([parameter.detach().flatten() for parameter in policy.trainable])

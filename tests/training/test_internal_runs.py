@@ -148,6 +148,7 @@ def test_the_bonus_of_the_file() -> None:
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_tokens_that_would_move_much_are_left_out(tmp_path: Path) -> None:
     """|A| is 0.5 / 0.7072 of two members, so the shift is lr A^2 a, of which the mean parts the tokens."""
     zero = {"steps": 1, "advantage.filtered_samples": "mask", "update.optimizer.lr": 1.5e-5}

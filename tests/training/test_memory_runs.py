@@ -94,6 +94,7 @@ def test_the_shuffled_sampler_and_one_source_are_the_run_as_it_was(tmp_path: Pat
     ]
 
 
+@pytest.mark.nightly
 def test_sources_by_weight_and_their_metrics(tmp_path: Path) -> None:
     sources = []
     for label, weight, texts in (("few", 3, "ab"), ("many", 1, "cdef")):

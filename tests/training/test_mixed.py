@@ -201,6 +201,7 @@ def test_the_folder_holds_the_lines_of_all_under_their_names(trained: MixedTrain
     assert load_config(folder / "config.yaml").mixed.keys() == trained.tasks.keys()
 
 
+@pytest.mark.nightly
 def test_a_task_takes_part_each_so_many_th_step(tmp_path: Path) -> None:
     tasks = {**SPELT, "drawing": {**SPELT["drawing"], "rollout": {**SPELT["drawing"]["rollout"], "task": {"every": 2}}}}
     slow = finished(spelt(tmp_path / "mixed", tasks=tasks, steps=3))

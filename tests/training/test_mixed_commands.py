@@ -91,6 +91,7 @@ def test_evaluate_scores_all_tasks_or_the_named_one(run: Path) -> None:
         assert named["eval/held_out_accuracy/mean"] == mean
 
 
+@pytest.mark.nightly
 def test_sample_wants_to_know_which_task(run: Path, tmp_path: Path) -> None:
     command = ("sample", str(run), "12+13=", "--out", str(tmp_path))
     assert "this is a mixed run of the tasks sums, more: choose one with --task" in call(*command).output
@@ -112,6 +113,7 @@ def test_explain_prints_the_part_of_each_task(run: Path) -> None:
     assert "in the first and then each 2th step of it; steps are those here trains the policy of sums" in output
 
 
+@pytest.mark.nightly
 def test_a_finished_run_is_reported_and_one_task_does_not_resume_alone(run: Path) -> None:
     done = call("train", "--resume", str(run))
     assert done.exit_code == 0

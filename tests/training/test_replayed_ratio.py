@@ -116,6 +116,7 @@ def test_estimators_of_tokens_need_one_token_a_decision(policy: dict[str, Any], 
     )
 
 
+@pytest.mark.nightly
 def test_an_estimator_of_tokens_reads_the_token_of_each_decision(tmp_path: Path) -> None:
     # one token a step, in random order: tokens are unlike their places
     policy = tiny_masked.policy_of("eurobert", order="random")

@@ -236,6 +236,7 @@ def of_tasks(output: Path, *, steps: int, resume: Path | None = None) -> MixedTr
     return trainer
 
 
+@pytest.mark.nightly
 def test_tasks_take_turns_and_a_plain_call_has_their_log_probabilities(tmp_path: Path) -> None:
     trainer = of_tasks(tmp_path, steps=1)
     folders = {name: task.folder.path for name, task in trainer.tasks.items()}
@@ -270,6 +271,7 @@ def test_tasks_that_take_turns_resume_exactly(tmp_path: Path) -> None:
         assert float((result - start).abs().max()) > 1e-4
 
 
+@pytest.mark.nightly
 def test_evaluations_of_a_chain_play_all_turns_before(tmp_path: Path) -> None:
     trainer = of_tasks(tmp_path, steps=0)
     asker, helper, again = (trainer.tasks[name] for name in ("asker", "helper", "again"))

@@ -181,6 +181,7 @@ def test_an_answer_of_the_row_is_a_member() -> None:
         gathered(with_answer(column="gold"), even_prompts_differ)
 
 
+@pytest.mark.nightly
 def test_scouts_of_fewer_steps_choose_the_members_to_sample_exactly(tmp_path: Path) -> None:
     strategy = {
         "name": "two_stage_scouts",

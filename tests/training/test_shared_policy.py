@@ -123,6 +123,7 @@ def updated_weights(batches: Sequence[Advantages], objective: Mapping[str, Any])
     return torch.cat([parameter.detach().flatten() for parameter in policy.trainable]), norms
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("aggregate", ["token_mean", "group_sum"])
 def test_halves_of_the_prompts_in_two_tasks_are_all_of_them_in_one(aggregate: str, batch: Advantages) -> None:
     """Whatever the loss is a mean over: rows of 2 to 6 tokens count as they would in one batch."""
@@ -160,6 +161,7 @@ def test_the_same_task_twice_is_the_task_once(once: Trainer, tmp_path: Path) -> 
             assert named == {key: value for key, value in alone.items() if "time" not in key}
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(("weight", "share"), [(0, 0.5), (3, 2)])
 def test_a_weight_multiplies_the_gradient_of_a_tasks_rows(
     weight: float, share: float, once: Trainer, tmp_path: Path
@@ -255,6 +257,7 @@ def test_derived_values_of_an_included_file_are_left_out(tmp_path: Path) -> None
     assert second.rewards == first.rewards
 
 
+@pytest.mark.nightly
 def test_an_alert_of_one_task_ends_the_run_for_all(tmp_path: Path) -> None:
     """At a step that is complete for both, from which the run resumes."""
     watched = {

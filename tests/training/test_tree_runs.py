@@ -136,6 +136,7 @@ def test_pruned_decisions_are_not_computed(tmp_path: Path, pruning: dict[str, An
     assert line["count/forwards_per_sample"] == (9 + update) / 4
 
 
+@pytest.mark.nightly
 def test_width_is_pruned_below_the_last_split(tmp_path: Path) -> None:
     estimators = [{"name": "by_depth"}, {"name": "prune_width"}, {"name": "shared_once"}]
     tree = {"name": "at", "at": [0, 1]}

@@ -160,6 +160,7 @@ def test_the_reference_penalizes_decisions_that_are_likelier_now(method: str, tm
     assert len(lines) == 2
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("method", ["on-policy-distillation", "g-opd"])
 def test_a_language_policy_is_distilled_without_a_reward(method: str, tmp_path: Path) -> None:
     settings = {"model": f"python:{HERE}:writer", "max_new_tokens": 5, "dtype": "float32", "temperature": 4.0}

@@ -42,6 +42,7 @@ def shares_of(method: str, lengths: list[int]) -> list[float]:
     return [1 / (length * len(lengths)) for length in lengths]
 
 
+@pytest.mark.nightly
 @pytest.mark.first_case
 @pytest.mark.parametrize(("method", "view", "beta"), [("sdft", "demonstrated", 1.0), ("opsd", "solved", 0.5)])
 def test_update_is_that_of_full_logits(method: str, view: str, beta: float) -> None:
