@@ -79,7 +79,7 @@ LR = 0.1
 """Of the update, for filters that predict its step."""
 
 MAX_SETS = 3
-"""Sets of numbers of the files that one function is tested with nightly; at every commit it is one."""
+"""Sets of numbers of the files that one function is tested with nightly; at every commit it is one set."""
 
 FURTHER: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "combine.mean_minus_variance": [{"factor": 0.5}],
@@ -141,7 +141,7 @@ class Case:
         kind: key of its registry in ``REGISTRIES``.
         name: under which it is registered.
         numbers: those that are not the defaults.
-        nightly: whether it is one of further sets of the files, which nightly tests alone take.
+        nightly: whether nightly tests alone take it: further sets of numbers, and functions of one paper.
     """
 
     kind: str
@@ -181,7 +181,9 @@ def _cases_of(kind: str, name: str) -> Sequence[Case]:
         raise AssertionError(
             f"{kind}: {name} has numbers without a default: name it in a file of configs, or add its numbers to FURTHER"
         )
-    return [*further, *bound_cases[:1], *(replace(case, nightly=True) for case in bound_cases[1:MAX_SETS])]
+    every = [*further, *bound_cases[:MAX_SETS]]
+    of_one_paper = (inspect.unwrap(REGISTRIES[kind][name]).__module__ or "").startswith("mmgrpo.methods.")
+    return [replace(case, nightly=of_one_paper or number > 0) for number, case in enumerate(every)]
 
 
 def _is_set(parameter: inspect.Parameter | None, value: Any) -> bool:
