@@ -35,6 +35,7 @@ def asking(settings: Any, url: str) -> Any:
     return inner | ({"endpoint": inner["endpoint"] | connection} if "endpoint" in inner else {})
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", ASKING)
 def test_answers_have_the_score_of_the_judge(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")

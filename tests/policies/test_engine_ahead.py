@@ -109,6 +109,7 @@ def test_requests_are_sent_before_update_with_weights_of_step(server: TokenServe
     assert len(set(seeds)) == 6  # a check has those of the samples after it
 
 
+@pytest.mark.nightly
 def test_run_resumes_to_the_same_weights(server: TokenServer, tmp_path: Path) -> None:
     """The samples of the next step are in the checkpoint, since the weights that sampled them are not."""
     complete = run_ahead(server, tmp_path / "complete", checkpoint={"every": 1, "keep": 9})

@@ -47,6 +47,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_video(tmp_path_factory.mktemp("videos") / "a.mp4", 30, size=(64, 48)))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "options",
     [{}, {"fps": 5.0}, {"nframes": 6}, {"video_start": 0.2, "video_end": 0.8}, {"max_pixels": 200_000}, SMALL],

@@ -152,7 +152,7 @@ LINES = {
 
 
 class TestLines:
-    @pytest.mark.each_value
+    @pytest.mark.first_case
     @pytest.mark.parametrize("line", LINES)
     @pytest.mark.parametrize("name", ["metrics", "evaluation", "warmup", "alerts"])
     def test_a_line_that_cannot_be_read_is_counted(self, line: str, name: str, run: Path) -> None:

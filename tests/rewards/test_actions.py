@@ -183,6 +183,7 @@ def test_spaces_and_the_typed_text():
     }  # fmt: skip
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "piece", ["click(", "a('", "a(1,", 'a("', "a(x=", "a.a.", "a(',", "a(\\'", "((", '{"action":', "a([1,"]
 )

@@ -23,6 +23,7 @@ def score_of_code(reward: Any, code: str, **columns: Any) -> float | None:
     return None if score is None else float(score)
 
 
+@pytest.mark.first_case
 @needs_sandbox
 @pytest.mark.parametrize(
     ("query", "compare", "expected"),

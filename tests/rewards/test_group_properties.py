@@ -46,6 +46,7 @@ def by_group(samples: Sequence[Sample], values: Sequence[float | None]) -> list[
     return [[v for v in group if v is not None] for group in groups if None not in group]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", REWARDS_OF_GROUPS)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), samples=samples_of())

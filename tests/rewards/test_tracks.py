@@ -137,6 +137,7 @@ def test_explanations_of_tracks():
     assert explained(reward(max_moments=20), wrote(many, THREE)) == {"reason": "30 boxes, more than 20"}
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     "piece", ["{", '{"1":', '{"1":[1,2,3,4],', "[[1,2,3,4],", '{"boxes":', '"', "1:", "{'1':(1,2),"]
 )
