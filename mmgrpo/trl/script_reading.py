@@ -168,8 +168,8 @@ class _Script:
                 return dtype
             case ast.Call(args=[], keywords=keywords) as call if _name_of(call.func) in ("BitsAndBytesConfig", "dict"):
                 return {_required(keyword.arg): self.literal(keyword.value) for keyword in keywords}
-            case other:
-                return ast.literal_eval(other)
+            case expression:
+                return ast.literal_eval(expression)
 
     def model(self, node: ast.expr) -> dict[str, Any] | None:
         """The argument ``model`` as those of TRL's scripts; None: it is no text, and no ``from_pretrained`` of one."""

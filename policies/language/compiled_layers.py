@@ -6,6 +6,7 @@ here takes the stored keys and values of a layer as tensors, and is the same for
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..prefix import PrefixLayer
+
+logger = logging.getLogger(__name__)
 
 
 class _LayerStates:
@@ -38,25 +42,30 @@ def _run(
     hidden: Tensor,
     stored: tuple[Tensor, Tensor] | None,
     index_N: Tensor | None,
-    cache_name: str,
+    args: tuple[Any, ...],
     inputs: Mapping[str, Any],
+    cache_name: str,
 ) -> tuple[Any, tuple[Tensor, Tensor] | None]:
     """The output of a layer, and the keys and values of all tokens."""
     cache = _LayerStates(stored, index_N)
-    output = type(layer).forward(layer, hidden, **inputs, **{cache_name: cache})
+    output = type(layer).forward(layer, hidden, *args, **inputs, **{cache_name: cache})
     return output, cache.states
 
 
-def compile_layers(model: PreTrainedModel, cache_name: str) -> None:
+def compile_layers(model: PreTrainedModel, cache_name: str, num_layers: int) -> None:
     """Lets torch compile the layers of a decoder where they read a ``PrefixLayer``: in scoring and in updates.
 
     Args:
         model: the model, which changes.
         cache_name: name of the cache's argument.
+        num_layers: number of layers of its cache.
     """
+    layers = [module for module in model.get_decoder().modules() if isinstance(module, GradientCheckpointingLayer)]
+    if len(layers) != num_layers:
+        logger.warning("policy.compile compiles the sampling of %s and not its updates", type(model).__name__)
+        return
     compiled = torch.compile(_run, dynamic=True)
-    decoder: Any = model.get_decoder()
-    for number, layer in enumerate(decoder.layers):
+    for number, layer in enumerate(layers):
         layer.forward = MethodType(_forward_of(number, cache_name, compiled), layer)  # copies of the layer run theirs
 
 
@@ -73,10 +82,10 @@ def _forward_of(number: int, cache_name: str, compiled: Callable[..., Any]) -> C
     def forward(layer: nn.Module, hidden_states: Tensor, *args: Any, **inputs: Any) -> Any:
         cache = inputs.get(cache_name)
         states = cache.layers[number] if isinstance(cache, Cache) and number < len(cache.layers) else None
-        if args or not isinstance(states, PrefixLayer) or torch.compiler.is_compiling():
+        if not isinstance(states, PrefixLayer) or torch.compiler.is_compiling():
             return type(layer).forward(layer, hidden_states, *args, **inputs)
         del inputs[cache_name]
-        output, new = compiled(layer, hidden_states, states.stored, states.index_N, cache_name, inputs)
+        output, new = compiled(layer, hidden_states, states.stored, states.index_N, args, inputs, cache_name)
         states.grow(*new)
         return output
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mmgrpo.errors import ConfigError
+
 from ..token_buffer import TokenBuffer
 from . import token_trees
 from .encoding import EncodedPrompt
@@ -167,8 +169,10 @@ class CachedPath(ForwardPath):
         """Last hidden states of rows that run in full: packed, or those of similar lengths together."""
         states: dict[int, Tensor] = {}
         prompts = [trace.prompts[trace.prompt_of_B[row]] for row in rows]
-        if self.packed and not any(prompt.media or prompt.media_turns or prompt.per_token for prompt in prompts):
-            return stacked(self.transformer.packed_states(prompts, tokens))
+        if self.packed:
+            if any(prompt.media or prompt.media_turns for prompt in prompts):
+                raise ConfigError("policy.padding_free is for rows of text: remove it for rows with media")
+            return stacked(self.transformer.packed_states(prompts, tokens, fill=self.fill))
         lengths = [prompt.length + len(token_T) for prompt, token_T in zip(prompts, tokens, strict=True)]
         buckets = length_buckets(lengths, self.forward_tokens())
         if self.routes is not None:  # layers that a backward recomputes have the experts of the last forward

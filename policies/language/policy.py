@@ -510,8 +510,9 @@ class LanguagePolicy(
         for value in values:
             if value.name in STATE_VALUES:
                 self._require_states(str(value))
-        if self.settings.router_replay:
-            self._require_states("policy.router_replay")
+        for setting in ("router_replay", "padding_free"):
+            if getattr(self.settings, setting):
+                self._require_states(f"policy.{setting}")
         with self._checkpointing():
             logprob_M, values_M = score_rows(
                 self._active_path(self.path),

@@ -81,7 +81,7 @@ class Transformer:
         self._stored_states = [(layer.keys, layer.values) for layer in layers]
         self._is_invariant: dict[tuple[int, int, int, int], bool] = {}
         if compiled and self.compiles:
-            compile_layers(model, self._cache_argument)
+            compile_layers(model, self._cache_argument, len(cache.layers))
 
     @cached_property
     def _compiled(self) -> Any:
@@ -236,7 +236,9 @@ class Transformer:
         index_NR = (lengths[:, None] - 1 + torch.arange(longest)).clamp(max=ids_NL.shape[1] - 1).to(self.device)
         return hidden_NLD.gather(1, index_NR[..., None].expand(-1, -1, hidden_NLD.shape[-1]))
 
-    def packed_states(self, prompts: Sequence[EncodedPrompt], tokens: Sequence[Tensor]) -> list[Tensor]:
+    def packed_states(
+        self, prompts: Sequence[EncodedPrompt], tokens: Sequence[Tensor], *, fill: int = 0
+    ) -> list[Tensor]:
         """Runs prompts with their completions as one sequence without padding; positions are counted in each row.
 
         transformers then masks other rows, or calls the variable-length kernels of flash attention.
@@ -244,6 +246,7 @@ class Transformer:
         Args:
             prompts: N prompts without media.
             tokens: N completions of any lengths.
+            fill: value of the prompts' per-token tensors at tokens of a completion.
 
         Returns:
             For each row (R, D), the states that predict its tokens.
@@ -252,6 +255,12 @@ class Transformer:
         rows = [prompt.length + len(token_R) - 1 for prompt, token_R in zip(prompts, tokens, strict=True)]
         positions = torch.cat([torch.arange(length) for length in rows]).to(self.device)
         inputs = {"input_ids": torch.cat(parts)[None], "position_ids": positions[None]}
+        for name in prompts[0].per_token:
+            parts = [
+                torch.cat([prompt.per_token[name], prompt.values_at(name, length - prompt.length, fill)], 1)
+                for prompt, length in zip(prompts, rows, strict=True)
+            ]
+            inputs[name] = torch.cat(parts, 1).to(self.device)
         states = self._run(inputs).last_hidden_state[0].split(rows)
         return [states_LD[prompt.length - 1 :] for prompt, states_LD in zip(prompts, states, strict=True)]
 

@@ -150,14 +150,14 @@ def find_command(name: str, paths: Sequence[str]) -> str:
         *os.get_exec_path(),
         *(folder for path in paths for folder in (path, f"{path}/bin")),
     ]
-    found = [binary for folder in folders if (binary := shutil.which(name, path=folder))]
-    if not found:
+    binaries = [binary for folder in folders if (binary := shutil.which(name, path=folder))]
+    if not binaries:
         raise RewardError(f"command {name!r} not found: install it, or add its folder to 'paths'")
-    readable = next((binary for binary in found if is_readable(binary, paths)), None)
+    readable = next((binary for binary in binaries if is_readable(binary, paths)), None)
     if readable is None:
         raise RewardError(
-            f"command {name!r} is {found[0]}, which the sandbox does not read: add the folder of its installation to "
-            "'paths', or install it below /usr"
+            f"command {name!r} is {binaries[0]}, which the sandbox does not read: add the folder of its installation "
+            "to 'paths', or install it below /usr"
         )
     return str(Path(readable).absolute())
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.transformer import Transformer
 from torch import Tensor
 from torch._dynamo.utils import counters
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from mmgrpo.types import Rollout
 from tests.policies.contract import largest_difference
@@ -43,3 +45,11 @@ def test_scoring_and_update_agree_and_equal_the_uncompiled_policy(name: str, che
     assert largest_difference(actual_BT, rollout.old_logprob_BT, rollout.mask_BT) == 0
     assert largest_difference(actual_BT, expected_BT, rollout.mask_BT) < 2e-6
     assert float((gradient - expected_gradient).norm() / expected_gradient.norm()) < 1e-5
+
+
+def test_layers_are_compiled_under_any_name_in_the_decoder() -> None:
+    """Those of GPT-2 are ``h``."""
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=300, bos_token_id=1, eos_token_id=1)
+    model = GPT2LMHeadModel(config).eval()
+    assert Transformer(model, autocast=None, compiled=True).compiles
+    assert all(getattr(layer.forward, "is_compiled", False) for layer in model.transformer.h)

@@ -181,9 +181,9 @@ def _cases_of(kind: str, name: str) -> Sequence[Case]:
         raise AssertionError(
             f"{kind}: {name} has numbers without a default: name it in a file of configs, or add its numbers to FURTHER"
         )
-    every = [*further, *bound_cases[:MAX_SETS]]
+    bound_sets = [*further, *bound_cases[:MAX_SETS]]
     of_one_paper = (inspect.unwrap(REGISTRIES[kind][name]).__module__ or "").startswith("mmgrpo.methods.")
-    return [replace(case, nightly=of_one_paper or number > 0) for number, case in enumerate(every)]
+    return [replace(case, nightly=of_one_paper or number > 0) for number, case in enumerate(bound_sets)]
 
 
 def _is_set(parameter: inspect.Parameter | None, value: Any) -> bool:
