@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,7 +49,8 @@ def settings_of(axis: str) -> Iterator[tuple[int, Setting]]:
     """The values of an axis with their settings."""
     base = replace(BASE, group=8) if axis == "batch" else BASE
     for value in AXES[axis]:
-        yield value, replace(base, **{axis: value})
+        changed: dict[str, Any] = {axis: value}
+        yield value, replace(base, **changed)
 
 
 def measure(setting: Setting, *, repeat: int = REPEAT) -> Point:

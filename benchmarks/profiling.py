@@ -113,7 +113,8 @@ def shares(work: Callable[[], Any]) -> dict[str, float]:
     """Each group's share of the time of ``work``; they add up to 1."""
     profile = cProfile.Profile()
     profile.runcall(work)
-    result: Statistics = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
+    statistics: Any = pstats.Stats(profile)
+    result: Statistics = statistics.stats
     owners: dict[Code, Mapping[str, float]] = {}
     seconds: dict[str, float] = {}
     for code, (_, _, self_s, _, callers) in result.items():

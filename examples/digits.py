@@ -61,7 +61,8 @@ class _Classifier(Protocol):
 @lru_cache(maxsize=1)
 def load_split() -> DigitSplit:
     """The stratified split with ``random_state=0``; the arrays are read-only and shared by every caller."""
-    levels, labels = load_digits(return_X_y=True)
+    digits: Any = load_digits(return_X_y=True)
+    levels, labels = digits
     images = (levels / 8 - 1).astype(np.float32).reshape(-1, SIDE, SIDE)
     parts = [
         np.asarray(part)

@@ -177,7 +177,7 @@ def keypad_lm(seed: int = 0) -> tuple[Qwen2AudioForConditionalGeneration, Qwen2A
             "max_source_positions": AUDIO_HZ // AUDIO_HOP // 2,
             "initializer_range": 0.1,
         },
-        audio_token_index=tokenizer.convert_tokens_to_ids(AUDIO),
+        audio_token_index=tokenizer.convert_tokens_to_ids(AUDIO),  # pyrefly: ignore[bad-argument-type]
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)

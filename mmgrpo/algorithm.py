@@ -135,7 +135,9 @@ class AdvantageChain:
             scales_rewards=scales_rewards,
             estimators=estimators_of(config),
             filters=filters_of(config),
-            critic_loss=config.critic and _call("advantage.critic.loss", CRITIC_LOSSES, config.critic.loss, CriticLoss),
+            critic_loss=_call("advantage.critic.loss", CRITIC_LOSSES, config.critic.loss, CriticLoss)
+            if config.critic
+            else None,
         )
 
     @property
@@ -456,10 +458,10 @@ def objective_of(config: ObjectiveConfig) -> Objective:
         surrogate=surrogate,
         aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
         ratio_level=level_name(config.ratio_level),
-        bound=config.bound and bound("objective.bound", BOUNDS, config.bound),
+        bound=bound("objective.bound", BOUNDS, config.bound) if config.bound else None,
         selections=_labeled(config.selections, "objective.selections", SELECTIONS, Selection),
         normalize_ratio=config.normalize_ratio,
-        step_weight=config.step_weight and bound("objective.step_weight", STEP_WEIGHTS, config.step_weight),
+        step_weight=bound("objective.step_weight", STEP_WEIGHTS, config.step_weight) if config.step_weight else None,
         divergence=config.kl.divergence,
         kl_beta=config.kl.beta,
         kl_ratio_level=config.kl.ratio_level and level_name(config.kl.ratio_level),

@@ -130,7 +130,8 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     """The blocks of a model as its library names them (``_no_split_modules``), outer ones first; empty if it names
     none.
     """
-    kinds: Collection[str] = set(getattr(module, "_no_split_modules", None) or ())
+    declared: Any = getattr(module, "_no_split_modules", None)
+    kinds: Collection[str] = set(declared or ())
     return [part for part in module.modules() if type(part).__name__ in kinds]
 
 

@@ -219,14 +219,14 @@ class Turn:
         return self.text
 
 
-def joined_media(sources: Sequence[Prompt | Turn]) -> dict[str, list[Any]]:
+def joined_media(sources: Sequence[Prompt | Turn]) -> dict[str, Any]:
     """The media of prompts and turns, in order, by the name of the field.
 
     Args:
         sources: the prompts and turns.
 
     Returns:
-        The media; an empty list for a kind without any.
+        A list of media for each kind; an empty one for a kind without any.
     """
     return {name: [medium for source in sources for medium in getattr(source, name)] for name in MEDIA.values()}
 

@@ -130,8 +130,8 @@ def read_shards(folder: Path) -> dict[str, Stored]:
         unexpected = ", ".join(sorted(path.name for path in {*paths} ^ {*expected}))
         raise CheckpointError(f"{folder} does not contain the files of {count} processes: see {unexpected}")
     stored: dict[str, Stored] = {}
-    try:
-        for path in paths:
+    for path in paths:
+        try:
             file: Any = safe_open(path, framework="pt")
             for name, (start, *shape) in json.loads((file.metadata() or {})[PIECES]).items():
                 tensor = stored.setdefault(name, Stored(name, torch.Size(shape)))
@@ -139,8 +139,8 @@ def read_shards(folder: Path) -> dict[str, Stored]:
                 if list(tensor.shape) != shape or not 0 <= start <= start + length <= math.prod(shape):
                     raise ValueError(f"{name} has another shape in another file")
                 tensor._pieces.append((start, length, file))
-    except Exception as error:  # errors of damaged or foreign files
-        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+        except Exception as error:  # errors of damaged or foreign files
+            raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     return stored
 
 

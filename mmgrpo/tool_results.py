@@ -82,12 +82,12 @@ def read_result(value: Any, limits: ResultLimits) -> Turn:
     media: dict[str, list[Any]] = {kind: [] for kind in MEDIA}
     text = bounded(_text_of(value, media), limits.max_characters)
     notes: list[str] = []
-    reduced = {}
+    reduced: dict[str, Any] = {}
     for kind, items in media.items():
         reduced[MEDIA[kind]] = [_REDUCED[kind](item, limits, notes) for item in items[:MAX_MEDIA]]
         if len(items) > MAX_MEDIA:
             notes.append(f"[{len(items) - MAX_MEDIA} {MEDIA[kind]} are left out]")
-    return Turn(text="\n".join(filter(None, [text, *notes])), **reduced)
+    return Turn(text="\n".join(part for part in (text, *notes) if part), **reduced)
 
 
 def _text_of(value: Any, media: Mapping[str, list[Any]]) -> str:

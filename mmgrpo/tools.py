@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import json
 import sys
 import time
@@ -228,17 +229,15 @@ class ToolEnvironment(Environment, SupportsCalls):
 
     def _outcome(self, call: FunctionCall) -> Any:
         """The result of a call, or its coroutine, or its error."""
-        for attempt in range(self._retries + 1):
+        for attempt in itertools.count():
             try:
                 return self._prepared(call)()
             except NoReplyError:  # of a server, not of the call
                 raise
             except BaseException as error:  # also SystemExit of a tool: the model reads it
-                outcome = error
-            if attempt == self._retries or not _is_transient(outcome):
-                break
+                if attempt == self._retries or not _is_transient(error):
+                    return error
             time.sleep(RETRY_PAUSE_S * 2**attempt)
-        return outcome
 
     def _prepared(self, call: FunctionCall) -> Callable[[], Any]:
         """The function of a call with its arguments."""
@@ -254,13 +253,14 @@ class ToolEnvironment(Environment, SupportsCalls):
 
     async def _await(self, execution: _Execution, number: int, outcome: Awaitable[Any], started_s: float) -> None:
         call = execution.calls[number]
-        for attempt in range(self._retries + 1):
+        value: Any = None
+        for attempt in itertools.count():
             try:
-                value: Any = await outcome
+                value = await outcome
                 break
             except BaseException as error:
-                value = error
                 if attempt == self._retries or not _is_transient(error):
+                    value = error
                     break
             await asyncio.sleep(RETRY_PAUSE_S * 2**attempt)
             outcome = self._prepared(call)()
@@ -320,7 +320,7 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
             ConfigError: the object has no ``reset``, or ``ToolEnvironment`` raises it.
         """
         self._factories = factory if isinstance(factory, Mapping) else None
-        self._functions, self._settings = functions, {"describe": describe, **settings}
+        self._functions, self._settings = functions, dict[str, Any](describe=describe, **settings)
         self._object: Any = None
         if not isinstance(factory, Mapping):
             self._create(factory)

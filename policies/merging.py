@@ -27,9 +27,9 @@ def merged_state(module: nn.Module) -> dict[str, Tensor]:
     state = base_state(module)
     for path, layer in module.named_modules():
         if isinstance(layer, BaseTunerLayer):
-            delta: Any = layer.get_delta_weight  # pyright: ignore[reportAttributeAccessIssue]
+            adapted: Any = layer
             weight = state[f"{path}.weight"]
-            state[f"{path}.weight"] = (weight.float() + delta(ADAPTER).float()).to(weight.dtype)
+            state[f"{path}.weight"] = (weight.float() + adapted.get_delta_weight(ADAPTER).float()).to(weight.dtype)
     return state
 
 
@@ -68,7 +68,7 @@ def merge_adapters(weights: Weights, dtype: str | None) -> Mapping[str, nn.Modul
             _dequantize(name, module, weights.lora)
         for path, layer in list(module.named_modules()):
             if isinstance(layer, BaseTunerLayer):
-                base = layer.get_base_layer().float()  # pyright: ignore[reportCallIssue] (it is a module)
+                base = layer.get_base_layer().float()
                 layer.merge(safe_merge=True, adapter_names=[ADAPTER])
                 module.set_submodule(path, base)
         _forget_adapters(module)

@@ -24,11 +24,10 @@ def override_settings(settings: Settings, changed: Mapping[str, Any], allowed: C
         raise ConfigError(
             f"a rollout of tokens has no setting {', '.join(map(repr, unknown))}; it takes {', '.join(allowed)}"
         )
+    kind: Any = type(settings)
     current = settings.model_dump()
     try:
-        return type(settings).model_validate(
-            {**current, **{name: _merged(current[name], changed[name]) for name in changed}}
-        )
+        return kind.model_validate({**current, **{name: _merged(current[name], changed[name]) for name in changed}})
     except ValidationError as error:
         raise ConfigError(f"settings of a rollout: {explain_validation(error, type(settings))}") from error
 

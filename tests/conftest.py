@@ -18,6 +18,9 @@ from tests.few_combinations import few_combinations
 
 gc.disable()  # until all is imported
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # its last act: freeing every module and model takes ten seconds
+    atexit.register(os._exit, 0)
+
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process compiles torch and the rest again
 sys.dont_write_bytecode = False  # what the workers of pytest-xdist take over
 os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio's searches all objects for references to its random generator

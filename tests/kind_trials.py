@@ -407,7 +407,7 @@ def wrongs(case: Case, place: Place, undisturbed: Undisturbed, draw: random.Rand
         last = _sit(case, place)
         if last.code == DONE:
             break
-    if last.code != DONE:
+    if last.code != DONE:  # pyrefly: ignore[unbound-name]
         return end, [*faults, f"{what}: resumed to {last.code}: {last.output[-600:]}"]
     return end, [
         *faults,

@@ -94,7 +94,7 @@ def test_wrong_log_probabilities_are_printed_after_the_first_step(
                 yield replace(part, logprob_BT=factor * part.logprob_BT)
 
     config = {"output": str(tmp_path), "steps": 1, "rollout": {"prompts_per_step": 1, "group_size": 4}}
-    config["objective"] = {"kl": {"beta": 0.0}}
+    config["objective"] = {"kl": {"beta": 0.0}}  # pyrefly: ignore[bad-assignment]
     mmgrpo.Trainer(Scaled(), {"a": lambda samples: [float(s.text[0] < "m") for s in samples]}, PROMPTS, config).train()
     output = capsys.readouterr()
     note = "differ by up to 0.065 from those of the rollout, where 0.02 is numerical noise"

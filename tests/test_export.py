@@ -82,7 +82,7 @@ def logits_of(model: Any) -> torch.Tensor:
 
 def gap(model: Any, run: Path) -> float:
     """How far a model is from the policy of a run, and that the policy is another than the model it began from."""
-    trained = logits_of(policy_of(load_config(run / "config.yaml"), run).model)  # pyright: ignore
+    trained = logits_of(policy_of(load_config(run / "config.yaml"), run).model)  # pyrefly: ignore
     untrained = logits_of(AutoModelForCausalLM.from_pretrained(run.parent / "model"))
     assert (trained - untrained).norm() > 0.01 * untrained.norm()
     return float((logits_of(model) - trained).norm() / trained.norm())
@@ -101,7 +101,7 @@ def test_peft_loads_the_adapters_onto_the_base(adapters: Path, tmp_path: Path) -
     assert adapter_config["base_model_name_or_path"] == str(adapters.parent / "model")
     base = AutoModelForCausalLM.from_pretrained(adapter_config["base_model_name_or_path"])
     assert gap(PeftModel.from_pretrained(base, tmp_path / "x").eval(), adapters) < 1e-6
-    assert AutoTokenizer.from_pretrained(tmp_path / "x")("how many").input_ids
+    assert AutoTokenizer.from_pretrained(tmp_path / "x")("how many").input_ids  # pyrefly: ignore[not-callable]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]  # nothing half written is left
     assert not (tmp_path / "x" / "kept").exists()
     assert (tmp_path / "x" / "mmgrpo.yaml").read_text() == (adapters / "config.yaml").read_text()

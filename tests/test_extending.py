@@ -86,7 +86,7 @@ def test_example_trains(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         _put(registry, entry, names[entry], monkeypatch)
     (text,) = re.findall(r"```yaml\n(.*?)```", SECTIONS[title], re.DOTALL)
     config = {"output": str(tmp_path), "steps": 2, **yaml.safe_load(text)}
-    config["rollout"] = {"prompts_per_step": 2, "group_size": 4, **config.get("rollout", {})}
+    config["rollout"] = {"prompts_per_step": 2, "group_size": 4, **config.get("rollout", {})}  # pyrefly: ignore[invalid-argument]
     assert all(entry in text for _, entry in lines)
     policy = defined("learn/smallest-policy.md")["LetterPolicy"]()
     rewards = {"a": lambda samples: [sample.text.count("a") + sample.member % 2 for sample in samples]}

@@ -39,7 +39,7 @@ class Interrupting(MLPClassifier):
     """Presses Ctrl-C in its fit, whose handler of scikit-learn catches KeyboardInterrupt."""
 
     def _update_no_improvement_count(self, *arguments: Any) -> None:
-        super()._update_no_improvement_count(*arguments)
+        super()._update_no_improvement_count(*arguments)  # pyrefly: ignore[missing-attribute]
         if self.n_iter_ == 3:
             press()
 

@@ -62,7 +62,7 @@ PAIRS = Objective(surrogate=None, aggregate=sequence_mean, further=(PAIRED,))
 @pytest.mark.parametrize("level", [None, "token", "sequence"], ids=str)
 def test_a_term_trains_where_no_sample_has_an_advantage(level: str | None) -> None:
     surrogate = {} if level is None else {"surrogate": CLIPPED, "ratio_level": level}
-    objective = replace(ALONE, **surrogate)
+    objective = replace(ALONE, **surrogate)  # pyrefly: ignore[bad-argument-type]
     policy = make_policy()
     rollout = draw(policy)
     disturb(policy)

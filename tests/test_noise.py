@@ -54,6 +54,6 @@ def test_a_language_model_from_a_folder(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     policy = {"name": "language", "model": str(tmp_path / "model"), "gradient_checkpointing": True, "max_new_tokens": 4}
-    output, noise = first_lines(tmp_path, policy, {"name": "overlong", "max_length": 4, "margin": 2})
+    output, noise = first_lines(tmp_path, policy, {"name": "overlong", "max_length": 4, "margin": 2})  # pyrefly: ignore[bad-argument-type]
     assert output[0] == f"run folder: {tmp_path / 'runs/run'}"
     assert noise == [f"loading the libraries and {tmp_path / 'model'} ..."]

@@ -141,7 +141,7 @@ class TestDatasets:
         assert images[0] is not images[0]
 
     def test_several_splits_need_a_name(self, tmp_path: Path, dataset: Dataset):
-        DatasetDict({"train": dataset, "test": dataset.select([1])}).save_to_disk(tmp_path / "saved")
+        DatasetDict({"train": dataset, "test": dataset.select([1])}).save_to_disk(tmp_path / "saved")  # pyrefly: ignore[no-matching-overload]
         assert [prompt.text for prompt in load_prompts(tmp_path / "saved", split="test")] == ["none"]
         with pytest.raises(DataError, match="has the splits train, test; got split=None"):
             load_prompts(tmp_path / "saved")

@@ -47,7 +47,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[st
     monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path))
     handler = type("Recording", (Handler,), {"paths": []})
     with running(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as made:
-        yield f"http://127.0.0.1:{made.server_port}", handler.paths
+        yield f"http://127.0.0.1:{made.server_port}", handler.paths  # pyrefly: ignore[missing-attribute]
 
 
 def test_a_file_at_a_url_is_downloaded_once(server: tuple[str, list[str]], tmp_path: Path) -> None:

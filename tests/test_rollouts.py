@@ -69,7 +69,7 @@ def test_sources_ages_and_values_of_another_shape_raise() -> None:
     for name in ("source_B", "age_B"):
         for wrong in (torch.zeros(2, dtype=torch.long), torch.zeros(3)):
             with pytest.raises(ShapeError, match=f"{name} must be 3 integers"):
-                replace(rollout_of(), **{name: wrong})
+                replace(rollout_of(), **{name: wrong})  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(ShapeError, match=r"values must be \(3, 2\) like old_logprob_BT, k3@reference are not"):
         replace(rollout_of(), values={ENTROPY: torch.zeros(3, 2), from_reference("k3"): torch.zeros(3, 1)})
 
@@ -136,4 +136,4 @@ def test_decisions_have_one_count_and_one_order() -> None:
     )
     assert [tokens.tokens_match_sample(row) for row in range(3)] == [True, False, False]
     off_policy = tokens.off_policy_sample(1, Source.REPLAY)
-    assert (off_policy.old_logprob_T.shape, off_policy.record) == ((1,), {"order": 1})  # pyright: ignore[reportOptionalMemberAccess]
+    assert (off_policy.old_logprob_T.shape, off_policy.record) == ((1,), {"order": 1})  # pyrefly: ignore

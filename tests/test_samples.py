@@ -77,7 +77,7 @@ def test_completion_metrics() -> None:
 def letters(length: int) -> Any:
     """The policy of docs/learn/smallest-policy.md, whose texts end at the first e and whose letters are its tokens."""
 
-    class Spoken(page_names("learn/smallest-policy.md")["LetterPolicy"]):
+    class Spoken(page_names("learn/smallest-policy.md")["LetterPolicy"]):  # pyrefly: ignore[invalid-inheritance, unknown-name]
         def rollout(self, prompts: Any, *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
             rollout = super().rollout(prompts, group_size=group_size, seed=seed, plan=plan)
             texts = [

@@ -80,7 +80,7 @@ def block_by_block(output: Path, *, scenario: Callable[[Path], Trainer]) -> Trai
     base, trained = scenarios.base, scenarios.trained
     runtime = {"device": "cpu", "gather_for_rollout": False}
     scenarios.base = lambda output, **sections: base(output, **sections) | {"runtime": runtime}
-    scenarios.trained = lambda output, **sections: trained(output, **{"runtime": runtime, **sections})
+    scenarios.trained = lambda output, **sections: trained(output, **{"runtime": runtime, **sections})  # pyrefly: ignore[bad-argument-type]
     try:
         trainer = scenario(output)
     finally:
@@ -108,7 +108,7 @@ def with_adapters() -> None:
     for name in ("make_policy", "policy_of", "terse"):
         setattr(scenarios, name, partial(getattr(scenarios, name), **lora))
     trained = scenarios.trained
-    scenarios.trained = lambda output, settings, **config: trained(output, settings={**lora, **settings}, **config)
+    scenarios.trained = lambda output, settings, **config: trained(output, settings={**lora, **settings}, **config)  # pyrefly: ignore[bad-assignment]
 
 
 def ask(*, in_parts: bool) -> None:
@@ -127,7 +127,7 @@ def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outc
         torch.manual_seed(0)
         trainer = SCENARIOS[name](folder / str(in_parts) / name)
         weights, lines = scenarios.outcome(trainer)
-        modules: Any = trainer.policy.weights.modules  # pyright: ignore[reportAttributeAccessIssue]
+        modules: Any = trainer.policy.weights.modules  # pyrefly: ignore
         frozen = [p for module in modules.values() for p in module.parameters() if layout_of(p) is not None]
         total = sum(layout.shape.numel() for layout in map(layout_of, frozen) if layout is not None)
         sharded_frac = sum(local_part(p).numel() for p in frozen) / max(total, 1)

@@ -141,7 +141,7 @@ def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
             if name in ("kept", "texts", "loaded"):
                 trainer.train()
             result[number][name] = str(trainer.folder.path), scenarios.outcome(trainer)[0]
-        assert trainer.job.is_sharded == parts
+        assert trainer.job.is_sharded == parts  # pyrefly: ignore[unbound-name]
     return result
 
 

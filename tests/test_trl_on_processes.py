@@ -35,7 +35,7 @@ def outcome(folder: Path, names: Sequence[str]) -> tuple[Tensor, dict[str, Any]]
         adam_epsilon=1e-4, temperature=2.0, max_completion_length=12, logging_steps=1, eval_strategy="steps",
         eval_steps=1, save_strategy="no", use_cpu=True, bf16=False, gradient_checkpointing=False,
     )  # fmt: skip
-    trainer = GRPOTrainer(str(folder.parent / "model"), odd, args, ROWS, eval_dataset=ROWS.select([0, 1, 2]))
+    trainer = GRPOTrainer(str(folder.parent / "model"), odd, args, ROWS, eval_dataset=ROWS.select([0, 1, 2]))  # pyrefly: ignore[bad-argument-type]
     trainer.train()
     results = trainer.trainer.job.gather_processes((trainer.evaluate(), trainer.state.log_history))
     assert results[1:] == results[:-1]

@@ -216,7 +216,7 @@ def test_intervals_of_logs() -> None:
         ({"logging_strategy": "epoch"}, 32),
         ({"logging_strategy": IntervalStrategy.NO}, 0),
     ]
-    intervals = [log_interval(GRPOConfig(**arguments, **values), DATA) for values, _ in cases]
+    intervals = [log_interval(GRPOConfig(**arguments, **values), DATA) for values, _ in cases]  # pyrefly: ignore[bad-argument-type]
     assert intervals == [interval for _, interval in cases]
 
 
@@ -290,13 +290,13 @@ def test_updates_are_those_of_trl(case: str, tmp_path: Path) -> None:
     with warnings.catch_warnings(action="ignore"):
         theirs = replayed(recorded)(
             model=source,
-            reward_funcs=[Recording(missing), parity],  # pyright: ignore[reportArgumentType]
+            reward_funcs=[Recording(missing), parity],  # pyrefly: ignore
             args=trl.GRPOConfig(**arguments),
             train_dataset=rows,
         )
         theirs.train()
     before = make("llama")[0].state_dict()
-    expected: dict[str, torch.Tensor] = theirs.model.state_dict()  # pyright: ignore[reportOptionalMemberAccess]
+    expected: dict[str, torch.Tensor] = theirs.model.state_dict()  # pyrefly: ignore
     assert distance(expected, before) > 1e-3
     assert distance(expected, ours.model.state_dict()) < 1e-4
     train_loss = theirs.state.log_history[-1]["train_loss"]
@@ -359,7 +359,7 @@ def test_the_log_has_metrics_that_the_last_step_lacks() -> None:
 @pytest.mark.nightly
 def test_models_are_saved_and_evaluated(tmp_path: Path) -> None:
     config = short(tmp_path / "out", eval_strategy="steps", eval_steps=1, num_generations_eval=2)
-    trainer = GRPOTrainer(folder_of(tmp_path), length, config, ROWS, eval_dataset=ROWS.select([0]))
+    trainer = GRPOTrainer(folder_of(tmp_path), length, config, ROWS, eval_dataset=ROWS.select([0]))  # pyrefly: ignore[bad-argument-type]
     output = trainer.train()
     updates = [line for line in trainer.state.log_history if "loss" in line]
     assert output.metrics == {**updates[-1], "train_loss": output.training_loss}
@@ -368,7 +368,7 @@ def test_models_are_saved_and_evaluated(tmp_path: Path) -> None:
     assert all(torch.equal(value, trainer.model.state_dict()[name]) for name, value in saved.state_dict().items())
     result = trainer.evaluate()
     assert result["eval_reward"] == result["eval_rewards/length/mean"] > 0
-    other = trainer.evaluate(ROWS.select([1]), metric_key_prefix="test")
+    other = trainer.evaluate(ROWS.select([1]), metric_key_prefix="test")  # pyrefly: ignore[bad-argument-type]
     assert other.keys() == {"test_reward", "test_rewards/length/mean", "test_rewards/length/std"}
     evaluations = [line for line in trainer.state.log_history if "eval_rewards/length/mean" in line]
     assert [line["step"] for line in evaluations] == [0, 1, 2]
@@ -392,7 +392,7 @@ def test_loaded_models_and_tokenizers_are_trained(tmp_path: Path) -> None:
 def test_reward_models_are_loaded_by_their_path(tmp_path: Path) -> None:
     tokenizer: Any = make("llama")[1]
     torch.manual_seed(0)
-    config = LlamaConfig(**text(tokenizer), num_labels=1)  # pyright: ignore[reportCallIssue]
+    config = LlamaConfig(**text(tokenizer), num_labels=1)  # pyrefly: ignore
     for part in (LlamaForSequenceClassification(config), tokenizer):
         part.save_pretrained(tmp_path / "judge")
     trainer = GRPOTrainer(folder_of(tmp_path), str(tmp_path / "judge"), short(tmp_path / "out"), CHATS)
@@ -516,5 +516,5 @@ def test_arguments_that_mmgrpo_does_not_have(arguments: dict[str, Any], message:
     args = short(tmp_path / "out", **arguments.pop("args", {}))
     with pytest.raises(ConfigError, match=message):
         GRPOTrainer(
-            **{"model": folder_of(tmp_path), "reward_funcs": length, "args": args, "train_dataset": ROWS, **arguments}
+            **{"model": folder_of(tmp_path), "reward_funcs": length, "args": args, "train_dataset": ROWS, **arguments}  # pyrefly: ignore[bad-argument-type]
         )

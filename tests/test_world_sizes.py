@@ -39,8 +39,8 @@ def brightness(samples: Sequence[Sample]) -> list[float]:
 
 def first_half_at_first(samples: Sequence[Sample]) -> list[float | None]:
     """Lengths; at the first step nothing of the prompts that a second process holds."""
-    step = len(first_half_at_first.steps)  # pyright: ignore[reportFunctionMemberAccess]
-    first_half_at_first.steps.append(step)  # pyright: ignore[reportFunctionMemberAccess]
+    step = len(first_half_at_first.steps)  # pyrefly: ignore
+    first_half_at_first.steps.append(step)  # pyrefly: ignore
     return [None if step == 0 and s.group >= 1 else number for s, number in zip(samples, lengths(samples), strict=True)]
 
 
@@ -59,7 +59,7 @@ def base(output: Path, **sections: Any) -> dict[str, Any]:
     update = {"minibatches": 2, "optimizer": {"lr": 1e-3, "eps": 1e-2}, **sections.pop("update", {})}
     for section, name, key in ((sections, "rollout", "prompts_per_step"), (update, "warmup", "batch_size")):
         if name in section:
-            section[name] = {**section[name], key: TIMES * section[name][key]}
+            section[name] = {**section[name], key: TIMES * section[name][key]}  # pyrefly: ignore[bad-index, invalid-argument]
     return {"output": str(output), "steps": 2, "update": update, "runtime": {"device": "cpu"}, **sections}
 
 
@@ -88,7 +88,7 @@ def on_pictures_and_words(output: Path) -> Trainer:
 
 def a_rank_without_rows(output: Path) -> Trainer:
     """Full weights and a reference: the process whose first update holds no row must not copy moved weights later."""
-    first_half_at_first.steps = []  # pyright: ignore[reportFunctionMemberAccess]
+    first_half_at_first.steps = []  # pyrefly: ignore
     objective = {"kl": {"divergence": "k3", "beta": 0.5}}
     values = base(output, rollout={"prompts_per_step": 2, "group_size": 4}, objective=objective)
     values["update"] |= {"minibatches": 1, "optimizer": {"lr": 1e-2, "eps": 1e-2}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def _omni(*names: str) -> Source:
     return replace(OMNI, names=names)
 
 
-def _denoising_step(rows: Rows, **further: object) -> Step:
+def _denoising_step(rows: Rows, **further: Any) -> Step:
     """Rows of which every step is."""
     return replace(rows.step(rows.reward_B), lengths=None, **further)
 

@@ -121,7 +121,8 @@ class FlowGrpo:
         self._pooled, self._negative_pooled = repeated(pooled), repeated(negative_pooled)
         self._pipeline.vae.to(torch.float32)
         self._pipeline.transformer.to(frozen_dtype)
-        lora = LoraConfig(r=LORA["rank"], lora_alpha=LORA["alpha"], target_modules=[f"attn.{name}" for name in TARGETS])
+        rank, alpha = int(LORA["rank"]), int(LORA["alpha"])
+        lora = LoraConfig(r=rank, lora_alpha=alpha, target_modules=[f"attn.{name}" for name in TARGETS])
         self._pipeline.transformer = get_peft_model(self._pipeline.transformer, lora)
         self._parameters = [part for part in self._pipeline.transformer.parameters() if part.requires_grad]
         for parameter in self._parameters:

@@ -10,7 +10,7 @@ its encoding cached, so their size costs a run memory alone. ``tiny`` are the te
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import diffusers
@@ -129,54 +129,54 @@ def _wan_scheduler() -> Any:
 def sd3(side: int, *, steps: int = 5, **others: Any) -> Denoiser:
     """Stable Diffusion 3.5 Medium without guidance, 333 text tokens, at a side in pixels."""
     size = {"height": side, "width": side, "num_inference_steps": steps}
-    return Denoiser(
-        **{
-            "model": "stabilityai/stable-diffusion-3.5-medium",
-            "kind": StableDiffusion3Pipeline,
-            "scheduler": _sd3_scheduler,
-            "tiny": "sd3",
-            "call": {**size, "guidance_scale": 1.0, "max_sequence_length": 256},
-            "group": 8,
-            "batch": 8 if side <= 512 else 2,
-            "rollout_batch": 8,
-            **others,
-        }
+    return replace(
+        Denoiser(
+            model="stabilityai/stable-diffusion-3.5-medium",
+            kind=StableDiffusion3Pipeline,
+            scheduler=_sd3_scheduler,
+            tiny="sd3",
+            call={**size, "guidance_scale": 1.0, "max_sequence_length": 256},
+            group=8,
+            batch=8 if side <= 512 else 2,
+            rollout_batch=8,
+        ),
+        **others,
     )
 
 
 def flux(side: int, *, steps: int = 4, **others: Any) -> Denoiser:
     """FLUX.1-dev, 512 text tokens, at a side in pixels; with checkpointing."""
     size = {"height": side, "width": side, "num_inference_steps": steps}
-    return Denoiser(
-        **{
-            "model": "black-forest-labs/FLUX.1-dev",
-            "kind": FluxPipeline,
-            "scheduler": _flux_scheduler,
-            "tiny": "flux",
-            "call": {**size, "guidance_scale": 3.5, "max_sequence_length": 512},
-            "group": 4,
-            "batch": 4 if side <= 512 else 2,
-            "rollout_batch": 4,
-            "checkpointing": True,
-            **others,
-        }
+    return replace(
+        Denoiser(
+            model="black-forest-labs/FLUX.1-dev",
+            kind=FluxPipeline,
+            scheduler=_flux_scheduler,
+            tiny="flux",
+            call={**size, "guidance_scale": 3.5, "max_sequence_length": 512},
+            group=4,
+            batch=4 if side <= 512 else 2,
+            rollout_batch=4,
+            checkpointing=True,
+        ),
+        **others,
     )
 
 
 def wan(*, steps: int = 4, **others: Any) -> Denoiser:
     """Wan 2.1 1.3B without guidance, 33 frames of 832 x 480, 512 text tokens; with checkpointing."""
     size = {"height": 480, "width": 832, "num_frames": 33, "num_inference_steps": steps}
-    return Denoiser(
-        **{
-            "model": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
-            "kind": WanPipeline,
-            "scheduler": _wan_scheduler,
-            "tiny": "wan",
-            "call": {**size, "guidance_scale": 1.0, "max_sequence_length": 512},
-            "group": 2,
-            "batch": 1,
-            "rollout_batch": 2,
-            "checkpointing": True,
-            **others,
-        }
+    return replace(
+        Denoiser(
+            model="Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+            kind=WanPipeline,
+            scheduler=_wan_scheduler,
+            tiny="wan",
+            call={**size, "guidance_scale": 1.0, "max_sequence_length": 512},
+            group=2,
+            batch=1,
+            rollout_batch=2,
+            checkpointing=True,
+        ),
+        **others,
     )

@@ -118,7 +118,7 @@ class ObjectiveConfig(Section):
         """The levels that are set, by their key."""
         levels: dict[str, Level | None] = {
             "objective.ratio_level": self.ratio_level,
-            "objective.off_policy.ratio_level": self.off_policy and self.off_policy.ratio_level,
+            "objective.off_policy.ratio_level": self.off_policy.ratio_level if self.off_policy else None,
             "objective.kl.ratio_level": self.kl.ratio_level,
         }
         return {key: level for key, level in levels.items() if level is not None}

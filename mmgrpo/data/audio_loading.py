@@ -59,8 +59,9 @@ def load_audio(sound: object) -> Audio:
         stored = next((sound[key] for key in FILE_KEYS if sound.get(key) is not None), None)
         if stored is not None:
             return load_audio(stored)
-    if callable(getattr(sound, "get_all_samples", None)):
-        samples: Any = sound.get_all_samples()  # pyright: ignore[reportAttributeAccessIssue]
+    get_all_samples: Any = getattr(sound, "get_all_samples", None)
+    if callable(get_all_samples):
+        samples: Any = get_all_samples()
         return audio_from_array(samples.data, samples.sample_rate)
     raise DataError(
         "audio must be a path, bytes, base64, an mmgrpo.types.Audio or a mapping with 'array' and 'sampling_rate', "

@@ -403,7 +403,7 @@ def _part_of_splits(loaded: DatasetDict, source: str, split: str) -> Any:
             f"{source} has the splits {', '.join(sizes)}; split={split!r} is no part of them ({error}); write it as "
             "train[:100], train[-100:] or train[:10%]"
         ) from error
-    parts = [
+    parts: list[Any] = [
         loaded[part.splitname].select(range(part.from_ or 0, sizes[part.splitname] if part.to is None else part.to))
         for part in bounds
     ]

@@ -89,7 +89,7 @@ class Trackers:
         """
         flat = {key: str(value) for key, value in config.model_dump(mode="json").items()}
         accelerator = self._accelerator
-        settings = {tracker.name: tracker for tracker in config.runtime.trackers}
+        settings: dict[str, TrackerConfig] = {tracker.name: tracker for tracker in config.runtime.trackers}
         accelerator.project_configuration.logging_dir = str(folder)
         log_with, started = accelerator.log_with, []
         for kind in log_with:  # separately: one that raises would prevent the others from starting

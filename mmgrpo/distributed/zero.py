@@ -202,7 +202,7 @@ class _ShardedBlocks(DeepSpeedZeRoOffload):
             for parameter in self._earlier:
                 parameter.grad = None
         torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
-        if self._current not in (None, sub_module):
+        if self._current is not None and self._current is not sub_module:
             self._reduce(self._owned[self._current])
         self._current = sub_module
         super().pre_sub_module_backward_function(sub_module)
@@ -279,7 +279,7 @@ class _CallAfterBackward(torch.autograd.Function):
         return tuple(x.detach() for x in inputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyrefly: ignore
         """Returns their gradients."""
         ctx.after()
         return None, *grads

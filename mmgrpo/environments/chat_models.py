@@ -162,7 +162,7 @@ def _loaded(source: str, device: str, dtype: str) -> tuple[Any, Any]:
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ConfigError(f"the dtype of a model must be float32, bfloat16 or float16, got {dtype!r}")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source)
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model {source} cannot be loaded: {explain_load_error(source, error)}") from error

@@ -77,7 +77,8 @@ class McpEnvironment(Environment, SupportsCalls):
         if not ready.wait(CONNECT_S) or self._error is not None:
             self.close()
             raise ConfigError(f"the MCP server {url or command} does not answer: {self._error or 'time is over'}")
-        listed = {tool.name: tool for tool in self._result(self._client.list_tools()).tools}
+        client: Any = self._client
+        listed = {tool.name: tool for tool in self._result(client.list_tools()).tools}
         if unknown := [name for name in tools or () if name not in listed]:
             self.close()
             raise ConfigError(f"the MCP server has no tool {', '.join(unknown)}; it has {', '.join(listed)}")

@@ -95,7 +95,7 @@ def open_duckdb(database: str, schema: str) -> Query:
     """Open a DuckDB database, likewise."""
     import duckdb
 
-    limits = {"threads": 1, "enable_external_access": False}
+    limits: Any = {"threads": 1, "enable_external_access": False}
     if database:
         connection = duckdb.connect(database, read_only=True, config=limits)
     else:

@@ -50,7 +50,7 @@ class ShardingEngine(StrEnum):
         """The distribution in words."""
         if self is ShardingEngine.GPUS:
             return "replicated"
-        return f"sharded ({'FSDP2' if self is ShardingEngine.FSDP2 else f'DeepSpeed ZeRO-{self[-1]}'})"
+        return f"sharded ({'FSDP2' if self is ShardingEngine.FSDP2 else f'DeepSpeed ZeRO-{self.value[-1]}'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,7 +131,7 @@ def of_value(name: str, value_BT: Tensor, keep_BT: Tensor) -> dict[str, ValueSum
 
 
 def _sum_by_name(left: Mapping[str, T], right: Mapping[str, T], nothing: T) -> dict[str, T]:
-    return {name: left.get(name, nothing) + right.get(name, nothing) for name in {**left, **right}}
+    return {name: left.get(name, nothing) + right.get(name, nothing) for name in {**left, **right}}  # pyrefly: ignore[bad-return]
 
 
 def _larger(left: Tensor | float, right: Tensor | float) -> Tensor | float:

@@ -96,7 +96,7 @@ def write_methods(title: str, command: str, members: Sequence[MethodRuns], folde
     about = next((read_about(RunFiles(path)) for member in members for path in member.folders if path), {})
     table, legend = table_of(rows), [LEGEND] if len(rows) > 1 else []
     notes = [f"Times were measured with {num_jobs} runs at a time on one machine."] if num_jobs > 1 else []
-    values = {
+    values: dict[str, Any] = {
         "title": title,
         "command": command,
         "rows": rows,

@@ -25,7 +25,7 @@ class JointOptimizer(Optimizer):
         self.optimizers = list(optimizers)
         super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # pyrefly: ignore
         """One step of each optimizer. A closure is not supported.
 
         Args:

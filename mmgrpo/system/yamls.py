@@ -57,7 +57,7 @@ def _require_bounded(text: str) -> None:
     """Raises YamlError for a text that is nested too deep or expands to too many values, before any is created."""
     num_values = [0]  # of each open list or mapping, innermost last
     names: list[str | None] = []  # of their anchors
-    num_values_by_anchor: dict[str, int] = {}
+    num_values_by_anchor: dict[str | None, int] = {}
     for event in yaml.parse(text, _Library):
         if isinstance(event, yaml.AliasEvent):
             if event.anchor in names:

@@ -342,14 +342,16 @@ def _with_labels_of(methods: Sequence[MethodConfig], stated: Sequence[RewardConf
 
 def _config_of(name: str, reward: NamedReward) -> RewardConfig:
     """A live reward as a configuration states it."""
-    gate = reward.gate and GateConfig(
-        reward=reward.gate.reward, at_least=reward.gate.at_least, otherwise=reward.gate.otherwise
+    gate = (
+        GateConfig(reward=reward.gate.reward, at_least=reward.gate.at_least, otherwise=reward.gate.otherwise)
+        if reward.gate
+        else None
     )
-    counting = {"weight": reward.weight, "gate": gate, "clip": reward.clip}
+    counting: dict[str, Any] = {"weight": reward.weight, "gate": gate, "clip": reward.clip}
     defaults = {"weight": 1.0, "gate": None, "clip": None}
     stated = {key: value for key, value in counting.items() if value != defaults[key]}
     is_verifier = reward.weight > 0 and reward.name not in NO_VERIFIERS and reward.from_method is None
-    settings = {
+    settings: dict[str, Any] = {
         "timeout_s": reward.timeout_s,
         "concurrent": reward.concurrent,
         "verifier": is_verifier if reward.verifier is None else reward.verifier,

@@ -504,7 +504,7 @@ def _named_reward(config: EvaluationRewardConfig, live: Functions) -> NamedRewar
     return replace(
         reward,
         weight=config.weight,
-        gate=config.gate and Gate(config.gate.reward, config.gate.at_least, config.gate.otherwise),
+        gate=Gate(config.gate.reward, config.gate.at_least, config.gate.otherwise) if config.gate else None,
         clip=config.clip,
         schedule=None if config.schedule is None else reward_schedule(config),
         from_method=config.from_method,

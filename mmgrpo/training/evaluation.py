@@ -97,7 +97,7 @@ class EvaluationResult:
 
     def rows(self) -> list[tuple[str, ...]]:
         """A line of a table per judge: name, mean, spread, how many samples it applied to and failed on."""
-        lines = []
+        lines: list[tuple[str, ...]] = []
         for column, name in enumerate(self.scores.names):
             values = self.scores.value_BR[self.scores.valid_BR[:, column], column]
             mean, spread = (f"{values.mean():.4g}", f"{values.std(correction=0):.3g}") if len(values) else ("-", "-")

@@ -405,7 +405,8 @@ class GRPOConfig:
             if isinstance(value := getattr(self, name), Enum):
                 setattr(self, name, value.value)
         self.output_dir = "trainer_output" if self.output_dir is None else self.output_dir
-        self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        if isinstance(self.scale_rewards, bool):
+            self.scale_rewards = "group" if self.scale_rewards else "none"
         if wrong := list(_unsupported(self)):
             raise ConfigError("; ".join(wrong))
         batch_size = self.per_device_train_batch_size * self.world_size

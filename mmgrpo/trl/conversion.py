@@ -121,8 +121,9 @@ def _values(supported: dict[str, Any], run: TrlRun, notes: list[str]) -> dict[st
     loading = {theirs: arguments[name] for name, theirs in LOADING.items() if arguments.get(name) is not None}
     if loading:
         supported["model_init_kwargs"] = {**loading, **(supported.get("model_init_kwargs") or {})}
+    epochs = supported.get("num_train_epochs", GRPOConfig.num_train_epochs)
     if is_endless := supported.get("max_steps", -1) <= 0:
-        epochs = supported.pop("num_train_epochs", GRPOConfig.num_train_epochs)
+        supported.pop("num_train_epochs", None)
         supported["max_steps"] = STEPS * _num_updates(supported)
     has_tools = not run.unread.keys().isdisjoint(("tools", "environment_factory"))
     args, data = GRPOConfig(**supported), TrainingData(num_prompts=None, is_conversational=True, has_tools=has_tools)

@@ -104,7 +104,8 @@ def _modules(shapes: ModelConfigs) -> dict[str, nn.Module]:
 
 def cast_as_loaded(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The module in this dtype as ``from_pretrained`` loads it: some weights stay in float32."""
-    float32_modules = tuple(getattr(module, "_keep_in_fp32_modules", None) or ())
+    declared: Any = getattr(module, "_keep_in_fp32_modules", None)
+    float32_modules = tuple(declared or ())
     for name, parameter in module.named_parameters():
         if not any(part in name.split(".") for part in float32_modules):
             parameter.data = parameter.data.to(dtype)

@@ -129,7 +129,7 @@ def compile_denoiser(module: nn.Module) -> None:
 
     Repeated blocks share compiled code, so compilation takes a fraction of the time.
     """
-    declared = getattr(module, "_repeated_blocks", None) or ()
+    declared: Any = getattr(module, "_repeated_blocks", None) or ()
     for part in [part for part in module.modules() if type(part).__name__ in declared] or [module]:
         part.compile()
 

@@ -34,7 +34,8 @@ def split_sequence(name: str, module: nn.Module, *, mesh: DeviceMesh) -> None:
             f"runtime.context_parallel: diffusers has no plan (_cp_plan) to split the sequence of {model}, the {name}; "
             "remove the setting"
         )
-    heads = getattr(module, "config", {}).get("num_attention_heads")
+    config: Any = getattr(module, "config", {})
+    heads = config.get("num_attention_heads")
     if heads is not None and heads % num:
         raise ConfigError(f"runtime.context_parallel: {num} does not divide the {heads} heads of {model}, the {name}")
     denoiser: Any = module

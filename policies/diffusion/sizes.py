@@ -38,7 +38,7 @@ def require_sizes(pipeline: Any, denoisers: Collection[str], settings: Denoising
     sections: dict[str, Mapping[str, Any]] = {"policy.call": settings.call}
     sections["policy.evaluation_call"] = settings.evaluation_call
     for number, size in enumerate(settings.buckets.sizes if settings.buckets else ()):
-        sections[f"policy.buckets.sizes[{number}]"] = size  # pyright: ignore[reportArgumentType]
+        sections[f"policy.buckets.sizes[{number}]"] = {**size}
     for section, call in sections.items():
         for name in ("width", "height"):
             pixels = call.get(name)

@@ -167,7 +167,9 @@ class VllmEngine(Engine):
 
         def connect() -> str:
             if self._command is not None:
-                self._server = VllmServer(self._command, model, context.log, lora_rank=adapters and adapters.rank)
+                self._server = VllmServer(
+                    self._command, model, context.log, lora_rank=adapters.rank if adapters else None
+                )
                 self._url = self._server.url
             self._require_model(model)
             return self._url

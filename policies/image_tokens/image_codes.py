@@ -69,7 +69,7 @@ def image_codes(model: PreTrainedModel, codes: CodeRange) -> ImageCodes:
         ConfigError: the range exceeds the vocabulary.
     """
     base: Any = model.base_model
-    embed = getattr(model, "prepare_embeddings_for_image_generation", None)
+    embed: Any = getattr(model, "prepare_embeddings_for_image_generation", None)
     if embed is not None:
         return _apart(base, embed)
     mapping = getattr(base, "vocabulary_mapping", None)

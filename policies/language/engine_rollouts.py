@@ -137,8 +137,9 @@ def engine_rollouts(
         dtype=str(weights.dtype).removeprefix("torch."),
         head_size=head_size(model),
         save=save,
-        adapters=lora
-        and EngineAdapters(rank=lora.rank, save=weights.save, save_base=lambda folder: save(folder, base_state)),
+        adapters=EngineAdapters(rank=lora.rank, save=weights.save, save_base=lambda folder: save(folder, base_state))
+        if lora
+        else None,
     )
     with engine.serving(served, context):
         synced = SyncedWeights(engine, list(model.parameters()), sends=context.is_main)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, final
@@ -172,7 +173,7 @@ class EnvironmentPool:
             else:
                 call = _Call("close", environment.close)
                 queue.put(call)
-                closing.append(lambda timeout, call=call: self._wait(lambda: call.is_done, timeout))
+                closing.append(partial(self._wait_for, call))
             queue.put(None)
         end_s = time.monotonic() + MAX_CLOSE_S
         for wait in closing:
@@ -239,6 +240,9 @@ class EnvironmentPool:
             if call.error is not None:
                 raise call.error
         return [call.result for call in calls]
+
+    def _wait_for(self, call: _Call, timeout_s: float) -> None:
+        self._wait(lambda: call.is_done, timeout_s)
 
     def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> None:
         with self._condition:

@@ -48,7 +48,7 @@ def _encoder(model: str, device: torch.device, dtype: torch.dtype) -> tuple[Any,
     from transformers import AutoModel, AutoTokenizer
 
     loaded = AutoModel.from_pretrained(model, dtype=dtype)
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
     longest = getattr(loaded.config, "max_position_embeddings", tokenizer.model_max_length)
     tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
     return freeze(loaded, device), tokenizer

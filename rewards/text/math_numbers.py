@@ -14,10 +14,10 @@ from math_verify.grader import sympy_expr_eq
 from ..parsing.units import Unit, is_generic
 from .math_types import MathValue
 
-RELATIVE = sympy.Rational(1, 10**6)
+RELATIVE: Any = sympy.Rational(1, 10**6)
 """Relative tolerance between a decimal and another notation of a number."""
 
-_NOISE = sympy.Rational(1, 10**9)
+_NOISE: Any = sympy.Rational(1, 10**9)
 DIGITS = 40
 POINTS = (
     tuple(sympy.Rational(*pair) for pair in ((13, 11), (17, 7), (19, 5), (23, 17), (29, 3), (31, 13))),

@@ -75,6 +75,10 @@ def _solutions(value: MathValue) -> Any:
     return sympy.Intersection(*parts)
 
 
+def _start(interval: Any) -> float:
+    return float(interval.start)
+
+
 def same_regions(first: Any, second: Any) -> bool:
     """Whether two sets of real numbers are equal; intervals are compared by their ends."""
     if first == second:
@@ -84,7 +88,7 @@ def same_regions(first: Any, second: Any) -> bool:
     )
     if len(first) != len(second) or not all(isinstance(interval, sympy.Interval) for interval in (*first, *second)):
         return False
-    ordered = [sorted(part, key=lambda interval: float(interval.start)) for part in (first, second)]
+    ordered = [sorted(part, key=_start) for part in (first, second)]
     return all(
         (a.left_open, a.right_open) == (b.left_open, b.right_open) and equal(a.start, b.start) and equal(a.end, b.end)
         for a, b in zip(*ordered, strict=True)

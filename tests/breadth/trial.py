@@ -239,7 +239,7 @@ def prompts_and_call(name: str, pipeline: Any) -> tuple[list[Prompt], dict[str, 
         if isinstance(value, Image.Image):
             media[attribute] = (call.pop(argument),)
         elif isinstance(value, list) and value and isinstance(value[0], Image.Image):
-            media[attribute] = (call.pop(argument),) if argument == "video" else tuple(call.pop(argument))
+            media[attribute] = (call.pop(argument),) if argument == "video" else tuple(call.pop(argument))  # pyrefly: ignore[bad-argument-type]
     first, *others = assembly.recipes()[name].get("texts") or TEXTS
     prompt = Prompt(first, **media)
     return [prompt, *(replace(contrasting_prompt(prompt, {}), text=text) for text in others)], call

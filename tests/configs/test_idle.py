@@ -261,7 +261,7 @@ def test_rewards_of_turns_depend_on_the_settings_of_an_environment(method: str) 
             explanation(load_config(method, {"rollout.environment": environment}))
     rewarding = {**simulated, "reward_tag": "score"}
     for environment in (rewarding, {**combined, "partner": rewarding}):
-        assert environment["name"] in explanation(load_config(method, {"rollout.environment": environment}))
+        assert environment["name"] in explanation(load_config(method, {"rollout.environment": environment}))  # pyrefly: ignore[unsupported-operation]
 
 
 @final

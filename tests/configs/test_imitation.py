@@ -145,7 +145,7 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.optimizer.lr": 1e-3}
     labels = ("programs", "equivalents") if name == "oorl" else (None, None)
     if name == "oorl":
-        small["prompts.sources"] = [{"source": f"{label}.jsonl", "label": label} for label in labels]
+        small["prompts.sources"] = [{"source": f"{label}.jsonl", "label": label} for label in labels]  # pyrefly: ignore[bad-assignment]
     config = load_config(
         f"methods/{name}", {**small, "rewards": [], "output": str(tmp_path), "policy": None, **SMALL.get(name, {})}
     )

@@ -74,9 +74,9 @@ class TinyScorers:
         return config.model_copy(update={"rewards": self._all(config.rewards), "evaluation": evaluation})
 
     def _all(self, rewards: Sequence[Reward]) -> tuple[Reward, ...]:
-        return tuple(
-            type(reward).model_validate(self._tiny(reward.model_dump(exclude_unset=True))) for reward in rewards
-        )
+        kinds: list[Any] = [type(reward) for reward in rewards]
+        tiny = [self._tiny(reward.model_dump(exclude_unset=True)) for reward in rewards]
+        return tuple(kind.model_validate(values) for kind, values in zip(kinds, tiny, strict=True))
 
     def _tiny(self, values: str | dict[str, Any]) -> dict[str, Any]:
         values = {"name": values} if isinstance(values, str) else values

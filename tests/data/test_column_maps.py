@@ -101,7 +101,7 @@ def test_media_of_json_rows_are_mapped(tmp_path: Path) -> None:
 
 def test_parts_of_splits(tmp_path: Path) -> None:
     rows = [{"prompt": str(number)} for number in range(10)]
-    DatasetDict(train=Dataset.from_list(rows), test=Dataset.from_list(rows[:1])).save_to_disk(tmp_path / "saved")
+    DatasetDict(train=Dataset.from_list(rows), test=Dataset.from_list(rows[:1])).save_to_disk(tmp_path / "saved")  # pyrefly: ignore[bad-argument-type]
 
     def texts(split: str) -> str:
         return "".join(prompt.text for prompt in load_prompts(tmp_path / "saved", split=split))

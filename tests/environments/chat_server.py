@@ -23,7 +23,7 @@ class ChatServer(ThreadingHTTPServer):
 
 
 class ChatHandler(BaseHTTPRequestHandler):
-    server: ChatServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: ChatServer  # pyrefly: ignore
 
     def do_POST(self) -> None:
         self.server.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))

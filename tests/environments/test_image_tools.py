@@ -27,7 +27,7 @@ def gradient(width: int = 200, height: int = 100) -> Image.Image:
 
 
 def started(*images: Image.Image, **settings: Any) -> ImageToolsEnvironment:
-    environment = ImageToolsEnvironment(**{"tools": list(TOOLS), "min_side": 1, "reply": "", **settings})
+    environment = ImageToolsEnvironment(**{"tools": list(TOOLS), "min_side": 1, "reply": "", **settings})  # pyrefly: ignore[bad-argument-type]
     environment.reset(Prompt("what is it", images=images or (gradient(),)))
     return environment
 

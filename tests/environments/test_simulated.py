@@ -111,7 +111,7 @@ def partner(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def loaded(partner: str, **settings: Any) -> SimulatedEnvironment:
-    return SimulatedEnvironment(partner, SYSTEM, **{"max_new_tokens": 12, "dtype": "float32", **settings})
+    return SimulatedEnvironment(partner, SYSTEM, **{"max_new_tokens": 12, "dtype": "float32", **settings})  # pyrefly: ignore[bad-argument-type]
 
 
 def test_a_loaded_model_replies_as_transformers_generate(partner: str) -> None:

@@ -124,7 +124,7 @@ def test_right_zooms_contain_the_digit() -> None:
     ]
     for box, is_right in boxes_rights:
         assert tiny_digits.right_zoom([Sample(prompt, 0, 0, turn_texts=[tiny_digits.call_of(box)])]) == [is_right]
-    for text in ("<answer>7</answer>", "<tool_call>zoom</tool_call>", tiny_digits.call_of(("a", 0, 1, 2))):  # pyright: ignore[reportArgumentType]
+    for text in ("<answer>7</answer>", "<tool_call>zoom</tool_call>", tiny_digits.call_of(("a", 0, 1, 2))):  # pyrefly: ignore[bad-argument-type]
         assert tiny_digits.right_zoom([Sample(prompt, 0, 0, turn_texts=[text])]) == [0.0]
     assert tiny_digits.called([Sample(prompt, 0, 0, turn_texts=["<answer>7</answer>"])]) == [0.0]
 

@@ -244,7 +244,7 @@ def watched(place: Place, at: int | None = None, late_s: float | None = None) ->
             fsync(handle)
 
         sys.addaudithook(audited)
-        os.fsync = synced
+        os.fsync = synced  # pyrefly: ignore[bad-assignment]
 
     return watch
 

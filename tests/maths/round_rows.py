@@ -30,5 +30,5 @@ def round_of(
         reward_B=torch.tensor([0.0 if reward is None else reward for reward in rewards], dtype=torch.float64),
         valid_B=torch.tensor([reward is not None for reward in rewards]),
         finished_B=torch.tensor([True] * len(rows) if finished is None else finished),
-        **{"length_B": torch.ones(len(rows), dtype=torch.long), **fields},
+        **{"length_B": torch.ones(len(rows), dtype=torch.long), **fields},  # pyrefly: ignore[bad-argument-type]
     )

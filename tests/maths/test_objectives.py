@@ -102,7 +102,7 @@ def full_objective(name: str = "clipped", **parts) -> Objective:
         "entropy_bonus": 0.01,
         **parts,
     }
-    return Objective(surrogate=BOUND[name], aggregate=sequence_mean, **chosen)
+    return Objective(surrogate=BOUND[name], aggregate=sequence_mean, **chosen)  # pyrefly: ignore[bad-argument-type]
 
 
 # --- invariances ---------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def assert_close(result: Diagnostics, expected: Diagnostics) -> None:
 
 
 def add(losses: Sequence[Loss]) -> tuple[Tensor, Diagnostics]:
-    return sum(loss.value for loss in losses), functools.reduce(Diagnostics.__add__, (x.diagnostics for x in losses))  # pyright: ignore[reportReturnType]
+    return sum(loss.value for loss in losses), functools.reduce(Diagnostics.__add__, (x.diagnostics for x in losses))  # pyrefly: ignore
 
 
 def test_slices_of_a_separable_objective_add_up():

@@ -238,7 +238,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_composition_equals_trl(case: Case):
-    objective = Objective(**{"surrogate": PPO, "aggregate": sequence_mean, **case.parts})
+    objective = Objective(**{"surrogate": PPO, "aggregate": sequence_mean, **case.parts})  # pyrefly: ignore[bad-argument-type]
     weight_BT = objective.weights(MASK_BT, case.totals)
     logprob_BT = LOGPROB_BT.clone().requires_grad_()
     decisions = Decisions(

@@ -243,7 +243,7 @@ def test_a_ratio_on_its_bound_has_half_of_the_gradient(name: str):
     # max(-A r, -A bound) with both arms equal: torch.maximum halves the gradient, the bounded arm has none on its bound
     ratio_BT = torch.tensor([[0.75, 1.25, 1.0]], requires_grad=True)
     advantage_BT = torch.tensor([[-2.0, 2.0, 2.0]])
-    loss_BT = BOUND[name](ratio_BT, torch.zeros(1, 3), advantage_BT, low=0.25, high=0.25).loss_BT
+    loss_BT = BOUND[name](ratio_BT, torch.zeros(1, 3), advantage_BT, low=0.25, high=0.25).loss_BT  # pyrefly: ignore[unexpected-keyword]
     (grad_BT,) = torch.autograd.grad(loss_BT.sum(), ratio_BT)
     assert grad_BT.tolist() == [[1.0, -1.0, -2.0]]
 
@@ -254,6 +254,6 @@ def test_each_decision_has_its_own_bounds():
     low_BT = torch.tensor([[0.2, 0.2, 0.2, 0.6]], dtype=torch.float64)
     high_BT = torch.tensor([[0.2, 0.5, 0.2, 0.2]], dtype=torch.float64)
     advantage_BT = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
-    surrogate = surrogates.clipped(ratio_BT, ratio_BT.log(), advantage_BT, low=low_BT, high=high_BT)  # pyright: ignore
+    surrogate = surrogates.clipped(ratio_BT, ratio_BT.log(), advantage_BT, low=low_BT, high=high_BT)  # pyrefly: ignore
     torch.testing.assert_close(surrogate.loss_BT, torch.tensor([[-1.2, -1.5, 0.8, 0.5]]))
     assert surrogate.low_BT.tolist() == [[False, False, True, False]]

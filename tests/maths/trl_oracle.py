@@ -115,7 +115,7 @@ def trl_outcome(batch: Batch, options: Mapping[str, Any]) -> Outcome:
     from trl.trainer.rloo_trainer import RLOOTrainer
 
     settings = {**ARGS, **ATTRIBUTES, **options}
-    trainer = {"grpo": GRPOTrainer, "gmpo": GMPOTrainer, "rloo": RLOOTrainer}[settings.pop("trainer", "grpo")]
+    trainer = {"grpo": GRPOTrainer, "gmpo": GMPOTrainer, "rloo": RLOOTrainer}[settings.pop("trainer", "grpo")]  # pyrefly: ignore[bad-index]
     high = settings["epsilon_high"]
     logprob_BT = batch.logprob_BT.clone().requires_grad_()
     entropy_BT = batch.entropy_BT.clone().requires_grad_()
@@ -152,7 +152,7 @@ def trl_outcome(batch: Batch, options: Mapping[str, Any]) -> Outcome:
     }
     if batch.engine_BT is not None:
         inputs["importance_sampling_ratio"] = batch.engine_BT
-    return outcome(trainer._compute_loss(stub, None, inputs), logprob_BT, entropy_BT)
+    return outcome(trainer._compute_loss(stub, None, inputs), logprob_BT, entropy_BT)  # pyrefly: ignore[bad-argument-type]
 
 
 def our_outcome(batch: Batch, objective: Objective, totals: Totals) -> Outcome:
@@ -186,7 +186,7 @@ def totals_as_trl(batch: Batch, options: Mapping[str, Any]) -> Totals:
     settings = {**ARGS, **ATTRIBUTES, **options}
     accumulation = settings["gradient_accumulation_steps"]
     if settings["loss_type"] == "bnpo":  # each micro-batch separately
-        num_decisions = int(batch.mask_BT.sum()) * accumulation
+        num_decisions = int(batch.mask_BT.sum()) * accumulation  # pyrefly: ignore[unsupported-operation]
     else:
-        num_decisions = batch.num_decisions * accumulation / settings["steps_per_generation"]
-    return Totals(num_samples=len(batch.mask_BT) * accumulation, num_decisions=max(num_decisions, 1))
+        num_decisions = batch.num_decisions * accumulation / settings["steps_per_generation"]  # pyrefly: ignore[unsupported-operation]
+    return Totals(num_samples=len(batch.mask_BT) * accumulation, num_decisions=max(num_decisions, 1))  # pyrefly: ignore[unsupported-operation]  # pyrefly: ignore[bad-argument-type]

@@ -134,7 +134,7 @@ def test_other_scale_or_higher_rank_adds_the_same(name: str, lora: dict[str, Any
 def stock_file(tmp_path: Path, **settings: Any) -> tuple[Any, Path]:
     """A U-Net with adapters of peft's, and the folder that diffusers saves them in."""
     pipe = tiny_policies.pipeline_of("sd15")
-    pipe.unet.add_adapter(LoraConfig(**{"r": 4, "lora_alpha": 4, "target_modules": SD_TARGETS, **settings}))
+    pipe.unet.add_adapter(LoraConfig(**{"r": 4, "lora_alpha": 4, "target_modules": SD_TARGETS, **settings}))  # pyrefly: ignore[bad-argument-type]
     with torch.no_grad():
         torch.manual_seed(1)
         for name, parameter in pipe.unet.named_parameters():

@@ -76,7 +76,7 @@ def _censored() -> StableDiffusionPipeline:
         checker.concept_embeds_weights.fill_(-1.0)
         checker.special_care_embeds_weights.fill_(1.0)
     processor = CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=16)
-    return StableDiffusionPipeline(**{**parts, "safety_checker": checker, "feature_extractor": processor})
+    return StableDiffusionPipeline(**{**parts, "safety_checker": checker, "feature_extractor": processor})  # pyrefly: ignore[bad-argument-type]
 
 
 @cache

@@ -27,13 +27,10 @@ def forward_rows(policy: DenoisingPolicy) -> Iterator[list[int]]:
     rows: list[int] = []
 
     def note(module: torch.nn.Module, args: object, kwargs: dict[str, object], output: object) -> None:
-        first = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))  # pyright: ignore[reportGeneralTypeIssues]
+        first = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))  # pyrefly: ignore
         rows.append(len(first))
 
-    handles = [
-        module.register_forward_hook(note, with_kwargs=True)
-        for module in policy.weights.modules.values()  # pyright: ignore[reportAttributeAccessIssue]
-    ]
+    handles = [module.register_forward_hook(note, with_kwargs=True) for module in policy.weights.modules.values()]
     try:
         yield rows
     finally:

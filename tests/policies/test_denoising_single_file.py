@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(folder: Path, **values: Any) -> DenoisingSettings:
     samples = {"model": str(folder / "model.safetensors"), "single_file_config": str(folder / "config"), **values}
-    return DenoisingSettings(**{key: value for key, value in samples.items() if value is not None})
+    return DenoisingSettings(**{key: value for key, value in samples.items() if value is not None})  # pyrefly: ignore[bad-argument-type]
 
 
 def refusal(folder: Path, **values: Any) -> str:

@@ -40,7 +40,7 @@ def server() -> Iterator[TokenServer]:
 def connect(server: TokenServer, policy: LanguagePolicy, **engine: Any) -> LanguagePolicy:
     """The policy, whose samples the server generates until it ends."""
     context = EngineContext(log=Path("engine.log"), is_main=True, run_on_main=lambda function: function())
-    server.contexts.enter_context(policy.use_engine(VllmEngine(**{"url": server.url, "retries": 0} | engine), context))
+    server.contexts.enter_context(policy.use_engine(VllmEngine(**{"url": server.url, "retries": 0} | engine), context))  # pyrefly: ignore[bad-argument-type]
     return policy
 
 
@@ -163,7 +163,7 @@ def test_samples_of_other_weights_raise_error(server: TokenServer) -> None:
             server.version = "default"
         return load(path, body)
 
-    server.reply = restarted  # pyright: ignore[reportAttributeAccessIssue]
+    server.reply = restarted  # pyrefly: ignore
     with pytest.raises(EngineError, match="sampled with weights default instead of mmgrpo-"):
         rollout_of(policy)
 
@@ -172,7 +172,7 @@ def test_samples_of_other_weights_raise_error(server: TokenServer) -> None:
 def test_samples_without_version_of_weights_raise_error(server: TokenServer) -> None:
     policy = served(server)
     choice = server.choice
-    server.choice = lambda *args: choice(*args) | {"weight_versions": None}  # pyright: ignore[reportAttributeAccessIssue]
+    server.choice = lambda *args: choice(*args) | {"weight_versions": None}  # pyrefly: ignore
     with pytest.raises(EngineError, match="sampled with weights of no version instead of mmgrpo-"):
         rollout_of(policy)
 
@@ -340,10 +340,10 @@ def test_run_resumes_after_server_failed(server: TokenServer, tmp_path: Path) ->
             return 500, {"error": "out of memory"}
         return generate(path, body)
 
-    server.reply = failing  # pyright: ignore[reportAttributeAccessIssue]
+    server.reply = failing  # pyrefly: ignore
     with pytest.raises(EngineError, match=r"HTTP 500: .*out of memory.*"):
         broken.train()
-    server.reply = generate  # pyright: ignore[reportAttributeAccessIssue]
+    server.reply = generate  # pyrefly: ignore
     resumed = trainer_of({"url": server.url}, tmp_path / "broken", resume=broken.folder.path)
     resumed.train()
     assert [line["step"] for line in resumed.folder.lines("metrics.jsonl")] == [1, 2, 3]

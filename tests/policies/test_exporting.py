@@ -50,7 +50,7 @@ def test_a_language_model_is_read_by_its_stock_class(
     gap = (logits_of(result) - trained).norm() / trained.norm()
     assert gap < 2e-6 if settings["lora"] else gap == 0  # the sum of weight and adapters is rounded to float32
     assert (trained - untrained).abs().max() > 0.1
-    assert AutoTokenizer.from_pretrained(tmp_path)("how many").input_ids == policy._tokenizer("how many").input_ids
+    assert AutoTokenizer.from_pretrained(tmp_path)("how many").input_ids == policy._tokenizer("how many").input_ids  # pyrefly: ignore[not-callable]
     assert result.generation_config.eos_token_id == policy.model.generation_config.eos_token_id
 
 

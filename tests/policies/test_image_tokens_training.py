@@ -33,7 +33,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def trained(folder: Path, name: str = "llamagen", **config: Any) -> list[dict[str, Any]]:
     policy = policy_of(name, guidance_scale=1.5, temperature=3.0)
     laid = {"steps": 2, "output": str(folder), "update": {"optimizer": {"lr": 3e-3}}, **config}
-    laid["rollout"] = {"prompts_per_step": 2, "group_size": 8, **laid.get("rollout", {})}
+    laid["rollout"] = {"prompts_per_step": 2, "group_size": 8, **laid.get("rollout", {})}  # pyrefly: ignore[invalid-argument]
     return lines(mmgrpo.Trainer(policy, low, PROMPTS, laid).train())
 
 

@@ -113,7 +113,7 @@ def test_supports_by_hand() -> None:
 
     def support(**truncation: Any) -> list[list[bool]]:
         options = {"top_k": None, "top_p": None, "min_p": None, **truncation}
-        sampling = SamplingDistribution(temperature=1.0, suppressed=torch.empty(0, dtype=torch.long), **options)
+        sampling = SamplingDistribution(temperature=1.0, suppressed=torch.empty(0, dtype=torch.long), **options)  # pyrefly: ignore[bad-argument-type]
         return sampling.support(logits_MV).tolist()
 
     assert support(top_k=2) == [[True, True, False, False], [False, False, True, True]]

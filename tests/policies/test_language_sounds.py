@@ -124,7 +124,7 @@ def test_audio_of_any_form_and_rate_gives_the_same_input(tmp_path: Path) -> None
     (tmp_path / "a.wav").write_bytes(encode_wav(sound))
     array = {"array": sound.values[0].numpy(), "sampling_rate": 4000}
     forms = [sound, array, str(tmp_path / "a.wav"), encode_wav(sound)]
-    inputs = [policy._encoder(Prompt("what ?", audios=[form])).media["input_features"] for form in forms]  # pyright: ignore[reportPrivateUsage]
+    inputs = [policy._encoder(Prompt("what ?", audios=[form])).media["input_features"] for form in forms]
     assert rate_of(policy.processor) == 4000
     for features in inputs[1:]:
         torch.testing.assert_close(features, inputs[0], rtol=0, atol=2e-2)
@@ -146,7 +146,7 @@ def test_audio_tokens_are_never_sampled() -> None:
     policy = hearing(temperature=50.0)
     (sample,) = policy.rollout(PROMPTS[:1], group_size=1, seed=0).samples
     mark = policy.processor.audio_token_id
-    assert mark in policy._sampling.suppressed.tolist()  # pyright: ignore[reportPrivateUsage]
+    assert mark in policy._sampling.suppressed.tolist()
     assert mark not in (sample.tokens or ())
 
 

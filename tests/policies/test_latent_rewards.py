@@ -38,7 +38,7 @@ def latent_mean(samples: Sequence[Sample]) -> list[float]:
     return [float(sample.latent.float().mean()) for sample in samples if sample.latent is not None]
 
 
-latent_mean.reads_latents = True  # pyright: ignore[reportFunctionMemberAccess]
+latent_mean.reads_latents = True  # pyrefly: ignore
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def test_stored_models_load_with_offloaded_layers(tmp_path: Path) -> None:
 )
 def test_unsupported_settings_of_a_language_policy_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, ValidationError), match=message):
-        tiny_language.policy_of("llama", **{**CHECKPOINTED, "offload": True, **settings})
+        tiny_language.policy_of("llama", **{**CHECKPOINTED, "offload": True, **settings})  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_arguments_of_a_model_apply_to_denoisers_and_large_text_encoders() -> No
     assert mapping is not None
     libraries = {name: type(value).__module__.partition(".")[0] for name, value in mapping.items()}
     assert libraries == {"text_encoder_3": "transformers", "transformer": "diffusers"}
-    assert {(value.bnb_4bit_quant_type, value.bnb_4bit_compute_dtype) for value in mapping.values()} == {
+    assert {(value.bnb_4bit_quant_type, value.bnb_4bit_compute_dtype) for value in mapping.values()} == {  # pyrefly: ignore[missing-attribute]
         ("nf4", torch.bfloat16)
     }
 

@@ -27,14 +27,14 @@ def padded_policy(**settings: Any) -> LanguagePolicy:
     tokenizer = make("qwen2")[1]
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=len(tokenizer) + PADDED,  # pyright: ignore[reportArgumentType]
+        vocab_size=len(tokenizer) + PADDED,  # pyrefly: ignore
         hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
-        eos_token_id=tokenizer.eos_token_id,  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+        eos_token_id=tokenizer.eos_token_id,  # pyrefly: ignore
     )
     return LanguagePolicy(Qwen2ForCausalLM(config).eval(), tokenizer, {"max_new_tokens": 12, **settings})
 
@@ -44,7 +44,7 @@ def test_ids_of_a_padded_vocabulary_are_never_sampled(settings: dict[str, Any]) 
     policy = padded_policy(**settings)
     num_tokens = len(policy.processor)
     rollout = policy.rollout([Prompt("what")], group_size=16, seed=0)
-    assert max(token for sample in rollout.samples for token in sample.tokens) < num_tokens  # pyright: ignore[reportOptionalIterable]
+    assert max(token for sample in rollout.samples for token in sample.tokens) < num_tokens  # pyrefly: ignore
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
 
 
@@ -63,16 +63,16 @@ def test_logprobs_are_those_of_the_tokens_alone() -> None:
 
 def test_a_vocabulary_without_padding_has_no_unnamed_ids() -> None:
     tokenizer = make("llama")[1]
-    assert unnamed_ids(tokenizer, len(tokenizer)) == []  # pyright: ignore[reportArgumentType]
-    assert unnamed_ids(tokenizer, len(tokenizer) + 2) == [len(tokenizer), len(tokenizer) + 1]  # pyright: ignore[reportArgumentType]
+    assert unnamed_ids(tokenizer, len(tokenizer)) == []  # pyrefly: ignore
+    assert unnamed_ids(tokenizer, len(tokenizer) + 2) == [len(tokenizer), len(tokenizer) + 1]  # pyrefly: ignore
 
 
 def tagged_policy() -> LanguagePolicy:
     model, tokenizer = make("qwen2")
     model = copy.deepcopy(model)
     tags = ["<answer>", "</answer>", "<think>", "</think>", "<|call|>"]
-    tokenizer.add_special_tokens({"additional_special_tokens": tags})  # pyright: ignore[reportAttributeAccessIssue]
-    model.resize_token_embeddings(len(tokenizer))  # pyright: ignore[reportArgumentType]
+    tokenizer.add_special_tokens({"additional_special_tokens": tags})  # pyrefly: ignore
+    model.resize_token_embeddings(len(tokenizer))  # pyrefly: ignore
     return LanguagePolicy(model, tokenizer, {"max_new_tokens": 40})
 
 
@@ -112,10 +112,10 @@ def test_an_environment_reads_tags_that_are_special_tokens() -> None:
     tag = policy.processor.convert_tokens_to_ids("<answer>")
     plan = Plan(environment=Listener, max_turns=1, settings={"temperature": 20.0, "max_new_tokens": 150})
     samples = policy.rollout([Prompt("what")], group_size=24, seed=0, plan=plan).samples
-    assert any(sample.finished and tag in sample.tokens for sample in samples)
+    assert any(sample.finished and tag in sample.tokens for sample in samples)  # pyrefly: ignore[not-iterable]
     for sample in samples:
         assert sample.turn_texts == [sample.text]
-        assert (tag in sample.tokens) == ("<answer>" in sample.text)  # pyright: ignore[reportOperatorIssue]
+        assert (tag in sample.tokens) == ("<answer>" in sample.text)  # pyrefly: ignore[not-iterable]
     assert {sample.text for sample in samples if sample.finished} <= set(turns)
 
 
@@ -154,7 +154,7 @@ def test_a_masked_model_samples_tokens_alone_and_shows_tags(tags: list[str]) -> 
     model.resize_token_embeddings(num_tokens + 200, mean_resizing=False)
     policy = MaskedPolicy(model, tokenizer, settings={"length": 16, "temperature": 9.0})
     rollout = policy.rollout([Prompt("what")], group_size=32, seed=0)
-    assert max(token for sample in rollout.samples for token in sample.tokens) < num_tokens  # pyright: ignore[reportOptionalIterable]
+    assert max(token for sample in rollout.samples for token in sample.tokens) < num_tokens  # pyrefly: ignore
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
     ids = tokenizer.convert_tokens_to_ids([*tags, tokenizer.eos_token])
     token_NL = torch.tensor([ids + [ids[-1]] * (16 - len(ids))])

@@ -84,7 +84,7 @@ class TokenServer(ThreadingHTTPServer):
             return 200, {"results": [None]}
         if path == "/v1/load_lora_adapter":
             adapted = PeftModel.from_pretrained(copy.deepcopy(self.model), body["lora_path"])
-            self.adapters[body["lora_name"]] = adapted.merge_and_unload().eval()  # pyright: ignore[reportCallIssue]
+            self.adapters[body["lora_name"]] = adapted.merge_and_unload().eval()  # pyrefly: ignore
             return 200, "Success"
         if path == "/v1/unload_lora_adapter":
             del self.adapters[body["lora_name"]]
@@ -136,7 +136,7 @@ class TokenServer(ThreadingHTTPServer):
 
 
 class TokenHandler(BaseHTTPRequestHandler):
-    server: TokenServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: TokenServer  # pyrefly: ignore
 
     def do_GET(self) -> None:
         self.answer(None)

@@ -36,7 +36,7 @@ def holds(check: Check, case: Case, examples: int, *, shrink: bool = True) -> No
         max_examples=examples,
         deadline=None,
         database=None,
-        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
+        suppress_health_check=list(HealthCheck),
         phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
     )
     @given(st.data())

@@ -305,7 +305,7 @@ def map_feedback(
     job = feedback.job
     changed["job"] = replace(
         job,
-        **{
+        **{  # pyrefly: ignore[bad-argument-type]
             name: of_job(getattr(job, name))
             for name in ("reward_N", "valid_N", "group_N", "length_N", "logprob_mean_N")
         },
@@ -378,7 +378,7 @@ def junk_feedback(feedback: Feedback) -> Feedback:
     has_token_BT = feedback.token_BT
     return replace(
         feedback,
-        **changed,
+        **changed,  # pyrefly: ignore[bad-argument-type]
         token_BT=None if has_token_BT is None else has_token_BT.where(mask_BT, -1),
         reward_B=junk(feedback.reward_B, valid_B),
         job=replace(job, reward_N=junk(job.reward_N, job.valid_N)),

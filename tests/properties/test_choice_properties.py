@@ -286,7 +286,7 @@ def order_of_a_rounds_rows_does_not_matter(case: Case, data: st.DataObject) -> N
     for round_, order in zip(rounds, orders, strict=True):
         names = ("request_B", "prompt_B", "member_B", "reward_B", "valid_B", "length_B", "finished_B")
         listed = {name: [getattr(round_, name)[row] for row in order.tolist()] for name in ("places_B", "heights_B")}
-        others.append(replace(round_, **{name: getattr(round_, name)[order] for name in names}, **listed))
+        others.append(replace(round_, **{name: getattr(round_, name)[order] for name in names}, **listed))  # pyrefly: ignore[bad-argument-type]
         assert _requested(strategy.ask(others, setting)) == _requested(strategy.ask(rounds[: len(others)], setting))
     keeps = zip(strategy.keep(others, setting), strategy.keep(rounds, setting), orders, strict=True)
     assert all(torch.equal(other_B, keep_B[order]) for other_B, keep_B, order in keeps)

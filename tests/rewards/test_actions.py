@@ -22,7 +22,7 @@ def alike(**fields: Any) -> dict[str, Any]:
 
 
 def reward(**settings: Any) -> GuiAction:
-    return GuiAction(**{"coordinates": alike(), **settings})
+    return GuiAction(**{"coordinates": alike(), **settings})  # pyrefly: ignore[bad-argument-type]
 
 
 def test_the_end_of_a_drag_is_compared_where_the_reference_has_one() -> None:

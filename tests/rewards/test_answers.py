@@ -179,7 +179,7 @@ def test_edit_distance_is_symmetric_and_bounded():
 
 def test_settings_are_checked():
     with pytest.raises(ConfigError, match=r"ExactMatch\.extract must be one of none, tag, boxed, line, got 'tags'"):
-        ExactMatch(extract="tags")  # pyright: ignore[reportArgumentType]
+        ExactMatch(extract="tags")  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(ConfigError, match=r"floor must be in \[0, 1\], got 2"):
         EditDistance(floor=2)
 

@@ -118,4 +118,4 @@ def test_judge_sees_the_images_of_the_prompt_and_of_the_call() -> None:
 )
 def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        CallJudge("tiny", **{"mode": "parse", **settings})
+        CallJudge("tiny", **{"mode": "parse", **settings})  # pyrefly: ignore[bad-argument-type]

@@ -91,7 +91,7 @@ def test_a_corpus_weighs(tmp_path: Path):
 
 @pytest.mark.parametrize("metric", ["rouge_l", "bleu", "cider"])
 def test_ranges_and_invariances(metric: str):
-    reward = CaptionScore(metric=metric)  # pyright: ignore[reportArgumentType]
+    reward = CaptionScore(metric=metric)  # pyrefly: ignore
     draw = random.Random(1)
     for _ in range(100):
         made, *references = (" ".join(words) for words in sentences(draw, 4))
@@ -118,7 +118,7 @@ def test_references_and_settings():
 def test_long_strings_end(piece: str):
     started = time.monotonic()
     for metric in ("rouge_l", "bleu", "cider"):
-        reward = CaptionScore(metric=metric)  # pyright: ignore[reportArgumentType]
+        reward = CaptionScore(metric=metric)
         for size in (9_990, 1_000_000):
             value = score_of(reward, piece * (size // len(piece)), "a b " * 2_400)
             assert 0 <= value <= 1 + 1e-12

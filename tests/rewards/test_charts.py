@@ -111,4 +111,4 @@ def test_settings_are_checked():
     with pytest.raises(ConfigError, match=r"relative must be in \[0, 1\), got 5"):
         ChartAnswer(relative=5)
     with pytest.raises(ConfigError, match="percent must be one of divide, either, got 'ignore'"):
-        ChartAnswer(percent="ignore")  # pyright: ignore[reportArgumentType]
+        ChartAnswer(percent="ignore")  # pyrefly: ignore[bad-argument-type]

@@ -50,7 +50,7 @@ def transformers_cosines(folder: str) -> tuple[list[float], float]:
     result = []
     for image, text in zip(pictures(), TEXTS, strict=True):
         pixels = images(image, return_tensors="pt")["pixel_values"]
-        tokens = tokenizer(text, truncation=True, max_length=77, return_tensors="pt")
+        tokens = tokenizer(text, truncation=True, max_length=77, return_tensors="pt")  # pyrefly: ignore[not-callable]
         out = model(pixel_values=pixels, **tokens)
         result.append(float(out.logits_per_image) / float(model.logit_scale.exp()))
     return result, float(model.logit_scale.exp())
@@ -65,8 +65,8 @@ def open_clip_cosines(name: str, **loading: Any) -> list[float]:
     model.eval()
     result = []
     for image, text in zip(pictures(), TEXTS, strict=True):
-        image_1D = model.encode_image(transform(image)[None], normalize=True)
-        text_1D = model.encode_text(tokenize([text]), normalize=True)
+        image_1D = model.encode_image(transform(image)[None], normalize=True)  # pyrefly: ignore[not-callable]
+        text_1D = model.encode_text(tokenize([text]), normalize=True)  # pyrefly: ignore[not-callable]
         result.append(float((image_1D * text_1D).sum()))
     return result
 
@@ -198,10 +198,10 @@ def test_a_missing_model_stops_the_run(tmp_path: Path) -> None:
 
 def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="score, cosine"):
-        ClipScore(mode="percent")  # pyright: ignore[reportArgumentType]
+        ClipScore(mode="percent")  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(ConfigError, match="transformers, open_clip"):
-        ClipScore(library="clip")  # pyright: ignore[reportArgumentType]
+        ClipScore(library="clip")  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(ConfigError, match="float32, bfloat16, float16"):
-        PickScore(dtype="float64")  # pyright: ignore[reportArgumentType]
+        PickScore(dtype="float64")  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         HpsV2(batch_size=0)

@@ -132,6 +132,6 @@ def test_missing_programs_and_columns_raise() -> None:
     with pytest.raises(ConfigError, match="pattern that cannot be read"):
         Command(expect="(")
     with pytest.raises(ConfigError, match="must be lists"):
-        Command(command="lean x")  # pyright: ignore[reportArgumentType]
+        Command(command="lean x")
     with pytest.raises(ConfigError, match=r"runs must be in \[0, 1\]"):
         SqlExecution(runs=2)

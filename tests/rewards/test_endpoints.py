@@ -29,7 +29,7 @@ def server() -> Iterator[Server]:
 
 def judge(server: Server, **settings: Any) -> Callable[[Sequence[Sample]], list[float | None]]:
     defaults = {"question": "{prompt}?", "backoff": 0.01, "timeout": 30.0, **settings}
-    return lambda samples: numbers(ApiJudge(server.url, "tiny", **defaults)(samples))
+    return lambda samples: numbers(ApiJudge(server.url, "tiny", **defaults)(samples))  # pyrefly: ignore[bad-argument-type]
 
 
 def test_the_image_arrives_exactly_and_the_score_is_returned(server: Server) -> None:
@@ -128,4 +128,4 @@ def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         ApiJudge("http://x/v1", "m", concurrency=0)
     with pytest.raises(ConfigError, match="png, jpeg"):
-        ApiJudge("http://x/v1", "m", picture="gif")  # pyright: ignore[reportArgumentType]
+        ApiJudge("http://x/v1", "m", picture="gif")  # pyrefly: ignore[bad-argument-type]

@@ -36,7 +36,7 @@ def published() -> dict[str, torch.Tensor]:
     for block in ("blocks.0.", "blocks.1."):
         linears = {"attn.qkv": (3 * WIDTH, WIDTH), "attn.proj": (WIDTH, WIDTH)}
         linears |= {"mlp.fc1": (MLP, WIDTH), "mlp.fc2": (WIDTH, MLP)}
-        shapes |= layer(block, linears, ("norm1", "norm2"))
+        shapes |= layer(block, linears, ("norm1", "norm2"))  # pyrefly: ignore[bad-argument-type]
     visual = {f"blip.visual_encoder.{name}": shape for name, shape in shapes.items()}
     read: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (len(WORDS), WIDTH),
@@ -49,7 +49,7 @@ def published() -> dict[str, torch.Tensor]:
             linears |= {f"{attention}.self.{part}": (WIDTH, WIDTH) for part in ("query", "key", "value")}
             linears[f"{attention}.output.dense"] = (WIDTH, WIDTH)
             norms.append(f"{attention}.output.LayerNorm")
-        read |= layer(f"encoder.layer.{number}.", linears, norms)
+        read |= layer(f"encoder.layer.{number}.", linears, norms)  # pyrefly: ignore[bad-argument-type]
     shapes = visual | {f"blip.text_encoder.{name}": shape for name, shape in read.items()}
     generator = torch.Generator().manual_seed(0)
     tensors = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}

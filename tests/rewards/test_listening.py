@@ -74,7 +74,7 @@ class TestErrorRates:
 
     def test_settings(self) -> None:
         with pytest.raises(ConfigError, match=r"WordErrorRate.unit must be one of words, characters, got 'letters'"):
-            WordErrorRate(unit="letters")  # pyright: ignore[reportArgumentType]
+            WordErrorRate(unit="letters")  # pyrefly: ignore[bad-argument-type]
 
 
 class TestRecognizers:

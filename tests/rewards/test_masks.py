@@ -23,7 +23,7 @@ def alike(**fields: Any) -> dict[str, Any]:
 
 
 def reward(**settings: Any) -> MaskIou:
-    return MaskIou(**{"coordinates": alike(), **settings})
+    return MaskIou(**{"coordinates": alike(), **settings})  # pyrefly: ignore[bad-argument-type]
 
 
 def decoded(size: Any, counts: Any) -> np.ndarray:

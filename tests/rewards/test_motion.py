@@ -141,9 +141,9 @@ def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="positive magnitude"):
         Motion(direction="up", target=2)
     with pytest.raises(ConfigError, match="must be a reward"):
-        FrameMean("brightness")  # pyright: ignore[reportArgumentType]
+        FrameMean("brightness")  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(ConfigError, match="mean, min"):
-        FrameMean(Brightness(), pool="max")  # pyright: ignore[reportArgumentType]
+        FrameMean(Brightness(), pool="max")  # pyrefly: ignore[bad-argument-type]
 
 
 def test_the_explanation_has_the_motion() -> None:

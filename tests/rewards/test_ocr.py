@@ -36,7 +36,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Image.I
     (tmp_path / "my_ocr.py").write_text(READER)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "my_ocr", raising=False)
-    import my_ocr  # pyright: ignore[reportMissingImports]
+    import my_ocr  # pyrefly: ignore[missing-import]
 
     return my_ocr.read
 
@@ -209,4 +209,4 @@ def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="rapidocr, easyocr, pytesseract"):
         OcrAccuracy("paddle")
     with pytest.raises(ConfigError, match="forgiven, counted"):
-        OcrAccuracy(around="ignored")  # pyright: ignore[reportArgumentType]
+        OcrAccuracy(around="ignored")  # pyrefly: ignore[bad-argument-type]

@@ -26,7 +26,7 @@ def alike(**fields: Any) -> dict[str, Any]:
 
 
 def reward(**settings: Any) -> AveragePrecision:
-    return AveragePrecision(**{"coordinates": alike(), **settings})
+    return AveragePrecision(**{"coordinates": alike(), **settings})  # pyrefly: ignore[bad-argument-type]
 
 
 def by_coco(
@@ -184,4 +184,4 @@ def test_explanations_and_invalid_settings():
     with pytest.raises(ConfigError, match=r"threshold must be in \[0, 1\], got 50"):
         AveragePrecision(threshold=50)
     with pytest.raises(ConfigError, match="confidence must be one of equal, stated, got 'none'"):
-        AveragePrecision(confidence="none")  # pyright: ignore[reportArgumentType]
+        AveragePrecision(confidence="none")  # pyrefly: ignore[bad-argument-type]

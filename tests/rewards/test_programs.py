@@ -167,7 +167,7 @@ def test_faster_than_the_reference() -> None:
             wrote("```\nn = int(input())\nprint(n * (n - 1) // 2)\n```", **rows),
             wrote(f"```\n{slow}\n\n```".replace("sum(", "2 * sum("), **rows),
             wrote("no code", **rows),
-            wrote("```\nprint(1)\n```", **rows | {"reference": None}),
+            wrote("```\nprint(1)\n```", **rows | {"reference": None}),  # pyrefly: ignore[bad-argument-type]
         ]
     )
     assert 0.2 < float(fast or 0) < math.tanh(1)
@@ -199,4 +199,4 @@ def test_code_of_an_answer(text: str, how: Any, code: str | None) -> None:
 
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="score must be one of all, share"):
-        CodeTests(score="most")  # pyright: ignore[reportArgumentType]
+        CodeTests(score="most")  # pyrefly: ignore[bad-argument-type]

@@ -77,9 +77,9 @@ def test_settings_are_checked():
     with pytest.raises(ConfigError, match="at least 0, got -1 and 0"):
         Number(absolute=-1)
     with pytest.raises(ConfigError, match=r"Count\.mode must be one of exact, relative, got 'near'"):
-        CountMatch(mode="near")  # pyright: ignore[reportArgumentType]
+        CountMatch(mode="near")  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(ConfigError, match=r"MeanRelativeAccuracy\.which must be one of first, last, only"):
-        MeanRelativeAccuracy(which="any")  # pyright: ignore[reportArgumentType]
+        MeanRelativeAccuracy(which="any")  # pyrefly: ignore[bad-argument-type]
 
 
 def test_the_parsed_answer_is_in_the_explanation():

@@ -38,4 +38,4 @@ def test_missing_renderers_and_columns_raise() -> None:
     with pytest.raises(RewardError, match="command 'no-such-renderer' not found"):
         Rendered(ImageSimilarity("mse"), ["no-such-renderer"])([wrote("x")])
     with pytest.raises(ConfigError, match="must be lists"):
-        Rendered(ImageSimilarity("mse"), "render")  # pyright: ignore[reportArgumentType]
+        Rendered(ImageSimilarity("mse"), "render")

@@ -53,7 +53,7 @@ def logits(folder: str, *turns: str) -> list[float]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     chat = [{"role": role, "content": turn} for role, turn in zip(("user", "assistant") * 2, turns, strict=False)]
-    inputs = tokenizer.apply_chat_template(chat, return_dict=True, return_tensors="pt")
+    inputs = tokenizer.apply_chat_template(chat, return_dict=True, return_tensors="pt")  # pyrefly: ignore[missing-attribute]
     with torch.no_grad():
         return model(**inputs).logits[0].tolist()
 
@@ -102,18 +102,18 @@ def test_marks_of_turns_in_an_answer_are_words(scored: str) -> None:
 def test_each_step_is_scored_at_its_separator(stepped: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(stepped)
     model = AutoModelForTokenClassification.from_pretrained(stepped, dtype=torch.float32).eval()
-    ids: list[int] = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    ids: list[int] = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]  # pyrefly: ignore[missing-attribute]
     ends = []
     for text in ("q", "one", "two"):
-        ids += tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids += tokenizer(text, add_special_tokens=False)["input_ids"]  # pyrefly: ignore[not-callable]
         if text != "q":
-            ids += tokenizer("\n", add_special_tokens=False)["input_ids"]
+            ids += tokenizer("\n", add_special_tokens=False)["input_ids"]  # pyrefly: ignore[not-callable]
             ends.append(len(ids) - 1)
     with torch.no_grad():
         first, two = model(torch.tensor([ids])).logits[0].softmax(-1)[ends, 1].tolist()
     means = {"min": min(first, two), "mean": (first + two) / 2, "product": first * two, "last": two}
     for name, value in means.items():
-        reward = StepRewardModel(stepped, aggregate=name, dtype="float32")  # pyright: ignore[reportArgumentType]
+        reward = StepRewardModel(stepped, aggregate=name, dtype="float32")  # pyrefly: ignore
         (scores,) = reward([wrote("one\n\n\n\ntwo")])
         assert isinstance(scores, Score)
         assert scores.value == pytest.approx(value, **CLOSE)
@@ -157,7 +157,7 @@ def test_missing_parts_of_a_model_raise(scored: str) -> None:
 
 def solver(server: Server, **settings: Any) -> Solver:
     defaults = {"question": "{response}?", "endpoint": {"url": server.url, "backoff": 0.0}}
-    return Solver("tiny", **{**defaults, **settings})
+    return Solver("tiny", **{**defaults, **settings})  # pyrefly: ignore[bad-argument-type]
 
 
 def test_a_solver_answers_the_generated_problem() -> None:

@@ -108,7 +108,7 @@ def test_sure_objects_are_kept_one_by_one() -> None:
     ]
 
     def keep(**changed: Any) -> list[DetectedObject]:
-        return select_detections(objects, **{"threshold": 0.2, "max_overlap": 0.5, "max_objects": 16, **changed})
+        return select_detections(objects, **{"threshold": 0.2, "max_overlap": 0.5, "max_objects": 16, **changed})  # pyrefly: ignore[bad-argument-type]
 
     assert [(f.label, f.score) for f in keep()] == [("dog", 0.9), ("dog", 0.3), ("cat", 0.4)]
     assert [f.score for f in keep(max_overlap=1)] == [0.9, 0.5, 0.3, 0.4]

@@ -150,6 +150,6 @@ def test_direction_of_an_edit_is_the_cosine_of_two_differences(clip: str) -> Non
 
 def test_invalid_settings_raise() -> None:
     with pytest.raises(ConfigError, match="mse, ssim, feature"):
-        ImageSimilarity("psnr")  # pyright: ignore[reportArgumentType]
+        ImageSimilarity("psnr")  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(ConfigError, match="two columns"):
         EditDirection(source_caption="caption", target_caption="caption")

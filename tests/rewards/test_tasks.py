@@ -311,7 +311,8 @@ def test_records_that_are_none():
 
 def test_meaning_is_the_cosine_of_mean_hidden_states(tmp_path: Path):
     folder = str(judges.save_encoder(tmp_path))
-    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
         first, two = (
             model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in ("a b", "c")
@@ -371,7 +372,7 @@ def test_text_similarity_is_the_cosine_to_the_nearest_reference(tmp_path: Path):
     folder = str(judges.save_encoder(tmp_path))
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
-        a, b, c = (model(**tokenizer(t, return_tensors="pt")).last_hidden_state[0].mean(0) for t in ("a b", "c", "d e"))
+        a, b, c = (model(**tokenizer(t, return_tensors="pt")).last_hidden_state[0].mean(0) for t in ("a b", "c", "d e"))  # pyrefly: ignore[not-callable]
     cosines = [torch.cosine_similarity(a, other, dim=0).item() for other in (b, c)]
     assert abs(cosines[0] - cosines[1]) > 1e-3
     reward = TextSimilarity(folder, extract="tag")

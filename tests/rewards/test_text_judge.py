@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def first_probs(folder: str, question: str) -> tuple[Any, torch.Tensor]:
     """The tokenizer, and the probabilities of the first token after a question, by transformers alone."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
-    inputs = tokenizer.apply_chat_template(
+    inputs = tokenizer.apply_chat_template(  # pyrefly: ignore[missing-attribute]
         [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
     with torch.no_grad():
@@ -51,7 +51,7 @@ def served(answer: Callable[[str], str]) -> Any:
 
 def judge(server: Server, **settings: Any) -> TextJudge:
     defaults = {"question": "{prompt}: {response}?", "mode": "parse", "endpoint": {"url": server.url, "backoff": 0.0}}
-    return TextJudge("tiny", **{**defaults, **settings})
+    return TextJudge("tiny", **{**defaults, **settings})  # pyrefly: ignore[bad-argument-type]
 
 
 def test_a_language_model_scores_the_correctness_of_an_answer(model: str) -> None:

@@ -23,7 +23,7 @@ def alike(**fields: Any) -> dict[str, Any]:
 
 
 def reward(**settings: Any) -> Tracking:
-    return Tracking(**{"coordinates": alike(), **settings})
+    return Tracking(**{"coordinates": alike(), **settings})  # pyrefly: ignore[bad-argument-type]
 
 
 def boxes_text(boxes: dict[str, Any], **more: Any) -> str:
@@ -154,6 +154,6 @@ def test_long_strings_end(piece: str):
 
 def test_settings_are_checked():
     with pytest.raises(ConfigError, match="over must be one of reference, shared, union, got 'all'"):
-        Tracking(over="all")  # pyright: ignore[reportArgumentType]
+        Tracking(over="all")  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(ConfigError, match=r"max_moments in 1 \.\. 2000, got 0.0, 5000"):
         Tracking(max_moments=5000)

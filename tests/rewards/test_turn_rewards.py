@@ -121,4 +121,4 @@ def test_other_marks_and_composed_characters() -> None:
     with pytest.raises(ConfigError, match="Citations needs texts"):
         Citations(opening="")
     with pytest.raises(ConfigError, match=r"Citations\.measure"):
-        Citations(measure="most")  # pyright: ignore[reportArgumentType]
+        Citations(measure="most")  # pyrefly: ignore[bad-argument-type]

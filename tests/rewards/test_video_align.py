@@ -145,7 +145,7 @@ def scores_of(made: Trained, frames: list[Image.Image], text: str, template: str
 
 def reward(made: Trained, **settings: Any) -> VideoAlign:
     defaults = {"checkpoint": str(made.folder), "template": str(made.folder / "template.txt"), "dtype": "float32"}
-    return VideoAlign(16, **{**defaults, **settings})
+    return VideoAlign(16, **{**defaults, **settings})  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.fixture(scope="module")

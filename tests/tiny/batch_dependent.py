@@ -53,7 +53,7 @@ def latte() -> LattePipeline:
         text_encoder=t5_encoder(tokenizer),
         vae=kl_autoencoder(scaling_factor=0.18215),
         transformer=transformer,
-        scheduler=scheduler,
+        scheduler=scheduler,  # pyrefly: ignore[bad-argument-type]
     )
 
 

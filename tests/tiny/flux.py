@@ -44,10 +44,10 @@ def flux2() -> Flux2Pipeline:
         image_processor=PixtralImageProcessor(), tokenizer=tokenizer, chat_template=tokenizer.chat_template
     )
     return Flux2Pipeline(
-        scheduler=_scheduler(),
+        scheduler=_scheduler(),  # pyrefly: ignore[bad-argument-type]
         vae=flux2_autoencoder(),
         text_encoder=mistral3_encoder(tokenizer),
-        tokenizer=processor,
+        tokenizer=processor,  # pyrefly: ignore[bad-argument-type]
         transformer=_flux2_transformer(guidance_embeds=True),
     )
 
@@ -56,7 +56,7 @@ def flux2_klein() -> Flux2KleinPipeline:
     """FLUX.2-klein (base) with its Qwen3 encoder and true classifier-free guidance."""
     tokenizer = qwen_tokenizer()
     return Flux2KleinPipeline(
-        scheduler=_scheduler(),
+        scheduler=_scheduler(),  # pyrefly: ignore[bad-argument-type]
         vae=flux2_autoencoder(),
         text_encoder=qwen3_encoder(tokenizer),
         tokenizer=tokenizer,

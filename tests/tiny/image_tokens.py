@@ -153,7 +153,7 @@ def chameleon() -> tuple[Any, Any, Any]:
     tokenizer = _tokenizer(codes)
     tokenizer.sep_token = END
     config = ChameleonConfig(
-        **{**TEXT, "num_key_value_heads": 4},
+        **{**TEXT, "num_key_value_heads": 4},  # pyrefly: ignore[bad-argument-type]
         vocab_size=len(tokenizer),
         vq_config={
             "embed_dim": 4,

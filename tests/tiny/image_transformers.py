@@ -183,5 +183,5 @@ def pixart_sigma() -> PixArtSigmaPipeline:
         text_encoder=t5_encoder(tokenizer),
         vae=kl_autoencoder(scaling_factor=0.13025),
         transformer=transformer,
-        scheduler=DPMSolverMultistepScheduler(),
+        scheduler=DPMSolverMultistepScheduler(),  # pyrefly: ignore[bad-argument-type]
     )

@@ -120,7 +120,7 @@ def gemma3() -> Gemma3Processor:
 def paligemma() -> PaliGemmaProcessor:
     """The image, 16 tokens, comes before the beginning of the text."""
     tokenizer = chat_tokenizers.paligemma()
-    images = SiglipImageProcessor(size=TILE, image_seq_length=TILE_PATCHES)  # pyright: ignore[reportCallIssue]
+    images = SiglipImageProcessor(size=TILE, image_seq_length=TILE_PATCHES)
     return PaliGemmaProcessor(images, tokenizer, chat_template=tokenizer.chat_template)
 
 

@@ -78,7 +78,7 @@ def sdxl() -> StableDiffusionXLPipeline:
         tokenizer=tokenizers[0],
         tokenizer_2=tokenizers[1],
         unet=unet,
-        scheduler=EulerDiscreteScheduler(**BETAS, timestep_spacing="leading"),
+        scheduler=EulerDiscreteScheduler(**BETAS, timestep_spacing="leading"),  # pyrefly: ignore[bad-argument-type]
         add_watermarker=False,
     )
 

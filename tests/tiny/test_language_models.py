@@ -197,7 +197,7 @@ def test_a_saved_model_loads_as_it_was(name: str, tmp_path: Path) -> None:
     save(name, tmp_path)
     seeing = TINY[name].images
     model = (AutoModelForImageTextToText if seeing else AutoModelForCausalLM).from_pretrained(tmp_path).eval()
-    processor: Processor = (AutoProcessor if seeing else AutoTokenizer).from_pretrained(tmp_path)
+    processor: Processor = (AutoProcessor if seeing else AutoTokenizer).from_pretrained(tmp_path)  # pyrefly: ignore[bad-assignment]
     images = [picture(128)] if seeing else []
     before, after = (encode(processor_of_run, name, images=images) for processor_of_run in (made(name)[1], processor))
     assert before.keys() == after.keys()

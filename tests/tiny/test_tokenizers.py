@@ -51,7 +51,7 @@ def test_mistral_chat_template_marks_turns_and_pads_on_the_left() -> None:
         {"role": "system", "content": [{"type": "text", "text": "one"}]},
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "two"}]},
     ]
-    written = tokenizer.apply_chat_template(turns, tokenize=False)
+    written = tokenizer.apply_chat_template(turns, tokenize=False)  # pyrefly: ignore[bad-argument-type]
     assert written == "<s>[SYSTEM_PROMPT]one[/SYSTEM_PROMPT][INST][IMG]two[/INST]"
     padded = tokenizer("red", padding="max_length", max_length=3).input_ids
     assert tokenizer.convert_ids_to_tokens(padded) == ["<pad>", "<pad>", "red"]

@@ -152,7 +152,9 @@ def mistral3_encoder(tokenizer: PreTrainedTokenizerBase) -> Mistral3ForCondition
     )
     return Mistral3ForConditionalGeneration(
         Mistral3Config(
-            text_config=text, vision_config=vision, image_token_index=tokenizer.convert_tokens_to_ids("[IMG]")
+            text_config=text,
+            vision_config=vision,
+            image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"),  # pyrefly: ignore[bad-argument-type]
         )
     )
 

@@ -18,11 +18,11 @@ from itertools import pairwise
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
-    CLIPTokenizerFast,
-    GemmaTokenizerFast,
+    CLIPTokenizerFast,  # pyrefly: ignore[missing-module-attribute]
+    GemmaTokenizerFast,  # pyrefly: ignore[missing-module-attribute]
     PreTrainedTokenizerFast,
-    Qwen2TokenizerFast,
-    T5TokenizerFast,
+    Qwen2TokenizerFast,  # pyrefly: ignore[missing-module-attribute]
+    T5TokenizerFast,  # pyrefly: ignore[missing-module-attribute]
 )
 
 CAPTIONS = """
@@ -79,7 +79,7 @@ def clip_tokenizer() -> CLIPTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([bos, eos])
     bos_id, eos_id = tokenizer.token_to_id(bos), tokenizer.token_to_id(eos)
-    tokenizer.post_processor = processors.RobertaProcessing((eos, eos_id), (bos, bos_id), False, False)
+    tokenizer.post_processor = processors.RobertaProcessing((eos, eos_id), (bos, bos_id), False, False)  # pyrefly: ignore[bad-argument-type]
     return CLIPTokenizerFast(tokenizer_object=tokenizer, model_max_length=77)
 
 

@@ -42,7 +42,7 @@ def wan() -> WanPipeline:
         tokenizer=tokenizer,
         text_encoder=umt5_encoder(tokenizer),
         vae=wan_autoencoder(),
-        scheduler=scheduler,
+        scheduler=scheduler,  # pyrefly: ignore[bad-argument-type]
         transformer=transformer,
     )
 

@@ -46,9 +46,9 @@ def limited_updates(policy: Policy, limit: int | None) -> Iterator[LimitedMemory
         with memory:
             yield from evaluate(*args, **kwargs)
 
-    policy.evaluate = limited  # pyright: ignore[reportAttributeAccessIssue]
+    policy.evaluate = limited  # pyrefly: ignore
     yield memory
-    del policy.evaluate  # pyright: ignore[reportAttributeAccessIssue]
+    del policy.evaluate
 
 
 def trainer_of(name: str, output: Path) -> Trainer:

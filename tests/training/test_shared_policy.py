@@ -248,8 +248,8 @@ def test_derived_values_of_an_included_file_are_left_out(tmp_path: Path) -> None
     """``include: quickstart/digits-vlm`` says policy, warm-up and update, which are those of the owner then."""
     file = tmp_path / "run.yaml"
     text = {"tasks": {"a": {"include": "quickstart/digits-vlm"}, "b": {"include": "quickstart/digits-vlm"}}, "steps": 4}
-    text["tasks"]["a"]["update"] = {"optimizer": {"lr": 0.5}}
-    text["tasks"]["b"]["rollout"] = {"task": {"policy_of": "a"}}
+    text["tasks"]["a"]["update"] = {"optimizer": {"lr": 0.5}}  # pyrefly: ignore[bad-assignment]
+    text["tasks"]["b"]["rollout"] = {"task": {"policy_of": "a"}}  # pyrefly: ignore[bad-assignment]
     file.write_text(json.dumps(text))
     first, second = tasks_of(load_config(file)).values()
     assert first.update.warmup is not None

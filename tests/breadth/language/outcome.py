@@ -99,7 +99,7 @@ def _unlike_generate(policy: LanguagePolicy, prompts: Sequence[Prompt]) -> str |
     ends, model = policy._end_ids.tolist(), policy.model
     for module in model.modules():
         if (config := getattr(module, "generation_config", None)) is not None:  # nothing is forced here
-            config.forced_bos_token_id = config.forced_eos_token_id = None
+            config.forced_bos_token_id = config.forced_eos_token_id = None  # pyrefly: ignore[bad-argument-type, missing-attribute]
     for prompt, sample in zip(prompts, written, strict=True):
         encoded = policy._encoder(prompt)
         inputs = {"input_ids": encoded.ids_P[None], **_single(encoded.per_token), **_single(encoded.media)}

@@ -86,7 +86,7 @@ def test_equal_prompts_have_one_value_at_every_step_and_run_once(tmp_path: Path)
     assert not torch.equal(value_BT[0], value_BT[1])
     assert valued.num_forwards == len(set(TEXTS))
     language = measured_policy_of("llama", lora=None)
-    hidden_D = language.path.transformer.prefill([language._encoder(Prompt("red"))], max_tokens=64).hidden_ND[0]
+    hidden_D = language.path.transformer.prefill([language._encoder(Prompt("red"))], max_tokens=64).hidden_ND[0]  # pyrefly: ignore[missing-attribute]
     expected = hidden_D @ critic.trainable[-2] + critic.trainable[-1]
     torch.testing.assert_close(value_BT[0, 0], expected.detach()[0], rtol=0, atol=1e-5)
 

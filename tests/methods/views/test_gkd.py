@@ -234,7 +234,7 @@ def test_student_nears_its_teacher(fraction: float | None, tmp_path: Path) -> No
     """On samples, and on the answers of rows."""
     strategy = {} if fraction is None else {"rollout.strategy": {"name": "student_or_answer", "fraction": fraction}}
     small = {"steps": 3, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.optimizer.lr": 1e-2}
-    config = gkd(**{**strategy, **small, "output": str(tmp_path)})
+    config = gkd(**{**strategy, **small, "output": str(tmp_path)})  # pyrefly: ignore[bad-argument-type]
     prompts = [Prompt(prompt.text, columns={"solution": "a red fox"}) for prompt in prompts_of("llama")]
     reward = NamedReward("none", _nothing, weight=0.0)
     folder = Trainer(measured_policy_of("llama", max_new_tokens=8), [reward], prompts, config).train()

@@ -41,4 +41,4 @@ def test_shares_of_noise_out_of_range_raise(numbers: dict[str, Any]) -> None:
     for share, chance in ((0.0, 0.0), (1.0, 1.0)):
         noised_image(share=share, chance=chance)
     with pytest.raises(ConfigError, match="must be from 0 to 1"):
-        noised_image(**{"share": 0.5, **numbers})
+        noised_image(**{"share": 0.5, **numbers})  # pyrefly: ignore[bad-argument-type]
