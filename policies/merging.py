@@ -11,6 +11,8 @@ import torch
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from .lora import LoraSettings
 from .model_source import DTYPES
@@ -49,6 +51,14 @@ def save_with_state(model: Any, state: Mapping[str, Tensor], folder: Path) -> No
     copied.config = copy.deepcopy(model.config)
     remove_quantizer(copied)
     copied.save_pretrained(folder, state_dict=state)
+
+
+def checkpoint_tensors(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a transformers model's files, by name, if it had the weights of a state dict.
+
+    Shared ones are there once, and merged ones (of experts) are parts.
+    """
+    return revert_weight_conversion(model, remove_tied_weights_from_state_dict(dict(state), model))
 
 
 @torch.no_grad()

@@ -113,7 +113,7 @@ def test_pre_commit_runs_the_checks_of_ci() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     hooks = {hook["id"]: hook for repository in config["repos"] for hook in repository["hooks"]}
     assert set(hooks) == {"ruff-check", "ruff-format", "pydoclint"}
-    (folders,) = re.findall(r"^uv run pydoclint --quiet (.*)$", CHECKS, re.MULTILINE)
+    (folders,) = re.findall(r"^ *uv run pydoclint --quiet (.*)$", CHECKS, re.MULTILINE)
     assert hooks["pydoclint"]["files"] == f"^({folders.replace(' ', '|')})/"
     assert all(re.fullmatch(r"v?\d+\.\d+\.\d+", repository["rev"]) for repository in config["repos"])
 

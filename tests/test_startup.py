@@ -35,46 +35,28 @@ COMMANDS: dict[tuple[str, ...], str] = {
 """Commands, and a text that each prints."""
 WITH_ARRAYS = (("rewards", "exact_match"), ("report", "run"))
 
-RUN_COMMANDS = """
-import json, os, sys
-from mmgrpo.cli import app  # and what each command needs besides is imported in a fork
-for number, command in enumerate(json.loads(sys.argv[1])):
-    if os.fork():
-        _, status = os.wait()
-        assert status == 0, command
-        continue
-    os.dup2(os.open(f"{number}.txt", os.O_CREAT | os.O_WRONLY), 1)
-    sys.argv = ["mmgrpo", *command]
-    try:
-        app(command)
-    except SystemExit as end:
-        modules = sorted(name for name in sys.modules if "." not in name)
-        print(json.dumps([end.code, *modules]), file=open(f"{number}.json", "w"), flush=True)
-        sys.stdout.flush()
-    os._exit(0)
+RUN_COMMAND = """
+import json, sys
+from mmgrpo.cli import app
+try:
+    app(sys.argv[1:])
+except SystemExit as end:
+    modules = sorted(name for name in sys.modules if "." not in name)
+    print(json.dumps([end.code, *modules]), file=open("modules.json", "w"), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the output of each command, and the modules that were imported at its end."""
-    folder = tmp_path_factory.mktemp("commands")
-    (folder / "run").mkdir()
-    (folder / "script.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: openai/gsm8k\n")
-    call = [sys.executable, "-c", RUN_COMMANDS, json.dumps(list(COMMANDS))]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return folder
 
 
 @pytest.mark.first_case
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_commands_without_computation_import_no_compute_library(command: tuple[str, ...], folder: Path) -> None:
-    number = list(COMMANDS).index(command)
-    assert COMMANDS[command] in (folder / f"{number}.txt").read_text()
-    code, *modules = json.loads((folder / f"{number}.json").read_text())
+def test_commands_without_computation_import_no_compute_library(command: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "script.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: openai/gsm8k\n")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    call = [sys.executable, "-c", RUN_COMMAND, *command]
+    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert COMMANDS[command] in done.stdout
+    code, *modules = json.loads((tmp_path / "modules.json").read_text())
     assert code == 0
     assert not set(modules) & {*LIBRARIES, *(() if command in WITH_ARRAYS else ARRAYS)}
 

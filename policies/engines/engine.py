@@ -6,15 +6,30 @@ An engine knows tokens only; prompts, conversations and log-probabilities of the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from PIL.Image import Image
+from torch import Tensor
 
 from mmgrpo.policy import EngineContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWeights:
+    """Weights of a model, in two forms.
+
+    Attributes:
+        save: writes the model with them, and its processor, into an existing folder, as ``save_pretrained`` does.
+        tensors: the tensors of these files by their names, on the model's device.
+    """
+
+    save: Callable[[Path], None]
+    tensors: Callable[[], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +40,16 @@ class EngineModel:
         num_tokens: number of its logits.
         dtype: of its weights, such as float32.
         head_size: size of its attention heads; None: unknown.
-        save: writes it, with its processor, into an existing folder, as ``save_pretrained`` does; adapters are merged.
+        device: where its weights are.
+        weights: its weights; adapters are merged.
         adapters: its LoRA adapters; None: it has none.
     """
 
     num_tokens: int
     dtype: str
     head_size: int | None
-    save: Callable[[Path], None]
+    device: torch.device
+    weights: EngineWeights
     adapters: EngineAdapters | None = None
 
 
@@ -43,12 +60,12 @@ class EngineAdapters:
     Attributes:
         rank: their rank.
         save: writes them into an existing folder, in peft's format.
-        save_base: writes the model without them, as ``EngineModel.save`` does.
+        base: weights of the model without them.
     """
 
     rank: int
     save: Callable[[Path], None]
-    save_base: Callable[[Path], None]
+    base: EngineWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

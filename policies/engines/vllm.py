@@ -1,7 +1,7 @@
 """vLLM as an inference engine, over HTTP; this process does not import it.
 
-Tokens go to ``/inference/v1/generate``. Weights are safetensors files that the server reads (``reload_weights`` by
-``/collective_rpc``), between ``/pause`` and ``/resume``, which also empty its prefix cache.
+Tokens go to ``/inference/v1/generate``. Weights are replaced between ``/pause`` and ``/resume``, which also empty its
+prefix cache.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, final
@@ -29,9 +30,11 @@ from .engine import (
     EngineModel,
     EngineRequest,
     EngineSampling,
+    EngineWeights,
     WeightVersions,
 )
 from .vllm_server import MODULE, OPTIONS, ServerCommand, VllmServer
+from .weight_transfer import ServerControl, Transfer, transfer_of
 
 MAX_REPLY_BYTES = 2**30
 ALIVE_S = 30.0
@@ -75,6 +78,7 @@ class VllmEngine(Engine):
         options: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
         start_timeout_s: float = 600.0,
+        transfer: Transfer = "files",
         weights_folder: str | None = None,
         concurrency: int = 64,
         timeout_s: float = 600.0,
@@ -93,7 +97,10 @@ class VllmEngine(Engine):
             options: further options of that server.
             variables: further environment variables of that server.
             start_timeout_s: seconds that it may take to start.
-            weights_folder: folder for weights that trainer and server see under the same path; None: a temporary one.
+            transfer: how weights get to the server: ``files`` that it reads; ``nccl``, from the trainer's GPU to
+                others; ``ipc``, on the trainer's GPU.
+            weights_folder: folder for files of weights, which trainer and server see under the same path; None: a
+                temporary one.
             concurrency: maximum number of requests at a time.
             timeout_s: seconds that the completions of a prompt, or the loading of weights, may take.
             retries: number of retries of a request that failed for a passing reason.
@@ -115,8 +122,15 @@ class VllmEngine(Engine):
                 "rollout.engine: with sleep the server frees the GPU during updates, in which steps_ahead samples: set "
                 "one of them"
             )
-        options = (*options, SLEEP_OPTION) if sleep and python is not None else options
+        self._transfer = transfer_of(transfer, weights_folder)
         self._command = _server_command(url, python, options, variables or {}, start_timeout_s)
+        if self._command is not None:
+            needed = (*self._transfer.options, *((SLEEP_OPTION,) if sleep else ()))
+            self._command = replace(
+                self._command,
+                options=(*needed, *self._command.options),
+                variables={**self._transfer.variables, **self._command.variables},
+            )
         if concurrency < 1 or retries < 0 or not timeout_s > 0 or not (max_mismatch is None or max_mismatch > 0):
             raise ConfigError(
                 "rollout.engine needs concurrency of at least 1, retries of at least 0, and timeout_s and max_mismatch "
@@ -124,6 +138,8 @@ class VllmEngine(Engine):
             )
         if weights_folder is not None and not Path(weights_folder).is_dir():
             raise ConfigError(f"rollout.engine.weights_folder: there is no folder {weights_folder}")
+        if weights_folder is not None and transfer != "files" and not load_adapters:
+            raise ConfigError(f"rollout.engine.weights_folder has no effect with transfer: {transfer}: remove it")
         if steps_ahead not in (0, 1):
             raise ConfigError(f"rollout.engine.steps_ahead is 0 or 1, got {steps_ahead}")
         self._url, self._key_variable = (url or "").rstrip("/"), key_variable
@@ -172,6 +188,7 @@ class VllmEngine(Engine):
                 )
                 self._url = self._server.url
             self._require_model(model)
+            self._transfer.connect(self._control, model.device)
             return self._url
 
         try:
@@ -216,10 +233,10 @@ class VllmEngine(Engine):
         adapters = self._adapters(model)
         if adapters is None:
             self._version = f"mmgrpo-{versions.frozen}-{versions.trained}"
-            self._ensure(self._has_version, lambda: self._reload(model.save), sends=sends)
+            self._ensure(self._has_version, lambda: self._send(model.weights), sends=sends)
             return
         self._version, self._adapter = f"mmgrpo-{versions.frozen}", f"mmgrpo-{versions.trained}"
-        self._ensure(self._has_version, lambda: self._reload(adapters.save_base), sends=sends)
+        self._ensure(self._has_version, lambda: self._send(adapters.base), sends=sends)
         self._ensure(self._has_adapter, lambda: self._load_adapter(adapters), sends=sends)
 
     def sleep(self) -> None:
@@ -264,20 +281,25 @@ class VllmEngine(Engine):
                 )
             time.sleep(VERSION_POLL_S)
 
-    def _reload(self, save: Callable[[Path], None]) -> None:
-        """Pauses the server, reloads the files of a folder, sets the version, and resumes.
+    def _send(self, weights: EngineWeights) -> None:
+        self._transfer.send(self._control, weights)
+
+    @property
+    def _control(self) -> ServerControl:
+        return ServerControl(
+            get=self._get, post=self._post, replacing=self._replacing, timeout_s=self._limits.timeout_s
+        )
+
+    @contextmanager
+    def _replacing(self) -> Iterator[None]:
+        """Pauses the server; at the end sets the version of the new weights and resumes.
 
         If it fails in between, or this process ends, the server has no version that a run accepts, and another call
         loads them all.
         """
-        with tempfile.TemporaryDirectory(prefix="mmgrpo-weights-", dir=self._weights_folder) as folder:
-            save(Path(folder))
-            self._post("/pause?mode=abort", {})
-            self._post("/update_weight_version", {"new_version": LOADING})  # until they are complete
-            self._post(
-                "/collective_rpc",
-                {"method": "reload_weights", "kwargs": {"weights_path": folder}, "timeout": self._limits.timeout_s},
-            )
+        self._post("/pause?mode=abort", {})
+        self._post("/update_weight_version", {"new_version": LOADING})  # until they are complete
+        yield
         self._post("/reset_prefix_cache", {})
         self._post("/update_weight_version", {"new_version": self._version})
         self._post("/resume", {})

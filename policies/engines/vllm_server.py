@@ -122,7 +122,7 @@ class VllmServer:
         self._end_of_output, held_by_server = os.pipe()  # the end of the server closes it
         variables = {**VARIABLES, **{name: str(value) for name, value in command.variables.items()}}
         with tempfile.TemporaryDirectory(prefix="mmgrpo-model-") as folder, log.open("ab") as output:
-            model.save(Path(folder))
+            model.weights.save(Path(folder))
             self._process = GuardedProcess(
                 command.line(Path(folder), dtype=model.dtype, port=port, lora_rank=lora_rank),
                 output=output,

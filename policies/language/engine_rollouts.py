@@ -23,9 +23,9 @@ from mmgrpo.values import SAMPLER_LOGPROB
 
 from ..distribution import LOGIT_VALUES
 from ..engines.ahead import RolloutSource
-from ..engines.engine import Engine, EngineAdapters, EngineModel
+from ..engines.engine import Engine, EngineAdapters, EngineModel, EngineWeights
 from ..engines.synced_weights import SyncedWeights
-from ..merging import base_state, merged_state, save_with_state
+from ..merging import base_state, checkpoint_tensors, merged_state, save_with_state
 from ..rescoring import rescore
 from ..vocabulary import num_logits
 from ..weights import Weights
@@ -127,19 +127,21 @@ def engine_rollouts(
     if model.config.is_encoder_decoder:
         raise ConfigError(f"rollout.engine: {type(model).__name__} is an encoder-decoder: remove rollout.engine")
 
-    def save(folder: Path, state: Callable[[PreTrainedModel], Mapping[str, Tensor]] = merged_state) -> None:
-        save_with_state(model, state(model), folder)
-        processor.save_pretrained(folder)
+    def weights_of(state: Callable[[PreTrainedModel], Mapping[str, Tensor]]) -> EngineWeights:
+        def save(folder: Path) -> None:
+            save_with_state(model, state(model), folder)
+            processor.save_pretrained(folder)
+
+        return EngineWeights(save=save, tensors=lambda: checkpoint_tensors(model, state(model)))
 
     lora = weights.lora
     served = EngineModel(
         num_tokens=num_logits(model),
         dtype=str(weights.dtype).removeprefix("torch."),
         head_size=head_size(model),
-        save=save,
-        adapters=EngineAdapters(rank=lora.rank, save=weights.save, save_base=lambda folder: save(folder, base_state))
-        if lora
-        else None,
+        device=model.device,
+        weights=weights_of(merged_state),
+        adapters=EngineAdapters(rank=lora.rank, save=weights.save, base=weights_of(base_state)) if lora else None,
     )
     with engine.serving(served, context):
         synced = SyncedWeights(engine, list(model.parameters()), sends=context.is_main)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from mmgrpo.examples.digits import digit_questions
 from mmgrpo.examples.language_models import arithmetic_lm, digits_vlm, served_digits_vlm
-from mmgrpo.policies.engines.engine import EngineModel
+from mmgrpo.policies.engines.engine import EngineModel, EngineWeights
 from mmgrpo.policies.engines.vllm import VllmEngine
 from mmgrpo.policies.engines.vllm_server import ServerCommand, VllmServer
 from mmgrpo.policies.language import LanguagePolicy
@@ -54,7 +54,13 @@ def started(model: PreTrainedModel, processor: Any, log: Path, *options: str) ->
     command = ServerCommand(
         python=str(PYTHON), options=["--enforce-eager", *options], variables=VARIABLES, timeout_s=START_S
     )
-    served = EngineModel(num_tokens=model.config.get_text_config().vocab_size, dtype="float32", head_size=32, save=save)
+    served = EngineModel(
+        num_tokens=model.config.get_text_config().vocab_size,
+        dtype="float32",
+        head_size=32,
+        device=model.device,
+        weights=EngineWeights(save=save, tensors=dict),
+    )
     server = VllmServer(command, served, log)
     try:
         yield server

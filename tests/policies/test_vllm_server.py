@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from mmgrpo.policies.engines.engine import EngineModel
+from mmgrpo.policies.engines.engine import EngineModel, EngineWeights
 from mmgrpo.policies.engines.vllm import VllmEngine
 from mmgrpo.policies.engines.vllm_server import ServerCommand, VllmServer
 
@@ -48,7 +48,13 @@ def started(
     folder: Path, script: str, *, timeout_s: float = 60.0, options: Sequence[str] = (), **variables: Any
 ) -> VllmServer:
     command = ServerCommand(python=program(folder, script), options=options, variables=variables, timeout_s=timeout_s)
-    model = EngineModel(num_tokens=5, dtype="float32", head_size=8, save=lambda folder: None)
+    model = EngineModel(
+        num_tokens=5,
+        dtype="float32",
+        head_size=8,
+        device=torch.device("cpu"),
+        weights=EngineWeights(save=lambda folder: None, tensors=dict),
+    )
     return VllmServer(command, model, folder / "engine.log")
 
 

@@ -10,12 +10,15 @@ import json
 import threading
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
+
+from tests.policies import gloo
 
 
 class TokenServer(ThreadingHTTPServer):
@@ -31,6 +34,7 @@ class TokenServer(ThreadingHTTPServer):
         scale_out: has the path for tokens.
         max_tokens: most tokens of a completion; None: as requested.
         is_asleep: whether it generates nothing.
+        transfer: the backend of its weight transfer.
     """
 
     daemon_threads = True
@@ -47,6 +51,7 @@ class TokenServer(ThreadingHTTPServer):
         self.scale_out = True
         self.max_tokens: int | None = None
         self.is_asleep = False
+        self.transfer: str | None = None
         self.lock = threading.Lock()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -82,6 +87,14 @@ class TokenServer(ThreadingHTTPServer):
                 folder = body["kwargs"]["weights_path"]
                 self.model = type(self.model).from_pretrained(folder, dtype=torch.float32).eval()
             return 200, {"results": [None]}
+        if path == "/get_world_size":
+            return 200, {"world_size": 1}
+        if path == "/init_weight_transfer_engine" and self.transfer != "nccl":
+            return 500, {"error": "weight_transfer_config is not set"}
+        if path == "/init_weight_transfer_engine":
+            self.group = gloo.joined(SimpleNamespace(**body["init_info"]))
+        if path == "/update_weights":
+            self.receive(**body["update_info"])
         if path == "/v1/load_lora_adapter":
             adapted = PeftModel.from_pretrained(copy.deepcopy(self.model), body["lora_path"])
             self.adapters[body["lora_name"]] = adapted.merge_and_unload().eval()  # pyrefly: ignore
@@ -102,6 +115,16 @@ class TokenServer(ThreadingHTTPServer):
             return 400, {"error": "out-of-vocab token id"}
         model = self.adapters.get(name, self.model)
         return 200, {"choices": [self.choice(model, body["token_ids"], params, n) for n in range(params.get("n", 1))]}
+
+    def receive(self, names: list[str], dtype_names: list[str], shapes: list[list[int]]) -> None:
+        """Loads broadcast tensors."""
+        weights = {}
+        for name, dtype, shape in zip(names, dtype_names, shapes, strict=True):
+            weights[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+            self.group.broadcast(weights[name])
+        missing, unexpected = self.model.load_state_dict(weights, strict=False)
+        assert not unexpected
+        assert set(missing) <= {"lm_head.weight"}, missing
 
     @torch.no_grad()
     def choice(
