@@ -57,18 +57,22 @@ class WeightTransfer(ABC):
     """Sends weights to a server."""
 
     @property
+    @abstractmethod
     def options(self) -> tuple[str, ...]:
         """Options of the server."""
-        return ()
 
     @property
+    @abstractmethod
     def variables(self) -> Mapping[str, str]:
         """Environment variables of the server."""
-        return {}
 
     @abstractmethod
     def connect(self, server: ServerControl, device: torch.device) -> None:
-        """Prepares the transfer from a device; once, before the first one.
+        """Prepares the transfer; once, before the first one.
+
+        Args:
+            server: the server.
+            device: where the weights are.
 
         Raises:
             ConfigError: the device or the server does not support it.
@@ -77,6 +81,10 @@ class WeightTransfer(ABC):
     @abstractmethod
     def send(self, server: ServerControl, weights: EngineWeights) -> None:
         """Replaces the weights of the server.
+
+        Args:
+            server: the server.
+            weights: the weights.
 
         Raises:
             EngineError: the server does not load them.
@@ -91,6 +99,16 @@ class FileTransfer(WeightTransfer):
         """Args: parent: existing folder for the files; None: a temporary one."""
         self._parent = parent
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """None."""
+        return {}
+
     def connect(self, server: ServerControl, device: torch.device) -> None:
         """Needs no preparation."""
 
@@ -98,32 +116,66 @@ class FileTransfer(WeightTransfer):
         """Writes the files before it pauses the server."""
         with tempfile.TemporaryDirectory(prefix="mmgrpo-weights-", dir=self._parent) as folder:
             weights.save(Path(folder))
-            arguments = {"weights_path": folder}
             with server.replacing():
                 server.post(
                     "/collective_rpc",
-                    {"method": "reload_weights", "kwargs": arguments, "timeout": server.timeout_s},
+                    {"method": "reload_weights", "kwargs": {"weights_path": folder}, "timeout": server.timeout_s},
                 )
 
 
-class ProtocolTransfer(WeightTransfer):
-    """Transfers by the protocol, which differ in how tensors are updated."""
+class TensorPath(ABC):
+    """The path of tensors to a server, between the start and the finish of an update."""
 
-    backend: str
-    """Name of the transfer in vLLM."""
+    @property
+    @abstractmethod
+    def backend(self) -> str:
+        """Its name in vLLM."""
+
+    @property
+    @abstractmethod
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables of the server."""
+
+    @abstractmethod
+    def connect(self, server: ServerControl, device: torch.device) -> None:
+        """Introduces trainer and server to each other. Raises ConfigError for another device, EngineError."""
+
+    @abstractmethod
+    def update(self, server: ServerControl, tensors: Mapping[str, Tensor], information: Mapping[str, Any]) -> None:
+        """Sends contiguous tensors.
+
+        Args:
+            server: the server.
+            tensors: tensors by name.
+            information: their names, dtypes and shapes, in the names of vLLM.
+        """
+
+
+@final
+class ProtocolTransfer(WeightTransfer):
+    """vLLM's protocol: init, start, update, finish."""
+
+    def __init__(self, path: TensorPath) -> None:
+        """Args: path: the path of the tensors."""
+        self._path = path
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The option that names the transfer."""
-        return (CONFIG_OPTION, json.dumps({"backend": self.backend}))
+        """The option that names the path."""
+        return (CONFIG_OPTION, json.dumps({"backend": self._path.backend}))
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Those of the path."""
+        return self._path.variables
 
     def connect(self, server: ServerControl, device: torch.device) -> None:
         """Introduces trainer and server to each other."""
         try:
-            self._introduce(server, device)
+            self._path.connect(server, device)
         except EngineError as error:
             raise ConfigError(
-                f"{error}. A server for rollout.engine.transfer: {self.backend} is started with "
+                f"{error}. A server for rollout.engine.transfer: {self._path.backend} is started with "
                 f"{CONFIG_OPTION} '{self.options[1]}'"
             ) from error
 
@@ -137,14 +189,8 @@ class ProtocolTransfer(WeightTransfer):
         }
         with server.replacing():
             server.post("/start_weight_update", {})
-            self._update(server, tensors, information)
+            self._path.update(server, tensors, information)
             server.post("/finish_weight_update", {})
-
-    @abstractmethod
-    def _introduce(self, server: ServerControl, device: torch.device) -> None: ...
-
-    @abstractmethod
-    def _update(self, server: ServerControl, tensors: Mapping[str, Tensor], information: dict[str, Any]) -> None: ...
 
 
 class Communicator(ABC):
@@ -204,16 +250,25 @@ class NcclCommunicator(Communicator):
 
 
 @final
-class BroadcastTransfer(ProtocolTransfer):
+class Broadcast(TensorPath):
     """Tensors are broadcast to the processes of a server on other GPUs."""
-
-    backend = "nccl"
 
     def __init__(self) -> None:
         """Joins no group yet."""
         self._communicator: Communicator | None = None
 
-    def _introduce(self, server: ServerControl, device: torch.device) -> None:
+    @property
+    def backend(self) -> str:
+        """NCCL."""
+        return "nccl"
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """None."""
+        return {}
+
+    def connect(self, server: ServerControl, device: torch.device) -> None:
+        """Trainer and server join a group."""
         communicator = NcclCommunicator(device)
         world_size = int(server.get("/get_world_size")["world_size"]) + 1
         invitation = {**communicator.invitation, "rank_offset": RANK + 1, "world_size": world_size}
@@ -224,7 +279,8 @@ class BroadcastTransfer(ProtocolTransfer):
         )
         self._communicator = communicator
 
-    def _update(self, server: ServerControl, tensors: Mapping[str, Tensor], information: dict[str, Any]) -> None:
+    def update(self, server: ServerControl, tensors: Mapping[str, Tensor], information: Mapping[str, Any]) -> None:
+        """Broadcasts each tensor while the server receives them."""
         communicator = self._communicator
         assert communicator is not None
 
@@ -237,25 +293,30 @@ class BroadcastTransfer(ProtocolTransfer):
 
 
 @final
-class SharedMemoryTransfer(ProtocolTransfer):
+class SharedMemory(TensorPath):
     """The server reads the tensors where they are, on the same GPU.
 
     Handles of tensors are pickled, which vLLM reads only with ``VLLM_ALLOW_INSECURE_SERIALIZATION=1``.
     """
 
-    backend = "ipc"
+    @property
+    def backend(self) -> str:
+        """Memory that processes share."""
+        return "ipc"
 
     @property
     def variables(self) -> Mapping[str, str]:
         """Permission to unpickle the handles."""
         return {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 
-    def _introduce(self, server: ServerControl, device: torch.device) -> None:
+    def connect(self, server: ServerControl, device: torch.device) -> None:
+        """States that each tensor has a handle."""
         if device.type != "cuda":
             raise ConfigError(f"rollout.engine.transfer: ipc needs a policy on a GPU, not on {device}: set it to files")
         server.post("/init_weight_transfer_engine", {"init_info": {"packed": False}})
 
-    def _update(self, server: ServerControl, tensors: Mapping[str, Tensor], information: dict[str, Any]) -> None:
+    def update(self, server: ServerControl, tensors: Mapping[str, Tensor], information: Mapping[str, Any]) -> None:
+        """Sends the handles."""
         torch.cuda.synchronize()
         handles = [{_uuid(tensor): reduce_tensor(tensor)[1]} for tensor in tensors.values()]
         pickled = base64.b64encode(pickle.dumps(handles)).decode()
@@ -266,8 +327,8 @@ def transfer_of(name: Transfer, folder: str | None) -> WeightTransfer:
     """The transfer of a name; ``folder`` is the parent of its files. Raises ConfigError for an unknown name."""
     transfers: dict[str, Callable[[], WeightTransfer]] = {
         "files": lambda: FileTransfer(folder),
-        "nccl": BroadcastTransfer,
-        "ipc": SharedMemoryTransfer,
+        "nccl": lambda: ProtocolTransfer(Broadcast()),
+        "ipc": lambda: ProtocolTransfer(SharedMemory()),
     }
     if name not in transfers:
         raise ConfigError(f"rollout.engine.transfer is one of {', '.join(transfers)}, got {name!r}")
@@ -294,11 +355,7 @@ def _started(function: Callable[[], Any]) -> Future[Any]:
 
 
 def _both(request: Callable[[], Any], work: Callable[[], None], timeout_s: float) -> None:
-    """Does work while the server does its part; if one fails, waits for the other no longer.
-
-    Raises:
-        EngineError: one of them fails, or is not done in time.
-    """
+    """Does work while the server does its part; if one fails, waits for the other no longer. Raises EngineError."""
     try:
         for future in as_completed([_started(request), _started(work)], timeout_s):
             future.result()

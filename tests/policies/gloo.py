@@ -16,7 +16,7 @@ class Group:
     """A group of processes or threads."""
 
     def __init__(self, store: dist.TCPStore, rank: int, size: int) -> None:
-        self._group = dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
+        self._group: Any = dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
 
     def broadcast(self, tensor: Tensor, src: int = 0, stream: Any = None) -> None:
         self._group.broadcast(tensor, src).wait()

@@ -15,6 +15,7 @@ import pytest
 import torch
 from mmgrpo.examples.digits import digit_questions
 from mmgrpo.examples.language_models import arithmetic_lm, digits_vlm, served_digits_vlm
+from mmgrpo.policies.engines import weight_transfer
 from mmgrpo.policies.engines.engine import EngineModel, EngineWeights
 from mmgrpo.policies.engines.vllm import VllmEngine
 from mmgrpo.policies.engines.vllm_server import ServerCommand, VllmServer
@@ -26,6 +27,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.policy import EngineContext
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 from mmgrpo.values import SAMPLER_LOGPROB
+from tests.policies import gloo
 from tests.policies.contract import largest_difference, move, values
 
 PYTHON = os.environ.get("MMGRPO_VLLM_PYTHON")
@@ -110,6 +112,31 @@ def test_log_probabilities_of_vllm_are_those_of_trainer(url: str, settings: dict
             assert not set(tokens) & set(policy.settings.suppress)
             assert all((list(sample.tokens or ())[-1] == 0) == sample.finished for sample in rollout.samples)
             move(policy.trainable, seed=seed)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "lora"])
+def test_weights_arrive_by_the_transfer_protocol(
+    lora: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's engine for NCCL with gloo below it: a plugin of vLLM replaces what needs GPUs."""
+    plugin = tmp_path / "gloo_weights-0.dist-info"
+    plugin.mkdir()
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: gloo-weights\nVersion: 0\n")
+    (plugin / "entry_points.txt").write_text("[vllm.general_plugins]\ngloo_weights = gloo_weights:register\n")
+    (tmp_path / "gloo_weights.py").write_text(Path(gloo.__file__).read_text())
+    monkeypatch.setattr(weight_transfer, "NcclCommunicator", gloo.GlooCommunicator)
+    engine = VllmEngine(
+        python=PYTHON,
+        options=["--enforce-eager", "--max-model-len", "32"],
+        variables={**VARIABLES, "PYTHONPATH": str(tmp_path)},
+        transfer="nccl",
+    )
+    context = EngineContext(log=tmp_path / "engine.log", is_main=True, run_on_main=lambda function: function())
+    policy = policy_of(lora=lora)
+    with policy.use_engine(engine, context):
+        for seed in range(2):
+            move(policy.trainable, seed=seed)
+            require_agreement(policy, policy.rollout(PROMPTS, group_size=8, seed=seed))
 
 
 def test_adapters_are_loaded_by_name(url: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 from base64 import b64decode
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +126,12 @@ def test_handles_of_shared_memory_are_sent_by_the_gpus_name(monkeypatch: pytest.
     control = weight_transfer.ServerControl(
         get=lambda path: None,
         post=lambda path, body: posted.append((path, body)),
-        replacing=lambda: monkeypatch.context(),
+        replacing=nullcontext,
         timeout_s=1.0,
     )
     tensors = {"a.weight": torch.zeros(2, 3), "b": torch.zeros(5, dtype=torch.bfloat16)}
     weights = weight_transfer.EngineWeights(save=lambda folder: None, tensors=lambda: tensors)
-    transfer = weight_transfer.SharedMemoryTransfer()
+    transfer = weight_transfer.transfer_of("ipc", None)
     transfer.send(control, weights)
     (_, (path, update), _), information = posted, posted[1][1]["update_info"]
     assert (path, sorted(update)) == ("/update_weights", ["update_info"])
