@@ -65,6 +65,7 @@ class RewardWorker:
         self.caller = Caller(function, threaded=bool(reward.concurrent), awaits=awaits, timeout_s=reward.timeout_s)
         self.needs_latents = reward.needs_latents
         self.cache = ResultCache(cache_bytes) if reward.deterministic and cache_bytes > 0 else None
+        self._needs_values = reward.needs_values or ()
         self._max_failure_frac = max_failure_frac
 
     def open(self) -> PendingResults:
@@ -99,8 +100,14 @@ class RewardWorker:
                 "may fail."
             ) from error
 
-    def require_latents(self, samples: Sequence[Sample]) -> None:
-        """Raise RewardError for a sample without a latent, if the reward reads latents."""
+    def require_inputs(self, samples: Sequence[Sample]) -> None:
+        """Raise RewardError for samples without the latents or the values that the reward reads."""
+        missing = [name for name in self._needs_values if all(name not in sample.values for sample in samples)]
+        if samples and missing:
+            raise RewardError(
+                f"reward '{self.name}' reads Sample.values of {', '.join(missing)}, which the samples of this policy do "
+                "not have: use it with a policy that stores Plan.sample_values, or remove the reward"
+            )
         if self.needs_latents and any(sample.latent is None for sample in samples):
             raise RewardError(
                 f"reward '{self.name}' reads Sample.latent, which the samples of this policy do not have: use it with "
@@ -141,9 +148,9 @@ class PendingResults:
             One key per sample, for ``collect``.
 
         Raises:
-            RewardError: it reads latents, and a sample has none.
+            RewardError: it reads latents or values that the samples do not have.
         """
-        self._worker.require_latents(samples)
+        self._worker.require_inputs(samples)
         cache = self._worker.cache
         result_keys = [next(self._numbers) if cache is None or key is None else key for key in keys]
         new: dict[SampleKey, Any] = {}

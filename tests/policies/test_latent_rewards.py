@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,19 @@ def test_a_latent_reward_of_samples_without_latents_is_an_error() -> None:
     scorer = Scorer([NamedReward("latent", latent_mean)], max_failure_frac=1.0)
     with pytest.raises(RewardError, match=r"'latent' reads Sample\.latent, which the samples of this policy do not"):
         scorer([Sample(Prompt("x"), 0, 0, text="y")])
+
+
+def test_a_reward_of_values_that_no_sample_has_is_an_error() -> None:
+    def certain(samples: Sequence[Sample]) -> list[float]:
+        return [sample.values["certainty"] for sample in samples]
+
+    scorer = Scorer([NamedReward("certain", certain, needs_values=("certainty",))], max_failure_frac=1.0)
+    samples = policy_of("sd3").rollout(prompts_of("sd3")[:1], group_size=2, seed=0).samples
+    with pytest.raises(RewardError, match=r"'certain' reads Sample\.values of certainty, which the samples of this"):
+        scorer(samples)
+    with_values = [replace(sample, values={"certainty": 0.5}) for sample in samples]
+    assert scorer(with_values).value_BR.flatten().tolist() == [0.5, 0.5]
+
 
 
 def test_samples_of_two_final_states_are_not_left_undecoded() -> None:
