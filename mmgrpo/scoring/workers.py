@@ -105,8 +105,8 @@ class RewardWorker:
         missing = [name for name in self._needs_values if all(name not in sample.values for sample in samples)]
         if samples and missing:
             raise RewardError(
-                f"reward '{self.name}' reads Sample.values of {', '.join(missing)}, which the samples of this policy do "
-                "not have: use it with a policy that stores Plan.sample_values, or remove the reward"
+                f"reward '{self.name}' reads Sample.values of {', '.join(missing)}, which the samples of this policy "
+                "do not have: use it with a policy that stores Plan.sample_values, or remove the reward"
             )
         if self.needs_latents and any(sample.latent is None for sample in samples):
             raise RewardError(

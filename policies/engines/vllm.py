@@ -46,6 +46,9 @@ NEVER = -100.0
 VERSION_POLL_S = 0.2
 """Seconds between two questions of a process that waits for weights that another one sends."""
 
+VERSION_PREFIX = "mmgrpo-"
+"""Of versions of weights that a run has sent."""
+
 LOADING = "loading"
 """Version of weights that may be incomplete."""
 
@@ -153,6 +156,7 @@ class VllmEngine(Engine):
         self._model: EngineModel | None = None
         self._version: str | None = None
         self._adapter: str | None = None
+        self._transfer_name, self._has_changed = transfer, False
         self._queue: SimpleQueue[tuple[EngineRequest, Future[Sequence[EngineCompletion]]]] = SimpleQueue()
         self._concurrency, self._num_threads = concurrency, 0
 
@@ -232,10 +236,10 @@ class VllmEngine(Engine):
         self._wake()
         adapters = self._adapters(model)
         if adapters is None:
-            self._version = f"mmgrpo-{versions.frozen}-{versions.trained}"
+            self._version = f"{VERSION_PREFIX}{versions.frozen}-{versions.trained}"
             self._ensure(self._has_version, lambda: self._send(model.weights), sends=sends)
             return
-        self._version, self._adapter = f"mmgrpo-{versions.frozen}", f"mmgrpo-{versions.trained}"
+        self._version, self._adapter = f"{VERSION_PREFIX}{versions.frozen}", f"{VERSION_PREFIX}{versions.trained}"
         self._ensure(self._has_version, lambda: self._send(adapters.base), sends=sends)
         self._ensure(self._has_adapter, lambda: self._load_adapter(adapters), sends=sends)
 
@@ -255,7 +259,7 @@ class VllmEngine(Engine):
         return model.adapters if self._load_adapters else None
 
     def _has_version(self) -> bool:
-        return self._get("/weight_info", self._state_limits)["weight_version"] == self._version
+        return self._weight_version() == self._version
 
     def _has_adapter(self) -> bool:
         return self._adapter in self._adapter_names()
@@ -265,7 +269,7 @@ class VllmEngine(Engine):
         return [
             model["id"]
             for model in self._get("/v1/models", self._state_limits)["data"]
-            if model["id"].startswith("mmgrpo-")
+            if model["id"].startswith(VERSION_PREFIX)
         ]
 
     def _ensure(self, is_done: Callable[[], bool], act: Callable[[], None], *, sends: bool) -> None:
@@ -282,7 +286,27 @@ class VllmEngine(Engine):
             time.sleep(VERSION_POLL_S)
 
     def _send(self, weights: EngineWeights) -> None:
+        """Sends weights; the first time that the server has other ones of this run, its checksums must change.
+
+        An update is often too small for ``max_mismatch``. Checksums take seconds, so they are compared once.
+        """
+        is_first_change = not self._has_changed and self._weight_version().startswith(VERSION_PREFIX)
+        before = self._checksums() if is_first_change else None
         self._transfer.send(self._control, weights)
+        if before is not None:
+            if self._checksums() == before:
+                raise EngineError(
+                    f"rollout.engine: {self._url} reports that it has loaded new weights, and its checksums are "
+                    f"those of the old ones: set transfer to another value than {self._transfer_name}, or use vLLM "
+                    "0.32"
+                )
+            self._has_changed = True
+
+    def _checksums(self) -> Any:
+        return self._post("/weight_checker", {"action": "checksum"})["checksums"]
+
+    def _weight_version(self) -> str:
+        return str(self._get("/weight_info", self._state_limits)["weight_version"])
 
     @property
     def _control(self) -> ServerControl:

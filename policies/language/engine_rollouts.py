@@ -146,6 +146,7 @@ def engine_rollouts(
     with engine.serving(served, context):
         synced = SyncedWeights(engine, list(model.parameters()), sends=context.is_main)
         synced.sync()
+        engine.sleep()
         limit = MAX_MISMATCH[weights.dtype] if engine.max_mismatch is None else engine.max_mismatch
         yield EngineRollouts(engine=engine, weights=synced, max_mismatch=limit)
 

@@ -280,6 +280,7 @@ class LanguagePolicy(
         source = link.source(plan)
         rollout = self._rollouts.generate(prompts, group_size=group_size, seed=seed, plan=plan, source=source)
         if plan.deterministic:
+            link.engine.sleep()
             return rollout
         path = self._path_for(rollout.trace.prompts)
         trace = with_supports(path, rollout.trace, head_bytes=self.settings.head_bytes)

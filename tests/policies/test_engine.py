@@ -119,11 +119,14 @@ def test_server_sleeps_between_rollouts(server: TokenServer) -> None:
     policy = served(server, engine={"sleep": True})
     assert [sample.tokens for sample in rollout_of(policy).samples] == [sample.tokens for sample in expected.samples]
     assert server.is_asleep
+    rollout_of(policy, GREEDY)
+    assert server.is_asleep
     move(policy.trainable)
     rollout_of(policy)
     assert server.is_asleep
     paths = [path for path, _ in server.requests if path in ("/sleep", "/wake_up", "/collective_rpc")]
-    assert paths == ["/wake_up", "/sleep", "/wake_up", "/collective_rpc", "/sleep"]
+    awake = ["/wake_up", "/sleep"]
+    assert paths == [*awake, *awake, *awake, "/wake_up", "/collective_rpc", "/sleep"]  # start, sample, greedy, update
 
 
 def test_sleep_of_a_server_that_others_use_is_an_error(server: TokenServer) -> None:
@@ -136,9 +139,24 @@ def test_sleep_of_a_server_that_others_use_is_an_error(server: TokenServer) -> N
 
 @pytest.mark.nightly
 def test_server_without_new_weights_raises_error(server: TokenServer) -> None:
+    """An update that is far too small for ``max_mismatch``; weights that arrive are compared once."""
+    policy = served(server)
+    server.ignores_weights = True
+    move(policy.trainable, scale=1e-7)
+    with pytest.raises(EngineError, match="its checksums are those of the old ones: set transfer to another value"):
+        rollout_of(policy)
+    server.ignores_weights = False
+    for seed in range(2):
+        move(policy.trainable, seed=seed)
+        rollout_of(policy)
+    assert len(server.bodies("/weight_checker")) == 4
+
+
+@pytest.mark.nightly
+def test_server_with_other_weights_raises_error(server: TokenServer) -> None:
     policy = served(server)
     move(policy.trainable)
-    server.ignores_weights = True
+    server.adds_noise = True
     with pytest.raises(EngineError, match=rf"{server.url} differ by .* its weights are not the current ones"):
         rollout_of(policy)
     lenient = served(server, engine={"max_mismatch": 100.0})

@@ -174,7 +174,7 @@ def test_server_that_fails_during_update_costs_no_step(server: TokenServer, tmp_
 @pytest.mark.nightly
 def test_weights_that_do_not_arrive_raise_error_before_update(server: TokenServer, tmp_path: Path) -> None:
     def stop_loading(samples: list[Sample]) -> list[float]:
-        server.ignores_weights = True
+        server.adds_noise = True
         return vowels(samples)
 
     trainer = run_ahead(server, tmp_path, checkpoint={}, reward=stop_loading)

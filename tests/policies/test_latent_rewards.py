@@ -128,7 +128,6 @@ def test_a_reward_of_values_that_no_sample_has_is_an_error() -> None:
     assert scorer(with_values).value_BR.flatten().tolist() == [0.5, 0.5]
 
 
-
 def test_samples_of_two_final_states_are_not_left_undecoded() -> None:
     with pytest.raises(PolicyError, match="decodes 2 final states per sample"):
         policy_of("sd3")._sampler_loop._require_single_state([torch.zeros(1), torch.zeros(1)])  # as of audio with video

@@ -30,6 +30,7 @@ class TokenServer(ThreadingHTTPServer):
         adapters: the copy with adapters that were loaded, by name.
         requests: path and body of each request, in order.
         ignores_weights: answers a reload without loading.
+        adds_noise: adds random numbers to weights that it loads.
         status: of every answer; 200, or an error.
         scale_out: has the path for tokens.
         max_tokens: most tokens of a completion; None: as requested.
@@ -47,6 +48,7 @@ class TokenServer(ThreadingHTTPServer):
         self.adapters: dict[str, PreTrainedModel] = {}
         self.requests: list[tuple[str, Any]] = []
         self.ignores_weights = False
+        self.adds_noise = False
         self.status = 200
         self.scale_out = True
         self.max_tokens: int | None = None
@@ -86,7 +88,13 @@ class TokenServer(ThreadingHTTPServer):
             if not self.ignores_weights:
                 folder = body["kwargs"]["weights_path"]
                 self.model = type(self.model).from_pretrained(folder, dtype=torch.float32).eval()
+            if self.adds_noise:
+                for parameter in self.model.parameters():
+                    parameter.data += 0.05 * torch.randn_like(parameter)
             return 200, {"results": [None]}
+        if path == "/weight_checker":
+            digests = {name: hash(tensor.numpy().tobytes()) for name, tensor in self.model.state_dict().items()}
+            return 200, {"checksums": {name: str(digest) for name, digest in digests.items()}}
         if path == "/get_world_size":
             return 200, {"world_size": 1}
         if path == "/init_weight_transfer_engine" and self.transfer != "nccl":

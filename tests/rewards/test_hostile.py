@@ -186,6 +186,9 @@ WITHIN = {
 }
 """Those that run what a model wrote: within the sandbox, where they are started as files."""
 
+PICKLING = {"policies/engines/weight_transfer.py": {"pickle"}}
+"""Handles of tensors for vLLM; nothing is unpickled here."""
+
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, ast.Module]:
@@ -198,7 +201,7 @@ def sources() -> dict[str, ast.Module]:
 def test_texts_are_neither_evaluated_nor_unpickled(sources):
     assert {"rewards/groups/votes.py", "mmgrpo/scoring/cache.py", "policies/language/policy.py"} <= set(sources)
     result = {path: what_runs(tree) for path, tree in sources.items()}
-    assert {path: names for path, names in result.items() if names} == WITHIN
+    assert {path: names for path, names in result.items() if names} == {**WITHIN, **PICKLING}
 
 
 def test_modules_that_run_programs_are_not_imported(sources):
