@@ -1,7 +1,6 @@
 """The model that overhead is measured on: a stock Stable Diffusion 3 pipeline of a size between toy and real."""
 
 # diffusers exports lazily and annotates its components more narrowly than it takes them.
-# pyright: reportPrivateImportUsage=false, reportArgumentType=false
 
 from __future__ import annotations
 

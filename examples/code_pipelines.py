@@ -4,8 +4,6 @@ Its codes are the gray levels of the pixels: the stock ``VQModel`` is initialize
 """
 
 # Layers of a module that was made here are not annotated as what they are.
-# pyright: reportCallIssue=false, reportOptionalMemberAccess=false, reportIndexIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ Tokenizers are built here; nothing is downloaded.
 """
 
 # The bindings of `tokenizers` carry wrong annotations.
-# pyright: reportArgumentType=false
 
 from __future__ import annotations
 

@@ -91,6 +91,8 @@ class Plan:
         decode: whether latents are decoded to images, videos or audio; False: samples have their latent alone.
         for_rescoring: whether the samples are scored again as off-policy samples and trained only on those decisions;
             a policy whose noise-free samples would all be equal then samples at random.
+        trained: whether decisions may be trained on; otherwise samples are only scored, and a policy may approximate
+            every step.
         ahead: completions that an engine sampled one step ahead, by request (``SupportsEngine.sample_ahead``).
         on_samples: called with samples as soon as they are generated, in any order, each once, as the same objects that
             the rollout holds, so that reward threads can score them meanwhile. A policy may ignore it, or call it once
@@ -114,6 +116,7 @@ class Plan:
     keep_latents: bool = False
     decode: bool = True
     for_rescoring: bool = False
+    trained: bool = True
     ahead: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     on_samples: Callable[[Sequence[Sample]], None] | None = field(default=None, compare=False, repr=False)
 

@@ -7,8 +7,6 @@ clipped loss, one optimizer step. The script keeps float32 weights under bfloat1
 it with frozen weights in bfloat16, as mmgrpo keeps them.
 """
 
-# pyright: reportMissingImports=false
-
 from __future__ import annotations
 
 import ast

@@ -5,7 +5,6 @@ its encoding cached, so their size costs a run memory alone. ``tiny`` are the te
 """
 
 # diffusers exports lazily and annotates its components more narrowly than it takes them.
-# pyright: reportPrivateImportUsage=false, reportArgumentType=false
 
 from __future__ import annotations
 

@@ -474,6 +474,7 @@ class _Sampling:
             continues=continues if any(continues) else None,
             token_window=request.window,
             settings={**plan.settings, **request.settings},
+            trained=request.trained,
         )
         return cls(prompts=[entry.prompt for entry in entries], group_size=max(sizes), plan=sampling_plan)
 

@@ -70,7 +70,8 @@ class SamplerLoop:
         """The rows with their recorded decisions."""
         chunks = self._sample(row_sets, plan)
         rollout = assemble(chunks, plan, self.segments)
-        needs_full = any(self.exactness.needs_full(chunk.kind, chunk.stochastic) for chunk in chunks)
+        is_measured = plan.trained or not self.instrumented.approximations
+        needs_full = is_measured and any(self.exactness.needs_full(chunk.kind, chunk.stochastic) for chunk in chunks)
         if needs_full and self.instrumented.approximations:
             keys = ", ".join(approximation.key for approximation in self.instrumented.approximations)
             raise PolicyError(
@@ -208,6 +209,8 @@ class SamplerLoop:
         alone = max(sizes) == 1 or not form.can_share_run(first, first)
         if form.has_media(first) and not alone and (gap := self._initial_gap(chunk)):
             return gap
+        if not plan.trained and self.instrumented.approximations:
+            return ""  # none of its decisions is computed again
         rollout = assemble([chunk], plan, self.segments)
         if not bool(rollout.mask_BT.any()) and bool((rollout.noise.std_BT > 0).any() if rollout.noise else False):
             raise PolicyError(
@@ -374,9 +377,11 @@ class SamplerLoop:
 def untrained_iterations(plan: Plan) -> Callable[[int], bool] | None:
     """Which iterations of a rollout may be approximated: those without a trained decision; None: none may.
 
-    Of deterministic samples those that are renoised and trained on, whose own steps are no decisions; evaluations run
-    the complete denoiser.
+    Of samples that are scored alone, such as scouts, all. Of deterministic samples those that are renoised and trained
+    on, whose own steps are no decisions; evaluations run the complete denoiser.
     """
+    if not plan.trained:
+        return lambda iteration: True
     if plan.deterministic:
         return (lambda iteration: True) if plan.for_rescoring else None
     stochastic = plan.stochastic

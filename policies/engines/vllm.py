@@ -49,6 +49,11 @@ VERSION_POLL_S = 0.2
 VERSION_PREFIX = "mmgrpo-"
 """Of versions of weights that a run has sent."""
 
+PROBE_TOKENS = 8
+PROBE_SAMPLING = EngineSampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=(), end_ids=())
+MAX_WITHOUT_EFFECT = 3
+"""Changes of the weights in a row that may leave the log-probabilities of a sample as they were."""
+
 LOADING = "loading"
 """Version of weights that may be incomplete."""
 
@@ -156,7 +161,9 @@ class VllmEngine(Engine):
         self._model: EngineModel | None = None
         self._version: str | None = None
         self._adapter: str | None = None
-        self._transfer_name, self._has_changed = transfer, False
+        self._transfer_name = transfer
+        self._probe: EngineCompletion | None = None
+        self._num_without_effect = 0
         self._queue: SimpleQueue[tuple[EngineRequest, Future[Sequence[EngineCompletion]]]] = SimpleQueue()
         self._concurrency, self._num_threads = concurrency, 0
 
@@ -237,11 +244,14 @@ class VllmEngine(Engine):
         adapters = self._adapters(model)
         if adapters is None:
             self._version = f"{VERSION_PREFIX}{versions.frozen}-{versions.trained}"
-            self._ensure(self._has_version, lambda: self._send(model.weights), sends=sends)
-            return
-        self._version, self._adapter = f"{VERSION_PREFIX}{versions.frozen}", f"{VERSION_PREFIX}{versions.trained}"
-        self._ensure(self._has_version, lambda: self._send(adapters.base), sends=sends)
-        self._ensure(self._has_adapter, lambda: self._load_adapter(adapters), sends=sends)
+            sent = self._ensure(self._has_version, lambda: self._send(model.weights), sends=sends)
+        else:
+            self._version = f"{VERSION_PREFIX}{versions.frozen}"
+            self._adapter = f"{VERSION_PREFIX}{versions.trained}"
+            self._ensure(self._has_version, lambda: self._send(adapters.base), sends=sends)
+            sent = self._ensure(self._has_adapter, lambda: self._load_adapter(adapters), sends=sends)
+        if sent:
+            self._require_effect()
 
     def sleep(self) -> None:
         """Moves the server's weights to the host and drops its cache, with ``sleep``."""
@@ -272,38 +282,40 @@ class VllmEngine(Engine):
             if model["id"].startswith(VERSION_PREFIX)
         ]
 
-    def _ensure(self, is_done: Callable[[], bool], act: Callable[[], None], *, sends: bool) -> None:
-        """Acts unless it is done already, or waits until another process has acted."""
+    def _ensure(self, is_done: Callable[[], bool], act: Callable[[], None], *, sends: bool) -> bool:
+        """Acts unless it is done already, or waits until another process has acted. Returns whether it acted."""
         deadline = time.monotonic() + self._limits.timeout_s
         while not is_done():
             if sends:
-                return act()
+                act()
+                return True
             if time.monotonic() > deadline:
                 raise EngineError(
                     f"rollout.engine: {self._url} has no weights {self._adapter or self._version} after timeout_s="
                     f"{self._limits.timeout_s:g} seconds: the main process sends other ones. Resume the run"
                 )
             time.sleep(VERSION_POLL_S)
+        return False
 
     def _send(self, weights: EngineWeights) -> None:
-        """Sends weights; the first time that the server has other ones of this run, its checksums must change.
-
-        An update is often too small for ``max_mismatch``. Checksums take seconds, so they are compared once.
-        """
-        is_first_change = not self._has_changed and self._weight_version().startswith(VERSION_PREFIX)
-        before = self._checksums() if is_first_change else None
         self._transfer.send(self._control, weights)
-        if before is not None:
-            if self._checksums() == before:
-                raise EngineError(
-                    f"rollout.engine: {self._url} reports that it has loaded new weights, and its checksums are "
-                    f"those of the old ones: set transfer to another value than {self._transfer_name}, or use vLLM "
-                    "0.32"
-                )
-            self._has_changed = True
 
-    def _checksums(self) -> Any:
-        return self._post("/weight_checker", {"action": "checksum"})["checksums"]
+    def _require_effect(self) -> None:
+        """Asks for the same sample after each change of the weights, which has to change its log-probabilities.
+
+        An update is often too small for ``max_mismatch``. Some are so small that no number of a coarse dtype changes,
+        so that several in a row are an error.
+        """
+        request = EngineRequest(token_ids=(0,), num=1, seed=0, max_tokens=PROBE_TOKENS, sampling=PROBE_SAMPLING)
+        (probe,) = self._completions(request)
+        self._num_without_effect = self._num_without_effect + 1 if probe == self._probe else 0
+        self._probe = probe
+        if self._num_without_effect == MAX_WITHOUT_EFFECT:
+            raise EngineError(
+                f"rollout.engine: {self._url} has reported {MAX_WITHOUT_EFFECT} changes of its weights, and a sample "
+                "has the same log-probabilities as before: they do not arrive. Set transfer to another value than "
+                f"{self._transfer_name}, or use vLLM 0.32"
+            )
 
     def _weight_version(self) -> str:
         return str(self._get("/weight_info", self._state_limits)["weight_version"])

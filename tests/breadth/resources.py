@@ -1,7 +1,6 @@
 """Parts of a pipeline that are no modules with a configuration: tokenizers, processors, stand-ins."""
 
 # The Fast names are aliases that transformers 5 makes at import.
-# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Attention back ends of diffusers: passed through, and an error where they would do nothing or lose gradients."""
 
 # diffusers exports lazily.
-# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 

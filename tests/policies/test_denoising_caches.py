@@ -2,12 +2,12 @@
 ``policy.cache``: used at the steps of a rollout that are not trained."""
 
 # diffusers exports lazily.
-# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from mmgrpo.algorithm import Algorithm
 from mmgrpo.config.loading import validated
 from mmgrpo.doctor.examination import examine
 from mmgrpo.errors import ConfigError
+from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Plan, Prompt
 from tests.policies.approximated_runs import require_separate_calls, run_config, train_on_exact_steps
 from tests.policies.contract import gradients, move, relative_difference, sample_difference, values
@@ -175,6 +176,49 @@ def test_forwards_count_the_blocks_that_ran() -> None:
     share = 1 - skipped / sum(parameter.numel() for parameter in transformer.parameters())
     assert 0.1 < share < 0.9
     assert rollout.num_forwards == pytest.approx(len(rollout.samples) * (4 + 4 * share), rel=1e-9)
+
+
+def test_samples_that_are_scored_alone_use_the_cache_at_every_step() -> None:
+    """Step 0 fills the cache, and 1 to 7 use it, inside the window too: scouts are not trained on."""
+    policy = _caching(FIRST_BLOCK)
+    plan = Plan(stochastic=WINDOW)
+    trained = policy.rollout(prompts_of("flux"), group_size=2, seed=SEED, plan=plan)
+    scouts = policy.rollout(prompts_of("flux"), group_size=2, seed=SEED, plan=replace(plan, trained=False))
+    transformer = policy.pipeline.transformer
+    blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+    skipped = sum(parameter.numel() for block in blocks[1:] for parameter in block.parameters())
+    share = 1 - skipped / sum(parameter.numel() for parameter in transformer.parameters())
+    assert scouts.num_forwards == pytest.approx(len(scouts.samples) * (1 + 7 * share), rel=1e-9)
+    again = policy.rollout(prompts_of("flux"), group_size=2, seed=SEED, plan=plan)
+    assert sample_difference(trained.samples, again.samples) == 0
+    assert torch.equal(values(policy, again), again.old_logprob_BT)
+
+
+@pytest.mark.nightly
+def test_a_run_with_scouts_counts_fewer_forwards_with_a_cache(tmp_path: Path) -> None:
+    strategy = {"name": "two_stage_scouts", "scouts": 3, "best": 1, "worst": 1}
+    strategy["settings"] = {"call": {"num_inference_steps": STEPS}}
+    rollout = {
+        "prompts_per_step": 2,
+        "group_size": 2,
+        "strategy": strategy,
+        "window": {"name": "fixed", "start": 2, "size": 2},
+    }
+    lines = []
+    for cache in (None, FIRST_BLOCK):
+        run = {
+            "output": str(tmp_path / str(cache is None)),
+            "steps": 1,
+            "rollout": rollout,
+            "runtime": {"device": "cpu"},
+        }
+        trainer = Trainer(_caching(cache), [Brightness()], prompts_of("flux"), run)
+        trainer.train()
+        lines += trainer.folder.lines("metrics.jsonl")
+    plain, cached = lines
+    assert plain["count/forwards_per_sample"] > cached["count/forwards_per_sample"]
+    assert cached["policy/on_policy_gap"] == 0
+    assert cached["optimizer/grad_norm"] > 0
 
 
 @pytest.mark.nightly

@@ -1,7 +1,6 @@
 """Distilled models with few steps: sampling as distilled, training a single step, and the doctor."""
 
 # diffusers exports lazily.
-# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 

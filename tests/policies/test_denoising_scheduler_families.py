@@ -1,7 +1,6 @@
 """Scheduler families: their first step, replacements, and default samplers."""
 
 # diffusers exports lazily.
-# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Special steps: learned variance, tokens at separate levels, old default schedulers."""
 
 # diffusers exports lazily and annotates tuples and schedulers more narrowly than it takes them.
-# pyright: reportPrivateImportUsage=false, reportArgumentType=false
 
 from __future__ import annotations
 

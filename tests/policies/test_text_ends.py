@@ -1,7 +1,6 @@
 """The end of each token in the text: compared with decoding every prefix, and by hand."""
 
 # The bindings of `tokenizers` carry wrong annotations.
-# pyright: reportArgumentType=false
 
 from __future__ import annotations
 

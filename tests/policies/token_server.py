@@ -70,6 +70,11 @@ class TokenServer(ThreadingHTTPServer):
         """The requests of a path."""
         return [body for requested, body in self.requests if requested == path]
 
+    @property
+    def samplings(self) -> list[Any]:
+        """The requests for completions of prompts; others ask for the vocabulary, and for the effect of weights."""
+        return [body for body in self.bodies("/inference/v1/generate") if body["token_ids"] != [0]]
+
     def reply(self, path: str, body: Any) -> tuple[int, Any]:
         if self.status != 200:
             return self.status, {"error": "out of order"}
@@ -92,9 +97,6 @@ class TokenServer(ThreadingHTTPServer):
                 for parameter in self.model.parameters():
                     parameter.data += 0.05 * torch.randn_like(parameter)
             return 200, {"results": [None]}
-        if path == "/weight_checker":
-            digests = {name: hash(tensor.numpy().tobytes()) for name, tensor in self.model.state_dict().items()}
-            return 200, {"checksums": {name: str(digest) for name, digest in digests.items()}}
         if path == "/get_world_size":
             return 200, {"world_size": 1}
         if path == "/init_weight_transfer_engine" and self.transfer != "nccl":

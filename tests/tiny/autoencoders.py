@@ -1,7 +1,6 @@
 """Tiny autoencoders of the classes the pipelines ship with: 2 to 4 pixels of each side to a latent one."""
 
 # diffusers exports lazily and annotates tuples and schedulers more narrowly than it takes them.
-# pyright: reportPrivateImportUsage=false, reportArgumentType=false
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ A single prompt is cut to its length; in a batch it is padded to a common length
 """
 
 # diffusers exports lazily and annotates tuples and schedulers more narrowly than it takes them.
-# pyright: reportPrivateImportUsage=false, reportArgumentType=false
 
 from __future__ import annotations
 

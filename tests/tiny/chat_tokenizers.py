@@ -5,7 +5,6 @@ before it, and anything else falls apart into bytes. The ids are the same in eve
 """
 
 # The bindings of `tokenizers` carry wrong annotations.
-# pyright: reportArgumentType=false
 
 from __future__ import annotations
 

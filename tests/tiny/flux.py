@@ -1,7 +1,6 @@
 """Tiny pipelines of the FLUX family."""
 
 # diffusers exports lazily and annotates tuples and schedulers more narrowly than it takes them.
-# pyright: reportPrivateImportUsage=false, reportArgumentType=false
 
 from __future__ import annotations
 

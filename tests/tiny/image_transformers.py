@@ -1,7 +1,6 @@
 """Tiny image pipelines around a diffusion transformer."""
 
 # diffusers exports lazily and annotates tuples and schedulers more narrowly than it takes them.
-# pyright: reportPrivateImportUsage=false, reportArgumentType=false
 
 from __future__ import annotations
 

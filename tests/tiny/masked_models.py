@@ -1,7 +1,6 @@
 """Every tiny masked model by name: stock classes, two layers, large weights from a seed."""
 
 # The bindings of `tokenizers` carry wrong annotations.
-# pyright: reportArgumentType=false
 
 from __future__ import annotations
 

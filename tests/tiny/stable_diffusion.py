@@ -1,7 +1,6 @@
 """Tiny U-Net pipelines: Stable Diffusion 1.5 under several schedulers, its inpainting, and SDXL."""
 
 # diffusers exports lazily and annotates tuples and schedulers more narrowly than it takes them.
-# pyright: reportPrivateImportUsage=false, reportArgumentType=false
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ Weights have a larger spread than for training, so that two prompts give clearly
 """
 
 # A tokenizer's ids are annotated with every form that any tokenizer could give them.
-# pyright: reportArgumentType=false
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ vocabulary, so a sequence length that fits a template there fits it here.
 """
 
 # The Fast names are aliases that transformers 5 makes at import; the bindings of `tokenizers` carry wrong annotations.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 
