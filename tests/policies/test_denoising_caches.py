@@ -196,8 +196,8 @@ def test_samples_that_are_scored_alone_use_the_cache_at_every_step() -> None:
 
 @pytest.mark.nightly
 def test_a_run_with_scouts_counts_fewer_forwards_with_a_cache(tmp_path: Path) -> None:
-    strategy = {"name": "two_stage_scouts", "scouts": 3, "best": 1, "worst": 1}
-    strategy["settings"] = {"call": {"num_inference_steps": STEPS}}
+    settings = {"call": {"num_inference_steps": STEPS}}
+    strategy = {"name": "two_stage_scouts", "scouts": 3, "best": 1, "worst": 1, "settings": settings}
     rollout = {
         "prompts_per_step": 2,
         "group_size": 2,
