@@ -214,17 +214,16 @@ class VllmEngine(Engine):
         """Asks for the last token of the vocabulary, which the server must have, and for the next one."""
         try:
             self._wake()  # a run that was killed leaves it asleep
-            models = self._get("/v1/models")["data"]
-            version = self._get("/weight_info")
+            models, version = self._get("/v1/models"), self._get("/weight_info")
         except EngineError as error:
             raise ConfigError(f"{error}. Start it with: {START}") from error
-        if "weight_version" not in version or not models:
+        if not (_has(models, "data") and models["data"] and _has(version, "weight_version")):
             raise ConfigError(
                 f"rollout.engine.url: {self._url} is no vLLM server in development mode. Start it with: {START}"
             )
         if (reason := self._rejects(model.num_tokens - 1, model)) or not self._rejects(model.num_tokens, model):
             raise ConfigError(
-                f"rollout.engine.url: {self._url} serves {models[0]['id']}, whose vocabulary does not have the "
+                f"rollout.engine.url: {self._url} serves {models['data'][0]['id']}, whose vocabulary does not have the "
                 f"{model.num_tokens} tokens of the trained model: serve the model of policy.model "
                 f"({reason or 'it has more'})"
             )
@@ -487,6 +486,11 @@ def _server_command(
     if options or variables:
         raise ConfigError("rollout.engine.options and variables are those of a server that python starts: remove them")
     return None
+
+
+def _has(reply: Any, key: str) -> bool:
+    """Whether a reply is an object with a key."""
+    return isinstance(reply, dict) and key in reply
 
 
 def _prompt(request: EngineRequest) -> dict[str, Any]:
