@@ -68,9 +68,10 @@ if __name__ == "__main__":
 ARGUMENTS: dict[str, Any] = {
     "output_dir": "out", "learning_rate": 1e-5, "max_steps": 40, "per_device_train_batch_size": 2,
     "gradient_accumulation_steps": 8, "max_completion_length": 1024, "num_generations": 2, "epsilon_high": 0.28,
-    "beta": 0.04, "lr_scheduler_type": "cosine", "save_steps": 10, "report_to": ["tensorboard"],
+    "beta": 0.04, "lr_scheduler_type": "cosine", "save_steps": 10, "report_to": ["tensorboard"], "use_vllm": True,
+    "overrides": {"rollout.engine.python": "vllm-env/bin/python"},
 }  # fmt: skip
-"""Those of the script that have keys."""
+"""Those of the script that have keys, and the setting that TRL does not have."""
 
 
 @pytest.fixture
@@ -118,13 +119,14 @@ def test_file_has_a_comment_for_each_argument_without_a_counterpart(folder: Path
         "# * callbacks=[Callback()]: it is not read; TRL's callbacks is not supported; leave it out",
         "# * max_prompt_length=2048: TRL's max_prompt_length is not supported; instead: shorter prompts",
         "# * push_to_hub=True: TRL's push_to_hub is not supported; instead: `mmgrpo export RUN --push",
-        "# * use_vllm=True: TRL's use_vllm is rollout.engine: {name: vllm, url: ADDRESS}",
+        "# * rollout.engine.python: set the Python of an environment with vLLM (https://",
+        "# * not as in TRL: vllm_mode='colocate': the run starts one vLLM server in a separate process",
         "# * lora_dropout=0.1: TRL's lora_dropout is not supported; leave it out: dropout is off",
         "# * rollout.prompts_per_step is for one process",
         "# * policy.chat: false, if the prompts are texts",
     ):
         assert [line for line in comments if line.startswith(start)], start
-    assert len(comments) == 8  # with that of modules that rewards are imported from
+    assert len(comments) == 9  # with that of modules that rewards are imported from
 
 
 @pytest.mark.nightly

@@ -77,10 +77,10 @@ def test_arguments_of_a_command_line() -> None:
 
 
 def test_a_value_without_a_key_is_an_error_with_its_replacement() -> None:
-    with pytest.raises(ConfigError, match=r"use_vllm=True is not supported; instead: overrides=.'rollout.engine'"):
-        GRPOConfig(use_vllm=True)
-    with pytest.raises(ConfigError, match=r"vllm_importance_sampling_cap=2.0 .*'sampler_weight_truncated'"):
-        GRPOConfig(vllm_importance_sampling_cap=2.0)
+    with pytest.raises(ConfigError, match=r"torch_compile=True is not supported; instead: overrides=.'policy.compile'"):
+        GRPOConfig(torch_compile=True)
+    with pytest.raises(ConfigError, match=r"vllm_structured_outputs_regex='a' is not supported; instead: leave it out"):
+        GRPOConfig(vllm_structured_outputs_regex="a")
     with pytest.raises(ConfigError, match=r"push_to_hub=True .* save_model.*; hub_model_id='me/model'"):
         GRPOConfig(push_to_hub=True, hub_model_id="me/model")
     assert GRPOConfig(optim="adamw_torch", eval_delay=0.0, pad_to_multiple_of=None).optim == "adamw_torch"

@@ -34,6 +34,10 @@ ROWS = "rollout.prompts_per_step: the rows of a generation on all processes / nu
 MINIBATCHES = "update.minibatches: steps_per_generation / gradient_accumulation_steps"
 HISTORY = "leave it out: metrics.jsonl has each step, and trainer.state.log_history those of a script"
 PADDING = "leave it out: batches are padded to their longest row"
+SERVER = "rollout.engine: {name: vllm, url: ADDRESS}"
+WEIGHT = "advantage.estimators: [{name: sampler_weight_truncated, %s}]"
+MASK = "advantage.filters: [{name: sampler_weight_within, %s}]"
+LEVEL = "level: sequence"
 UPLOAD = "`mmgrpo export RUN --push OWNER/NAME`, or save_model and `hf upload`"
 
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -55,12 +59,14 @@ class Key:
         keys: dotted keys of a run; without ``is_key`` the place where a run has its effect.
         copied: whether the value of the key is that of the argument; otherwise it depends on other arguments too.
         needs: another argument, and its values under which this one has an effect; without values: all but its default.
+        also: a second such argument, with its values.
         is_key: whether it sets keys.
     """
 
     keys: str
     copied: bool = False
     needs: tuple[Any, ...] = ()
+    also: tuple[Any, ...] = ()
     is_key: bool = True
 
     @property
@@ -107,9 +113,31 @@ class Fixed:
         return f"overrides={parse_yaml(self.instead)}" if self.is_key else self.instead
 
 
-VLLM = Fixed("rollout.engine: {name: vllm, url: ADDRESS}", is_key=True)
-WEIGHTS = Fixed("advantage.estimators: [{name: sampler_weight_truncated}]", is_key=True)
-NO_WEIGHTS = Fixed(WEIGHTS.instead, False, is_key=True)
+def _key_of_colocate(setting: str) -> Key:
+    """A setting of the server that is started for the run, in place of TRL's vLLM in the training process."""
+    keys = f"rollout.engine: {{name: vllm, python: ENV/bin/python, {setting}}}"
+    return Key(keys, needs=("use_vllm", True), also=("vllm_mode", "colocate"))
+
+
+def _key_of_option(option: str, value: str) -> Key:
+    return _key_of_colocate(f'options: ["{option}", "{value}"]')
+
+
+def _key_of_weight(*keys: str) -> Key:
+    """Keys of the importance weights; the second ones are those of masks."""
+    return Key(
+        ", for a mask also ".join(keys),
+        needs=("use_vllm", True),
+        also=("vllm_importance_sampling_correction", True),
+    )
+
+
+ADDRESS = Key(
+    "rollout.engine: {name: vllm, url: http://HOST:PORT}",
+    needs=("vllm_mode", "server"),
+    also=("vllm_server_base_url", None),
+)
+CAP = _key_of_weight(WEIGHT % "cap: NUMBER", MASK % "high: NUMBER")
 BEST = Fixed("checkpoint.best: REWARD", is_key=True)
 COMPILE = Fixed("policy.compile: true", is_key=True)
 ADAPTIVE = Fixed("schedules: {objective.entropy_bonus: SCHEDULE}", is_key=True)
@@ -172,24 +200,39 @@ class GRPOConfig:
     use_transformers_continuous_batching: Annotated[bool, ROLLOUT_BATCH] = False
     transformers_continuous_batching_config: Annotated[dict | str | None, ROLLOUT_BATCH] = None
     use_transformers_paged: Annotated[bool, ROLLOUT_BATCH] = False
-    use_vllm: Annotated[bool, VLLM] = False
-    vllm_mode: Annotated[str, VLLM] = "colocate"
-    vllm_model_impl: Annotated[str, VLLM] = "vllm"
-    vllm_enable_sleep_mode: Annotated[bool, VLLM] = False
-    vllm_structured_outputs_regex: Annotated[str | None, VLLM] = None
-    vllm_server_base_url: Annotated[str | None, VLLM] = None
-    vllm_server_host: Annotated[str, VLLM] = "0.0.0.0"
-    vllm_server_port: Annotated[int, VLLM] = 8000
-    vllm_server_timeout: Annotated[float, VLLM] = 240.0
-    vllm_group_port: Annotated[int, VLLM] = 51216
-    vllm_gpu_memory_utilization: Annotated[float, VLLM] = 0.3
-    vllm_max_model_length: Annotated[int | None, VLLM] = None
-    vllm_tensor_parallel_size: Annotated[int, VLLM] = 1
-    vllm_importance_sampling_correction: Annotated[bool, NO_WEIGHTS] = True
-    vllm_importance_sampling_mode: Annotated[str, WEIGHTS] = "sequence_mask"
-    vllm_importance_sampling_clip_max: Annotated[float | None, WEIGHTS] = 3.0
-    vllm_importance_sampling_clip_min: Annotated[float | None, WEIGHTS] = None
-    vllm_importance_sampling_cap: Annotated[float | None, WEIGHTS] = None
+    use_vllm: Annotated[bool, Key(f"{SERVER}, or python: ENV/bin/python in place of url")] = False
+    vllm_mode: Annotated[
+        str, Key(f"{SERVER} for server, python: ENV/bin/python in place of url for colocate", needs=("use_vllm", True))
+    ] = "colocate"
+    vllm_model_impl: Annotated[str, _key_of_option("--model-impl", "transformers")] = "vllm"
+    vllm_enable_sleep_mode: Annotated[bool, _key_of_colocate("sleep: true")] = False
+    vllm_structured_outputs_regex: Annotated[
+        str | None, Fixed("leave it out: samples are of the distribution that is trained")
+    ] = None
+    vllm_server_base_url: Annotated[str | None, Key(SERVER, needs=("vllm_mode", "server"))] = None
+    vllm_server_host: Annotated[str, ADDRESS] = "0.0.0.0"
+    vllm_server_port: Annotated[int, ADDRESS] = 8000
+    vllm_server_timeout: Annotated[
+        float, Key("rollout.engine: {name: vllm, url: ADDRESS, timeout_s: SECONDS}", needs=("vllm_mode", "server"))
+    ] = 240.0
+    vllm_group_port: Annotated[
+        int, Fixed("leave it out: weights get to the server as files, or by NCCL without a fixed port")
+    ] = 51216
+    vllm_gpu_memory_utilization: Annotated[float, _key_of_option("--gpu-memory-utilization", "0.3")] = 0.3
+    vllm_max_model_length: Annotated[int | None, _key_of_option("--max-model-len", "N")] = None
+    vllm_tensor_parallel_size: Annotated[int, _key_of_option("--tensor-parallel-size", "N")] = 1
+    vllm_importance_sampling_correction: Annotated[
+        bool,
+        Key(
+            f"{WEIGHT % 'cap: 3.0, level: sequence'}, or a method in include: methods/sequence-mis for the default of "
+            "vllm_importance_sampling_mode, mis, tis or sequence-tis",
+            needs=("use_vllm", True),
+        ),
+    ] = True
+    vllm_importance_sampling_mode: Annotated[str, _key_of_weight(WEIGHT % LEVEL, MASK % LEVEL)] = "sequence_mask"
+    vllm_importance_sampling_clip_max: Annotated[float | None, CAP] = 3.0
+    vllm_importance_sampling_clip_min: Annotated[float | None, _key_of_weight(MASK % "low: NUMBER")] = None
+    vllm_importance_sampling_cap: Annotated[float | None, CAP] = None
 
     # Rewards and advantages
     reward_weights: Annotated[list[float] | None, Key("rewards[].weight")] = None
@@ -409,6 +452,8 @@ class GRPOConfig:
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if wrong := list(_unsupported(self)):
             raise ConfigError("; ".join(wrong))
+        if self.vllm_importance_sampling_cap is not None:
+            self.vllm_importance_sampling_clip_max = self.vllm_importance_sampling_cap
         batch_size = self.per_device_train_batch_size * self.world_size
         if self.generation_batch_size is not None and self.steps_per_generation is not None:
             raise ConfigError("generation_batch_size and steps_per_generation are two forms of one number: set one")
@@ -456,12 +501,19 @@ def _unsupported(args: GRPOConfig) -> Iterator[str]:
         value = getattr(args, name)
         if isinstance(note, Fixed) and value not in (defaults[name], *note.others):
             yield f"{name}={value!r} is not supported; instead: {note.in_python}"
-        if isinstance(note, Key) and note.needs and value != defaults[name]:
-            other, *values = note.needs
+        needs = (note.needs, note.also) if isinstance(note, Key) and value != defaults[name] else ()
+        for other, *values in filter(None, needs):
             current = getattr(args, other)
             if current not in values if values else current == defaults[other]:
                 where = f", only with {', '.join(map(repr, values))}" if values else ""
                 yield f"{name}={value!r} has no effect with {other}={current!r}{where}: leave it out"
+                break
+    cap, highest = args.vllm_importance_sampling_cap, args.vllm_importance_sampling_clip_max
+    if cap is not None and highest not in (defaults["vllm_importance_sampling_clip_max"], cap):
+        yield (
+            f"vllm_importance_sampling_cap={cap!r} and vllm_importance_sampling_clip_max={highest!r} are two forms of "
+            "one number: set the second one"
+        )
     corrects_kl = args.beta and args.use_bias_correction_kl
     if args.importance_sampling_level == "sequence" and args.loss_type == "vespo" and not corrects_kl:
         yield (

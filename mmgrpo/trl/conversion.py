@@ -19,6 +19,7 @@ from mmgrpo.trl.arguments import ARGUMENTS, PEER, Fixed, GRPOConfig
 from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, run_values
 from mmgrpo.trl.script_arguments import REWARDS as FUNCTIONS
 from mmgrpo.trl.script_reading import TrlRun, read_trl_run
+from mmgrpo.trl.vllm_values import PAGE, PYTHON
 
 QUANTIZATION = {
     "load_in_4bit": "load_in_4bit",
@@ -125,6 +126,9 @@ def _values(supported: dict[str, Any], run: TrlRun, notes: list[str]) -> dict[st
     if is_endless := supported.get("max_steps", -1) <= 0:
         supported.pop("num_train_epochs", None)
         supported["max_steps"] = STEPS * _num_updates(supported)
+    if supported.get("use_vllm") and supported.get("vllm_mode", GRPOConfig.vllm_mode) == "colocate":
+        supported["overrides"] = {"rollout.engine.python": PYTHON}
+        notes.append(f"rollout.engine.python: set the Python of an environment with vLLM ({PAGE})")
     has_tools = not run.unread.keys().isdisjoint(("tools", "environment_factory"))
     args, data = GRPOConfig(**supported), TrainingData(num_prompts=None, is_conversational=True, has_tools=has_tools)
     values = run_values(args, data)

@@ -9,6 +9,7 @@ from typing import Any, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.trl.arguments import ADAMW, ARGUMENTS, CLIPPED, GRPOConfig, Key
+from mmgrpo.trl.vllm_values import vllm_differences, vllm_values
 
 TOKEN_MEANS = ("bnpo", "cispo", "dapo", "vespo")
 LR_SCHEDULERS = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
@@ -76,6 +77,7 @@ def run_values(args: GRPOConfig, data: TrainingData) -> dict[str, Any]:
         "rollout.saved_groups": steps.prompts_per_step if args.log_completions else 2,
         **_sampling(args, data),
         **_advantage(args),
+        **vllm_values(args),
         **objective_values(args),
         **_reference(args, steps),
         **_optimizer(args, steps),
@@ -444,6 +446,7 @@ def differences(args: GRPOConfig, data: TrainingData) -> list[str]:
         "max_tool_calling_iterations: the calls of the last turn are executed too": (
             data.has_tools and args.max_tool_calling_iterations is not None
         ),
+        **vllm_differences(args),
         "log_completions: samples/ of the run folder has the groups of the first and the last step and of steps with "
         "an evaluation": args.log_completions,
     }
