@@ -58,7 +58,9 @@ def vllm_differences(args: GRPOConfig) -> dict[str, bool]:
         "vllm_mode='server': the server reads weights from files, TRL sends them by NCCL, as with "
         "rollout.engine.transfer: nccl": is_server,
         f"vllm_server_timeout={args.vllm_server_timeout:g}: the time limit of a request for the completions of a "
-        "prompt; TRL waits as long for the server to start, which must run before the trainer here": is_server,
+        "prompt; TRL waits as long for the server to start, which must run before the trainer here": (
+            is_server and args.vllm_server_timeout != GRPOConfig.vllm_server_timeout
+        ),
         f"vllm_mode='colocate': the run starts one vLLM server in a separate process ({PAGE}), TRL has vLLM in each "
         "process of the trainer": is_colocate,
         "off_policy_mask_threshold: the old log-probabilities are the trainer's, TRL's are vLLM's": (
@@ -71,7 +73,8 @@ def _running_server(args: GRPOConfig) -> dict[str, Any]:
     host = "127.0.0.1" if args.vllm_server_host == "0.0.0.0" else args.vllm_server_host
     url = args.vllm_server_base_url or f"http://{host}:{args.vllm_server_port}"
     require_server(url, "vllm_server_base_url" if args.vllm_server_base_url else "vllm_server_host")
-    return {"name": "vllm", "url": url, "timeout_s": float(args.vllm_server_timeout)}
+    is_set = args.vllm_server_timeout != GRPOConfig.vllm_server_timeout
+    return {"name": "vllm", "url": url, **({"timeout_s": float(args.vllm_server_timeout)} if is_set else {})}
 
 
 def _started_server(args: GRPOConfig) -> dict[str, Any]:
