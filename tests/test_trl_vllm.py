@@ -169,7 +169,7 @@ def test_combinations_that_mmgrpo_does_not_have(arguments: dict[str, Any], messa
 def test_differences_of_servers_are_named() -> None:
     notes = differences(GRPOConfig(**SERVER, off_policy_mask_threshold=0.1), DATA)
     assert [note.partition(":")[0] for note in notes] == [
-        "vllm_mode='server'", "vllm_mode='server'", "vllm_server_timeout=240", "off_policy_mask_threshold",
+        "vllm_mode='server'", "vllm_mode='server'", "off_policy_mask_threshold",
     ]  # fmt: skip
     assert "must be vLLM's, started by the command of https://mmgrpo.github.io/mmgrpo/how-to/engines/" in notes[0]
     (note,) = differences(GRPOConfig(use_vllm=True, max_steps=2), DATA)
