@@ -83,9 +83,17 @@ def test_workflow_runs_the_commands_of_the_readme_and_of_ci() -> None:
         f"{train} steps=1",
         "git config --global core.symlinks false",
         f"pip install uv && {site}",
+        'pip install uv && uv run pytest -m "" tests/test_notebooks.py',
         f"pip install uv && {environments}",
     }
     assert any(site in block for block in bash_blocks(GUIDE))
+
+
+def test_nightly_jobs_run_every_test_once() -> None:
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())["jobs"].values()
+    *folders, rest = job["strategy"]["matrix"]["tests"]
+    assert rest.split(" --ignore ") == ["tests", *" ".join(folders).split()]
+    assert job["steps"][-1]["run"].endswith("pytest -m nightly ${{ matrix.tests }}")
 
 
 def test_release_uploads_the_tested_distributions_by_trusted_publishing() -> None:
