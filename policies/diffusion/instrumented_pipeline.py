@@ -14,6 +14,7 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL.Image import Image
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedTokenizerBase
 
 from mmgrpo.errors import PolicyError
@@ -60,6 +61,7 @@ class InstrumentedPipeline:
         image_arguments: Mapping[str, str] | None = None,
         decode: DecodeSettings | None = None,
         approximations: Sequence[Approximation] = (),
+        records_graph: bool = False,
     ) -> None:
         """Wraps the pipeline.
 
@@ -74,11 +76,14 @@ class InstrumentedPipeline:
             image_arguments: further arguments of its call, with the data columns that hold their images.
             decode: memory-saving decoding; None: as the pipeline is configured.
             approximations: of the denoisers, for the iterations of a run that may be approximated.
+            records_graph: calls denoisers with grad in every run with decisions, so that a compiled one has one graph for
+                rollouts and updates.
         """
         self.pipeline = pipeline
         self.denoisers = denoisers
         self.calls_step_twice = False
         self.approximations = approximations
+        self._records_graph = records_graph
         self._encoder_cache = encoder_cache
         self._decode = decode or DecodeSettings()
         require_slices(pipeline, self._decode)
@@ -234,8 +239,11 @@ class InstrumentedPipeline:
         zeros = self._shapes.zeros(name, args, kwargs) if is_ghost and not run.run_ghosts else None
         if zeros is not None:
             return zeros
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not is_ghost):
+        is_recorded = self._records_graph and run.on_step is not None
+        with torch.set_grad_enabled((torch.is_grad_enabled() or is_recorded) and not is_ghost):
             output = forward(*args, **kwargs)
+        if is_recorded and not run.grad:
+            output = tree_map_only(Tensor, Tensor.detach, output)
         self._shapes.record(name, args, kwargs, output)
         return output
 

@@ -146,6 +146,7 @@ class DenoisingPolicy(
             image_arguments=settings.image_arguments,
             decode=settings.decode,
             approximations=_approximations(pipeline, denoisers, settings),
+            records_graph=settings.compile,
         )
         if settings.lora is None and dtype != torch.float32:
             self._instrumented.autocast(dtype)  # trained weights are float32; computation stays in the loaded dtype
