@@ -76,8 +76,8 @@ class InstrumentedPipeline:
             image_arguments: further arguments of its call, with the data columns that hold their images.
             decode: memory-saving decoding; None: as the pipeline is configured.
             approximations: of the denoisers, for the iterations of a run that may be approximated.
-            records_graph: calls denoisers with grad in every run with decisions, so that a compiled one has one graph for
-                rollouts and updates.
+            records_graph: calls denoisers with grad in every run with decisions, so that rollouts and updates run one
+                graph of a compiled one.
         """
         self.pipeline = pipeline
         self.denoisers = denoisers
