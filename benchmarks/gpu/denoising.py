@@ -46,6 +46,7 @@ class DenoiserRun:
     Attributes:
         times: seconds of its turns.
         gap: largest difference of a log-probability between rollout and update.
+        resident: bytes allocated once the policy is built.
         rollout_peak: largest bytes allocated in a rollout.
         update_peak: the same in an update.
         before_update: bytes allocated before an update.
@@ -55,6 +56,7 @@ class DenoiserRun:
         """Builds the policy and runs one iteration, in which replay is checked and kernels are chosen."""
         self._bench, self._case = bench, case
         self.policy: DenoisingPolicy = case.policy(bench.device, tiny=bench.tiny)
+        self.resident = allocated(bench.device)
         self.learner = Learner(self.policy)
         self.denoiser = self.policy.pipeline.transformer
         self.times = Times()
@@ -72,18 +74,20 @@ class DenoiserRun:
         self.gap = gap_of(gradient)
         self.rollout_peak = self.update_peak = self.before_update = 0
 
-    def turn(self) -> None:
-        """A rollout and an update, each followed by its bare passes."""
+    def turn(self, *, bare: bool = True) -> None:
+        """A rollout and an update, each followed by its bare passes unless ``bare`` is False."""
         device, times = self._bench.device, self.times
         sampled, self.rollout_peak = peak(device, lambda: timed(device, self._draw))
         times.rollout.append(sampled.spent.wall_s)
-        times.bare_rollout.append(timed(device, self._bare_rollout).spent.wall_s)
+        if bare:
+            times.bare_rollout.append(timed(device, self._bare_rollout).spent.wall_s)
         credit = self.learner.judge(sampled.value)
         self.before_update = allocated(device)
         updated, self.update_peak = peak(device, lambda: timed(device, lambda: self._learn(sampled.value, credit)))
         self.gap = max(self.gap, gap_of(updated.value))
         times.update.append(updated.spent.wall_s)
-        times.bare_update.append(timed(device, self._bare_update).spent.wall_s)
+        if bare:
+            times.bare_update.append(timed(device, self._bare_update).spent.wall_s)
 
     def values(self, peak_rate: float) -> dict[str, Value]:
         """Values of a row.

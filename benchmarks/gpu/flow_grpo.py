@@ -1,17 +1,29 @@
-"""An iteration of flow_grpo and of mmgrpo on the same SD3.5-M shape, alternating; ``--flow-grpo FOLDER`` is a clone.
+"""Iterations of flow_grpo and of mmgrpo on the same SD3.5-M shape, alternating; ``--flow-grpo FOLDER`` is a clone.
 
-The clone's own functions sample (``pipeline_with_logprob``) and score again (``compute_log_prob`` of its training
-script); the loop around them is that of the script, without its loggers, data loaders and text encoders (both sides
-get the encodings). Adapters of rank 32 in float32, eight samples, the same batches, the same trained steps, the
-clipped loss, one optimizer step. The script keeps float32 weights under bfloat16 autocast; ``bfloat16`` also measures
-it with frozen weights in bfloat16, as mmgrpo keeps them.
+Flow-GRPO-Fast is ``scripts/train_sd3_fast.py`` with ``sd3_pipeline_with_logprob_fast``, Flow-GRPO is
+``scripts/train_sd3.py`` with ``sd3_pipeline_with_logprob``. The clone's functions sample (``pipeline_with_logprob`` of
+the module) and score again (``compute_log_prob`` of the script); the loop around them is that of the script, without
+its loggers, data loaders and text encoders (both sides get the encodings). On both sides the steps, the guidance, the
+sampler and its noise are those of the script's configuration (``geneval_sd3_fast_nocfg``, ``geneval_sd3``), with
+adapters of rank 32 in float32, eight samples in one batch, the same trained steps, and one optimizer step of the
+clipped loss without its KL term.
+
+The window of Flow-GRPO-Fast is random; here it is the first three steps, which changes no cost: each step is one
+forward, and steps outside of the window are deterministic on both sides. In the first update of a rollout every ratio
+is 1, so the different clip ranges change nothing.
+
+The script keeps float32 weights under bfloat16 autocast; ``bfloat16`` also measures it with frozen weights in bfloat16,
+as mmgrpo keeps them. It decodes in float32; here its autoencoder runs under autocast too, which is faster.
+
+A clone from before 14 August 2025 has no Flow-GRPO-Fast, which is a row that says so.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,10 +42,9 @@ from benchmarks.timing import timed
 from mmgrpo.explain.process_scale import GIB
 from mmgrpo.types import Plan
 
-SCRIPT = "scripts/train_sd3.py"
 TARGETS = ("add_k_proj", "add_q_proj", "add_v_proj", "to_add_out", "to_k", "to_out.0", "to_q", "to_v")
 NUM_STEPS = 10
-CLIP = 1e-4
+PATCHES = "flow_grpo.diffusers_patch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,44 +52,76 @@ class Geometry:
     """An iteration.
 
     Attributes:
+        script: training script of the clone.
+        module: module of the clone that samples.
         guidance: guidance scale; 1.0: none.
         num_trained: number of steps that are trained, from the first on.
+        noise: noise level of the sampler.
+        clip: clip range.
+        settings: the script's sampler in the policy's settings.
+        window: whether the other steps are deterministic (Flow-GRPO-Fast).
         group: samples.
         side: pixels of a side.
     """
 
+    script: str
+    module: str
     guidance: float
     num_trained: int
+    noise: float
+    clip: float
+    settings: Mapping[str, Any]
+    window: bool = False
     group: int = 8
     side: int = 512
 
 
 GEOMETRIES = {
-    "10 steps, 3 trained, no guidance": Geometry(guidance=1.0, num_trained=3),
-    "10 steps, 9 trained, guidance 4.5": Geometry(guidance=4.5, num_trained=9),
+    "Flow-GRPO-Fast, 10 steps, 3 trained, no guidance": Geometry(
+        script="scripts/train_sd3_fast.py",
+        module="sd3_pipeline_with_logprob_fast",
+        guidance=1.0,
+        num_trained=3,
+        noise=0.8,
+        clip=1e-5,
+        settings={"sampler": "cps", "density": "squared_error"},
+        window=True,
+    ),
+    "Flow-GRPO, 10 steps, 9 trained, guidance 4.5": Geometry(
+        script="scripts/train_sd3.py",
+        module="sd3_pipeline_with_logprob",
+        guidance=4.5,
+        num_trained=9,
+        noise=0.7,
+        clip=1e-4,
+        settings={"sampler": "flow_sde"},
+    ),
 }
 
 
-def compute_log_prob_of(folder: Path) -> Callable[..., Any]:
-    """The function of the clone's training script, without the script's imports.
+def compute_log_prob_of(script: Path) -> Callable[..., Any]:
+    """The function of a training script, without the script's imports.
 
     Args:
-        folder: the clone.
+        script: file of the clone.
 
     Returns:
         ``compute_log_prob``.
     """
-    from flow_grpo.diffusers_patch.sd3_sde_with_logprob import sde_step_with_logprob
-
-    module = ast.parse((folder / SCRIPT).read_text())
+    step = importlib.import_module(f"{PATCHES}.sd3_sde_with_logprob").sde_step_with_logprob
+    module = ast.parse(script.read_text())
     (function,) = [node for node in module.body if getattr(node, "name", "") == "compute_log_prob"]
-    names: dict[str, Any] = {"torch": torch, "sde_step_with_logprob": sde_step_with_logprob}
-    exec(compile(ast.Module([function], []), str(folder / SCRIPT), "exec"), names)
+    names: dict[str, Any] = {"torch": torch, "sde_step_with_logprob": step}
+    exec(compile(ast.Module([function], []), str(script), "exec"), names)
     return names["compute_log_prob"]
 
 
 class FlowGrpo:
-    """The iteration of flow_grpo's script."""
+    """The iteration of a script of flow_grpo.
+
+    Attributes:
+        denoiser: the transformer with adapters.
+    """
 
     def __init__(self, folder: Path, bench: Bench, geometry: Geometry, frozen_dtype: torch.dtype) -> None:
         """Builds the pipeline with adapters, and the encodings.
@@ -91,15 +134,14 @@ class FlowGrpo:
         """
         sys.path.insert(0, str(folder))
         try:
-            from flow_grpo.diffusers_patch.sd3_pipeline_with_logprob import pipeline_with_logprob
-
-            self._compute_log_prob = compute_log_prob_of(folder)
+            self._sample = importlib.import_module(f"{PATCHES}.{geometry.module}").pipeline_with_logprob
+            self._compute_log_prob = compute_log_prob_of(folder / geometry.script)
         finally:
             sys.path.remove(str(folder))
         case = denoiser_of(geometry)
         call = case.call_of(tiny=bench.tiny)
         self._call = {name: call[name] for name in ("height", "width", "num_inference_steps")}
-        self._geometry, self._sample = geometry, pipeline_with_logprob
+        self._geometry = geometry
         self._pipeline = case.pipeline(bench.device, tiny=bench.tiny)
         self._pipeline.set_progress_bar_config(disable=True)
         for module in self._pipeline.components.values():
@@ -122,6 +164,7 @@ class FlowGrpo:
         rank, alpha = int(LORA["rank"]), int(LORA["alpha"])
         lora = LoraConfig(r=rank, lora_alpha=alpha, target_modules=[f"attn.{name}" for name in TARGETS])
         self._pipeline.transformer = get_peft_model(self._pipeline.transformer, lora)
+        self.denoiser: torch.nn.Module = self._pipeline.transformer
         self._parameters = [part for part in self._pipeline.transformer.parameters() if part.requires_grad]
         for parameter in self._parameters:
             parameter.data = parameter.data.float()
@@ -129,14 +172,14 @@ class FlowGrpo:
         self._autocast = partial(torch.autocast, torch.device(bench.device).type, DTYPE)
         self._config = SimpleNamespace(
             train=SimpleNamespace(cfg=geometry.guidance > 1.0),
-            sample=SimpleNamespace(guidance_scale=geometry.guidance, noise_level=0.7),
+            sample=SimpleNamespace(guidance_scale=geometry.guidance, noise_level=geometry.noise, sde_type="cps"),
         )
 
     def rollout(self) -> dict[str, Tensor]:
         """Samples, their latents and log-probabilities, and their advantages by brightness."""
         self._pipeline.transformer.eval()
         with self._autocast(), torch.no_grad():
-            images, latents, log_probs = self._sample(
+            images, latents, log_probs, *timesteps = self._sample(
                 self._pipeline,
                 prompt_embeds=self._embeds,
                 pooled_prompt_embeds=self._pooled,
@@ -144,18 +187,26 @@ class FlowGrpo:
                 negative_pooled_prompt_embeds=self._negative_pooled,
                 guidance_scale=self._geometry.guidance,
                 output_type="pt",
-                noise_level=0.7,
+                noise_level=self._geometry.noise,
                 **self._call,
+                **self._window(),
             )
+        timestep_T = torch.stack(timesteps[0]) if timesteps else self._pipeline.scheduler.timesteps
         reward_B = images.float().mean(dim=(1, 2, 3))
         latent_BTCHW = torch.stack(latents, dim=1)
         return {
             "latents": latent_BTCHW[:, :-1],
             "next_latents": latent_BTCHW[:, 1:],
             "log_probs": torch.stack(log_probs, dim=1),
-            "timesteps": self._pipeline.scheduler.timesteps.repeat(len(images), 1),
+            "timesteps": timestep_T.repeat(len(images), 1),
             "advantages": (reward_B - reward_B.mean()) / (reward_B.std() + 1e-4),
         }
+
+    def _window(self) -> dict[str, Any]:
+        """Arguments of Flow-GRPO-Fast: a window that is always the first steps."""
+        num_trained = self._geometry.num_trained
+        window = {"sde_window_size": num_trained, "sde_window_range": (0, num_trained), "sde_type": "cps"}
+        return window if self._geometry.window else {}
 
     def update(self, sample: dict[str, Tensor]) -> float:
         """One optimizer step.
@@ -167,7 +218,7 @@ class FlowGrpo:
             The largest difference of a log-probability from that of the rollout.
         """
         self._pipeline.transformer.train()
-        embeds, pooled, gap = self._embeds, self._pooled, 0.0
+        embeds, pooled, gap, clip = self._embeds, self._pooled, 0.0, self._geometry.clip
         if self._config.train.cfg:
             embeds, pooled = torch.cat([self._negative, embeds]), torch.cat([self._negative_pooled, pooled])
         for step in range(self._geometry.num_trained):
@@ -177,7 +228,7 @@ class FlowGrpo:
                 )
             ratio = torch.exp(log_prob - sample["log_probs"][:, step])
             unclipped = -sample["advantages"] * ratio
-            clipped = -sample["advantages"] * ratio.clamp(1.0 - CLIP, 1.0 + CLIP)
+            clipped = -sample["advantages"] * ratio.clamp(1.0 - clip, 1.0 + clip)
             (torch.maximum(unclipped, clipped).mean() / self._geometry.num_trained).backward()
             gap = max(gap, float((log_prob.detach() - sample["log_probs"][:, step]).abs().max()))
         torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRAD_NORM)
@@ -187,7 +238,11 @@ class FlowGrpo:
 
 
 class Mmgrpo:
-    """The same iteration here."""
+    """The same iteration here.
+
+    Attributes:
+        denoiser: the transformer with adapters.
+    """
 
     def __init__(self, bench: Bench, geometry: Geometry) -> None:
         """Builds the policy.
@@ -197,7 +252,9 @@ class Mmgrpo:
             geometry: the iteration.
         """
         self._geometry = geometry
-        self._learner = Learner(denoiser_of(geometry).policy(bench.device, tiny=bench.tiny))
+        policy = denoiser_of(geometry).policy(bench.device, tiny=bench.tiny)
+        self.denoiser: torch.nn.Module = policy.pipeline.transformer
+        self._learner = Learner(policy)
 
     def rollout(self) -> Any:
         """Samples with their log-probabilities, and their advantages."""
@@ -241,8 +298,8 @@ def denoiser_of(geometry: Geometry) -> Any:
         "guidance_scale": geometry.guidance,
         "max_sequence_length": 128,
     }
-    lora = {**LORA, "targets": list(TARGETS)}
-    return sd3(geometry.side, call=call, group=geometry.group, more={"strength": 0.7, "lora": lora})
+    more = {"strength": geometry.noise, "lora": {**LORA, "targets": list(TARGETS)}, **geometry.settings}
+    return sd3(geometry.side, call=call, group=geometry.group, more=more)
 
 
 def iterate(bench: Bench, side: Any, times: Times) -> None:
@@ -261,8 +318,15 @@ def flow_grpo_rows(bench: Bench) -> None:
         bench.row("flow_grpo", {"skipped": "no --flow-grpo FOLDER"})
         return
     for name, geometry in GEOMETRIES.items():
+        if not (folder / geometry.script).is_file():
+            bench.row(name, {"skipped": f"{folder} has no {geometry.script}: clone a newer commit of flow_grpo"})
+            continue
         for frozen_dtype in (torch.float32, DTYPE):
-            with bench.case(f"{name}, their frozen weights in {frozen_dtype}"):
+            title = f"{name}, their frozen weights in {frozen_dtype}"
+            if not bench.has_time:
+                bench.row(title, {"skipped": "no time left in the section"})
+                continue
+            with bench.case(title):
                 sides = {"ours": Mmgrpo(bench, geometry), "theirs": FlowGrpo(folder, bench, geometry, frozen_dtype)}
                 for side in sides.values():
                     iterate(bench, side, Times())
@@ -270,7 +334,7 @@ def flow_grpo_rows(bench: Bench) -> None:
                 for _ in range(bench.rounds):
                     for label, side in sides.items():
                         iterate(bench, side, times[label])
-                bench.row(f"{name}, their frozen weights in {frozen_dtype}", _values(**times))
+                bench.row(title, _values(**times))
                 del sides
             release()
 

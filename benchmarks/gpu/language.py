@@ -122,6 +122,36 @@ class DirectCalls:
         return torch.autocast(self._model.device.type, dtype=self._autocast, enabled=self._autocast is not None)
 
 
+def settings_of(bench: Bench, case: Case, **settings: Any) -> dict[str, Any]:
+    """Settings of the policy with the completions of a case."""
+    return {"max_new_tokens": TINY_TOKENS if bench.tiny else case.completion, **settings}
+
+
+def policy_of(bench: Bench, case: Case, *, attention: str | None = None, **settings: Any) -> LanguagePolicy:
+    """The policy on the device, with the same random weights each time.
+
+    Args:
+        bench: device and sizes.
+        case: the model.
+        attention: implementation of transformers; None: the model's default.
+        settings: of the policy.
+
+    Returns:
+        The policy.
+    """
+    model, processor = model_and_processor(case, bench.device)
+    if attention is not None:
+        model.set_attn_implementation(attention)
+    return LanguagePolicy(model, processor, settings_of(bench, case, **settings))
+
+
+def learner_of(policy: LanguagePolicy, case: Case) -> Learner:
+    """A learner of one prompt, with another score for every member of a group."""
+    text, image = questions(case, 1)[0]
+    prompts = [Prompt(text, images=[image] if case.shows else [])]
+    return Learner(policy, prompts=prompts, rewards=[NamedReward("ramp", ramp)])
+
+
 class LanguageRun:
     """A language policy on the device, warmed up by one iteration.
 
@@ -133,20 +163,14 @@ class LanguageRun:
         mean_gap: mean difference between rollout and a direct call.
     """
 
-    def __init__(self, bench: Bench, case: Case, settings: dict[str, Any]) -> None:
-        """Builds the policy and runs one iteration, in which paths through the model are compared."""
-        self._bench, device = bench, bench.device
-        model, processor = model_and_processor(case, device)
-        length = TINY_TOKENS if bench.tiny else case.completion
-        self.policy = LanguagePolicy(model, processor, {"max_new_tokens": length, **settings})
-        text, image = questions(case, 1)[0]
-        prompts = [Prompt(text, images=[image] if case.shows else [])]
-        self.learner = Learner(self.policy, prompts=prompts, rewards=[NamedReward("ramp", ramp)])
+    def __init__(self, policy: LanguagePolicy, case: Case) -> None:
+        """Runs one iteration of the policy, in which paths through the model are compared."""
+        self.policy, self.learner = policy, learner_of(policy, case)
         self._rollout = self.learner.draw(GROUP)
         self._credit = self.learner.judge(self._rollout)
         self.gap = gap_of(self.learner.gradient(self._rollout, self._credit))
         self._clear()
-        autocast = torch.bfloat16 if settings.get("lora") is None and case.published else None
+        autocast = torch.bfloat16 if policy.settings.lora is None and case.published else None
         self.direct = DirectCalls(self.policy, self._rollout, autocast)
         gap_M = (self.direct.logprobs().cpu() - self._rollout.old_logprob_BT)[self._rollout.mask_BT].abs()
         self.direct_gap, self.mean_gap = float(gap_M.max()), float(gap_M.mean())
@@ -202,7 +226,7 @@ def language_rows(bench: Bench, peak_rate: float) -> None:
 
 
 def _measured(bench: Bench, case: Case, settings: dict[str, Any], peak_rate: float) -> dict[str, Value]:
-    device, run = bench.device, LanguageRun(bench, case, settings)
+    device, run = bench.device, LanguageRun(policy_of(bench, case, **settings), case)
     rollouts, generations, updates, bare = [], [], [], []
     num_tokens = num_generated = rollout_peak = update_peak = 0
     for turn in range(bench.rounds):

@@ -8,6 +8,7 @@ its encoding cached, so their size costs a run memory alone. ``tiny`` are the te
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,6 +51,7 @@ class Denoiser:
         rollout_batch: rows of a pass of the rollout.
         checkpointing: gradient checkpointing.
         lora: whether adapters are trained; else every weight, in float32 under autocast.
+        nf4: whether the denoiser's frozen linear layers are those of bitsandbytes in 4 bit.
         more: further settings of the policy.
     """
 
@@ -63,11 +65,14 @@ class Denoiser:
     rollout_batch: int
     checkpointing: bool = False
     lora: bool = True
+    nf4: bool = False
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def policy(self, device: str, *, tiny: bool) -> DenoisingPolicy:
         """The policy, with the same random weights each time."""
         pipeline = self.pipeline(device, tiny=tiny)
+        if self.nf4:
+            to_nf4(pipeline.transformer)
         torch.manual_seed(0)
         return DenoisingPolicy(
             pipeline,
@@ -103,6 +108,27 @@ class Denoiser:
         for module in modules.values():
             cast_as_loaded(module, DTYPE).eval()
         return self.kind(scheduler=self.scheduler(), **parts)
+
+
+def to_nf4(module: nn.Module) -> None:
+    """Replaces the linear layers with those of bitsandbytes, as the loaders of transformers and diffusers do."""
+    layers: Any = importlib.import_module("bitsandbytes.nn")
+
+    for path, layer in list(module.named_modules()):
+        if type(layer) is not nn.Linear:
+            continue
+        weight, bias = layer.weight, layer.bias
+        quantized = layers.Linear4bit(
+            layer.in_features,
+            layer.out_features,
+            bias=bias is not None,
+            compute_dtype=weight.dtype,
+            quant_type="nf4",
+            device="meta",
+        )
+        quantized.weight = layers.Params4bit(weight.data, requires_grad=False, quant_type="nf4", module=quantized)
+        quantized.bias = bias
+        module.set_submodule(path, quantized.to(weight.device))
 
 
 def _text_encoder(kind: str, config: Mapping[str, Any]) -> tuple[nn.Module, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
+import math
 import signal
 import time
 import traceback
@@ -28,6 +30,8 @@ class Bench:
         rounds: turns of every comparison.
         file: JSON lines of the rows; None: printed alone.
         flow_grpo: a clone of flow_grpo; None: it is not measured.
+        vllm_python: the Python of an environment with vLLM; None: vLLM is not measured.
+        total_s: seconds after which no section begins and the running one ends; infinite: no limit.
         failed: names of the sections that failed.
     """
 
@@ -36,8 +40,11 @@ class Bench:
     rounds: int = 2
     file: Path | None = None
     flow_grpo: Path | None = None
+    vllm_python: Path | None = None
+    total_s: float = math.inf
     failed: list[str] = field(default_factory=list)
     _section: str = ""
+    _begun_s: float = field(default_factory=time.monotonic)
     _deadline_s: float = 0.0
 
     def row(self, case: str, values: Mapping[str, Value]) -> None:
@@ -51,9 +58,13 @@ class Bench:
     def run(self, name: str, work: Callable[[Bench], None], *, budget_s: float) -> None:
         """Runs a section; a failure is printed in full, and the time that it took in any case."""
         self._section, begun = name, time.monotonic()
-        self._deadline_s = begun + budget_s
+        left_s = self._begun_s + self.total_s - begun
+        if left_s <= 0:
+            self.row(name, {"skipped": "no time left in the run"})
+            return
+        self._deadline_s = begun + min(budget_s, left_s)
         try:
-            with _alarm(1.5 * budget_s):
+            with _alarm(min(1.5 * budget_s, left_s)):
                 work(self)
         except Exception:
             self.failed.append(name)
@@ -72,13 +83,26 @@ class Bench:
         except Exception as error:
             traceback.print_exc()
             self.failed.append(f"{self._section}: {name}")
-            self.row(name, {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
+            self.row(name, {"error": f"{type(error).__name__}: {one_line(error)}"})
         release()
 
     @property
     def has_time(self) -> bool:
         """Whether the section is within its budget."""
         return time.monotonic() < self._deadline_s
+
+
+def lacks(bench: Bench, package: str) -> bool:
+    """Whether a package is missing, which is a row."""
+    if importlib.util.find_spec(package) is not None:
+        return False
+    bench.row(package, {"skipped": f"no package {package}: pip install {package}"})
+    return True
+
+
+def one_line(error: Exception) -> str:
+    """The beginning of an error's message."""
+    return " ".join(str(error).split())[:200]
 
 
 def release() -> None:

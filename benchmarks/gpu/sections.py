@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -17,12 +17,14 @@ import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 
+from benchmarks.gpu.colocated import colocated_rows
 from benchmarks.gpu.denoising import DenoiserRun, flux_rows, sd3_rows, wan_rows
 from benchmarks.gpu.flops import peak_rate
 from benchmarks.gpu.flow_grpo import flow_grpo_rows
-from benchmarks.gpu.language import GROUP, LanguageRun, language_rows, vision_case
-from benchmarks.gpu.models import DTYPE, LORA, sd3
-from benchmarks.gpu.rows import Bench, allocated, peak, release
+from benchmarks.gpu.language import GROUP, LanguageRun, language_rows, policy_of, vision_case
+from benchmarks.gpu.models import DTYPE, LORA, Denoiser, flux, sd3
+from benchmarks.gpu.quantized import quantized_rows
+from benchmarks.gpu.rows import Bench, Value, allocated, lacks, one_line, peak, release
 from benchmarks.language import CASES, SIDES, compare, model_and_processor, questions
 from benchmarks.model import mid_size_pipeline
 from benchmarks.settings import Setting
@@ -35,7 +37,15 @@ from mmgrpo.testing import gradients, largest_difference, move, relative_differe
 from mmgrpo.types import Prompt
 
 SIDE, PRODUCTS = 8192, 20
-ATTENTION = ("native", "_native_flash", "_native_cudnn", "_native_efficient", "flash", "_flash_3_hub")
+TOTAL_S = 25 * 60
+"""Seconds of a run. The budgets of the sections add up to less, but each may end late."""
+
+OF_PACKAGES = ("_flash_3_hub", "flash")
+"""Attention back ends of diffusers that need a package: ``kernels`` and the network, ``flash-attn``."""
+OF_TORCH = ("_native_cudnn", "_native_flash", "_native_efficient", "native")
+OF_TORCH_ON_CPU = ("_native_flash", "_native_math", "native")
+IMPLEMENTATIONS = ("flash_attention_3", "flash_attention_2", "eager")
+"""Attention of transformers; the first two need a package, ``flash-attn`` or ``kernels``."""
 QUICKSTARTS = ("digits-image", "arithmetic-text", "digits-vlm")
 _rates: dict[str, float] = {}
 
@@ -101,22 +111,35 @@ TIMES = ("time/rollout_s", "time/reward_s", "time/update_s", "time/step_s")
 
 def compiled(bench: Bench) -> None:
     """``policy.compile`` against none, on the SD3.5-M denoiser and in the decoding of Qwen2.5-VL."""
-    _sd3_variants(bench, {"compiled": {"compile": True}})
-    case = vision_case(tiny=bench.tiny)
-    if bench.has_time:
-        with bench.case("Qwen2.5-VL-3B decoding"):
-            _language_variant(bench, case, "Qwen2.5-VL-3B decoding, compiled", {"compile": True})
+    _variants(bench, "SD3.5-M 512 px", sd3(512), {"compiled": {"compile": True}})
+    for title, settings in (("plain", {}), ("compiled", {"compile": True})):
+        _language_variant(bench, f"Qwen2.5-VL-3B decoding, {title}", settings)
 
 
 def attention(bench: Bench) -> None:
-    """Attention back ends by name, each against the model's own."""
-    _sd3_variants(bench, {name: {"attention": name} for name in ATTENTION})
-    case = vision_case(tiny=bench.tiny)
-    for name in ("eager", "flash_attention_2"):
-        title = f"Qwen2.5-VL-3B, {name}"
-        if bench.has_time:
-            with bench.case(title):
-                _language_variant(bench, case, title, {"attention": name})
+    """Attention back ends of FLUX at 4,096 image tokens, each against the default, and of Qwen2.5-VL.
+
+    SD3's transformer has none to select.
+    """
+    of_torch = OF_TORCH if bench.device.startswith("cuda") else OF_TORCH_ON_CPU
+    settings = {name: {"attention": name} for name in (*OF_PACKAGES, *of_torch)}
+    for name in OF_PACKAGES:
+        if (reason := reason_against(bench, name)) is not None:
+            bench.row(f"FLUX-dev 1024 px, {name}", {"skipped": reason})
+            del settings[name]
+    _variants(bench, "FLUX-dev 1024 px", flux(1024, steps=3, group=2), settings)
+    _language_variant(bench, "Qwen2.5-VL-3B, the default", {})
+    for name in IMPLEMENTATIONS:
+        _language_variant(bench, f"Qwen2.5-VL-3B, {name}", {}, attention=name)
+
+
+def reason_against(bench: Bench, name: str) -> str | None:
+    """Why a back end of a package does not run here, by a small model; None if it does."""
+    try:
+        flux(512, more={"attention": name}).policy(bench.device, tiny=True)
+    except Exception as error:  # of the package, of the network or of the device
+        return one_line(error)
+    return None
 
 
 def memory(bench: Bench) -> None:
@@ -130,6 +153,8 @@ def memory(bench: Bench) -> None:
 
 def peer(bench: Bench) -> None:
     """Steps of TRL's trainer over ours, both with transformers' generation, each in a separate process."""
+    if lacks(bench, "trl"):
+        return
     steps = 3 if bench.tiny else 4
     for name in ("image",) if bench.tiny else ("image-3b", "image", "text"):
         if not bench.has_time:
@@ -151,10 +176,12 @@ SECTIONS: dict[str, Section] = {
     "invariance": Section(invariance, 30),
     "trainer": Section(trainer, 50),
     "compile": Section(compiled, 120),
-    "attention": Section(attention, 60),
+    "attention": Section(attention, 150),
+    "quantized": Section(quantized_rows, 120),
     "memory": Section(memory, 60),
     "flow-grpo": Section(flow_grpo_rows, 100),
     "peer": Section(peer, 200),
+    "vllm": Section(colocated_rows, 260),
 }
 
 
@@ -214,37 +241,46 @@ def _invariance(bench: Bench, title: str, make: Callable[[int], Policy]) -> None
     bench.row(title, {"on-policy gap": gap, **result})
 
 
-def _sd3_variants(bench: Bench, variants: dict[str, dict[str, Any]]) -> None:
-    """SD3.5-M at 512 px, plain and with each variant, alternating; both models are in memory."""
-    plain = DenoiserRun(bench, sd3(512))
+def _variants(bench: Bench, title: str, case: Denoiser, variants: dict[str, dict[str, Any]]) -> None:
+    """A denoiser with each variant of its settings, alternating with none; both models are in memory."""
+    plain = DenoiserRun(bench, case)
     for name, settings in variants.items():
         if not bench.has_time:
-            bench.row(name, {"skipped": "no time left in the section"})
+            bench.row(f"{title}, {name}", {"skipped": "no time left in the section"})
             continue
-        with bench.case(f"SD3.5-M 512 px, {name}"), _clock() as clock:
-            varied = DenoiserRun(bench, sd3(512, more=settings))
+        with bench.case(f"{title}, {name}"), _clock() as clock:
+            varied = DenoiserRun(bench, replace(case, more={**case.more, **settings}))
             ready_s = clock()
             for _ in range(bench.rounds):
-                plain.turn()
-                varied.turn()
-            rollout, update = (_ratio(plain, varied, part) for part in ("rollout", "update"))
-            bench.row(
-                f"SD3.5-M 512 px, {name}",
-                {"log-prob gap": varied.gap, "faster rollout": rollout, "faster update": update, "first s": ready_s},
-            )
+                plain.turn(bare=False)
+                varied.turn(bare=False)
+            result: dict[str, Value] = {"log-prob gap": varied.gap}
+            for part in ("rollout", "update"):
+                plain_s, varied_s = (median(getattr(run.times, part)[-bench.rounds :]) for run in (plain, varied))
+                result |= {f"{part} s": varied_s, f"faster {part}": plain_s / varied_s}
+            bench.row(f"{title}, {name}", {**result, "first s": ready_s})
             del varied
         release()
 
 
-def _ratio(plain: DenoiserRun, varied: DenoiserRun, part: str) -> float:
-    a, b = (getattr(run.times, part)[-2:] for run in (plain, varied))
-    return median(a) / median(b)
-
-
-def _language_variant(bench: Bench, case: Any, title: str, settings: dict[str, Any]) -> None:
-    with _clock() as clock:
-        run = LanguageRun(bench, case, {"lora": LORA, **settings})
+def _language_variant(bench: Bench, title: str, settings: dict[str, Any], *, attention: str | None = None) -> None:
+    """Generation of Qwen2.5-VL-3B; a row that says so if its attention needs a package that is missing."""
+    if not bench.has_time:
+        bench.row(title, {"skipped": "no time left in the section"})
+        return
+    case = vision_case(tiny=bench.tiny)
+    with bench.case(title), _clock() as clock:
+        try:
+            policy = policy_of(bench, case, attention=attention, lora=LORA, **settings)
+        except ImportError as error:
+            bench.row(title, {"skipped": one_line(error)})
+            return
+        run = LanguageRun(policy, case)
         ready_s = clock()
+        _generation_row(bench, title, run, ready_s)
+
+
+def _generation_row(bench: Bench, title: str, run: LanguageRun, ready_s: float) -> None:
     seconds, tokens = [], 0
     for _ in range(bench.rounds):
         sampled = timed(bench.device, run.rollout)
