@@ -83,7 +83,7 @@ class Bench:
         except Exception as error:
             traceback.print_exc()
             self.failed.append(f"{self._section}: {name}")
-            self.row(name, {"error": f"{type(error).__name__}: {one_line(error)}"})
+            self.row(name, {"error": f"{type(error).__name__}: {short_message(error)}"})
         release()
 
     @property
@@ -100,7 +100,7 @@ def lacks(bench: Bench, package: str) -> bool:
     return True
 
 
-def one_line(error: Exception) -> str:
+def short_message(error: Exception) -> str:
     """The beginning of an error's message."""
     return " ".join(str(error).split())[:200]
 

@@ -24,7 +24,7 @@ from benchmarks.gpu.flow_grpo import flow_grpo_rows
 from benchmarks.gpu.language import GROUP, LanguageRun, language_rows, policy_of, vision_case
 from benchmarks.gpu.models import DTYPE, LORA, Denoiser, flux, sd3
 from benchmarks.gpu.quantized import quantized_rows
-from benchmarks.gpu.rows import Bench, Value, allocated, lacks, one_line, peak, release
+from benchmarks.gpu.rows import Bench, Value, allocated, lacks, peak, release, short_message
 from benchmarks.language import CASES, SIDES, compare, model_and_processor, questions
 from benchmarks.model import mid_size_pipeline
 from benchmarks.settings import Setting
@@ -138,7 +138,7 @@ def reason_against(bench: Bench, name: str) -> str | None:
     try:
         flux(512, more={"attention": name}).policy(bench.device, tiny=True)
     except Exception as error:  # of the package, of the network or of the device
-        return one_line(error)
+        return short_message(error)
     return None
 
 
@@ -273,7 +273,7 @@ def _language_variant(bench: Bench, title: str, settings: dict[str, Any], *, att
         try:
             policy = policy_of(bench, case, attention=attention, lora=LORA, **settings)
         except ImportError as error:
-            bench.row(title, {"skipped": one_line(error)})
+            bench.row(title, {"skipped": short_message(error)})
             return
         run = LanguageRun(policy, case)
         ready_s = clock()

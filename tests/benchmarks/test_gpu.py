@@ -130,7 +130,6 @@ def test_quantized_weights_are_measured_against_bf16(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="the extra quantization is not installed")
     rows = run(tmp_path, "quantized")
     assert [row["case"].rsplit(", ", 1)[1] for row in rows] == ["bf16", "NF4"] * 2
-    # 4 layers of 7 linear ones and the same number in the vision tower with its 2 of the merger
     assert [row["layers in 4 bit"] > 0 for row in rows] == [False, True, False, True]
     assert all(row["log-prob gap"] < 1e-5 for row in rows)
     assert ["update / bf16" in row for row in rows] == [False, True, False, True]
