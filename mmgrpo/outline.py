@@ -1,9 +1,10 @@
 """An outline of a policy's model: its weights and forward passes as shapes on the meta device, to estimate a run's
-cost.
+cost; and the memory of an inference server.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,3 +58,29 @@ class Outline:
     stored_bytes: Mapping[nn.Module, int] = field(default_factory=dict)
     offloaded: Sequence[nn.Module] = ()
     cached_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMemory:
+    """The memory that an inference server takes of a trainer's GPU.
+
+    Attributes:
+        share: share of that GPU; None: it is not predicted, since the server is on other GPUs, or may be.
+        sleeps: whether it takes that share while it generates, and nothing during scoring and updates.
+        setting: the setting of the share, for a suggested value; empty without a share.
+        description: the GPU of the server and its share, in words that follow "the server".
+    """
+
+    share: float | None
+    sleeps: bool = False
+    setting: str = ""
+    description: str
+
+
+class SupportsServerMemory(ABC):
+    """An inference engine that states the memory of its server."""
+
+    @property
+    @abstractmethod
+    def server_memory(self) -> ServerMemory:
+        """The memory by the settings, without a connection. Raises ConfigError for a share that is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from mmgrpo.policies.quantization import model_quantization, quantized_layers, s
 from torch import nn
 
 from mmgrpo.config.loading import load_config, validated
+from mmgrpo.errors import ConfigError
 from mmgrpo.explain import card_sizes
 from mmgrpo.explain.card_sizes import card_rows
-from mmgrpo.explain.process_scale import ProcessPlan, ShardingEngine, plan_processes
+from mmgrpo.explain.operator_times import MachineSpeed
+from mmgrpo.explain.process_scale import ProcessPlan, ShardingEngine, plan_processes, scale_rows
 from tests.policies.families import daily
 from tests.policies.test_quantization import FORMATS
 from tests.policies.tiny_language import prompts_of
@@ -30,9 +33,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def plan_of(model: Path, **settings: Any) -> ProcessPlan:
+def plan_of(model: Path, *, engine: dict[str, Any] | None = None, **settings: Any) -> ProcessPlan:
     policy = {"name": "language", "model": str(model), "lora": LORA, "max_new_tokens": 16, **settings}
-    rollout = {"prompts_per_step": 2, "group_size": 8}
+    rollout: dict[str, Any] = {"prompts_per_step": 2, "group_size": 8}
+    if engine is not None:
+        rollout["engine"] = {"name": "vllm", **engine}
     return plan_processes(validated({"policy": policy, "rollout": rollout}), prompt_tokens=8)
 
 
@@ -125,3 +130,85 @@ def test_a_full_cache_of_features_of_media_counts(llama: Path, tmp_path: Path) -
     assert plan_of(llama).memory().cached == 0  # it has no encoder
     assert plan_of(tmp_path, lora=None).memory().cached == 0  # and this one is trained
     assert plan_of(tmp_path, lora=None, freeze_vision=True, memo_bytes=memo_bytes).memory().cached == memo_bytes
+
+
+def served(**settings: Any) -> dict[str, Any]:
+    """A server that the run starts, with the half of a GPU."""
+    return {"python": sys.executable, "options": ["--gpu-memory-utilization=0.5"], **settings}
+
+
+def test_a_server_generates_and_the_trainer_scores(llama: Path) -> None:
+    plain, plan = plan_of(llama), plan_of(llama, engine=served())
+    before, memory = plain.memory(), plan.memory()
+    assert before.rollout > 0 == memory.rollout
+    assert (before.scoring, memory.resident, memory.update) == (0, before.resident, before.update)
+    assert plan.passes.forward is not None
+    assert memory.scoring == plan.passes.forward.num_bytes < memory.update
+    seconds, seconds_before = plan.seconds(MachineSpeed()), plain.seconds(MachineSpeed())
+    assert (seconds.rollout, seconds.update) == (0.0, seconds_before.update)
+    scoring_s = MachineSpeed().batched(plan.passes.forward.work, rows=16, batch_size=16)
+    assert seconds.views == pytest.approx(seconds_before.views + scoring_s)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (served(), "may be on the first process's GPU and then takes 0.5 of it (--gpu-memory-utilization)"),
+        (served(options=["--gpu_memory_utilization", "0.25"]), "takes 0.25 of it"),
+        (served(options=[]), "takes 0.92 of it"),
+        (served(sleep=True), "; it sleeps while the trainer scores and updates"),
+        (served(options=["--kv-cache-memory-bytes", "1G"]), "does not limit its memory, which is not counted"),
+        (served(variables={"CUDA_VISIBLE_DEVICES": "1"}), "CUDA_VISIBLE_DEVICES=1, so its memory is not counted"),
+        (served(variables={"CUDA_VISIBLE_DEVICES": "0"}, transfer="ipc"), "takes 0.5 of it"),
+        ({"url": "http://127.0.0.1:9"}, "is at http://127.0.0.1:9, on this GPU or on another one, so its memory is"),
+    ],
+)
+def test_the_place_of_a_server_is_stated(engine: dict[str, Any], words: str, llama: Path) -> None:
+    rows = dict(scale_rows(plan_of(llama, engine=engine), MachineSpeed(), ShardingEngine.GPUS))
+    assert rows["server"].startswith("generates the samples; it ")
+    assert words in rows["server"]
+    assert "rollout of" not in rows["memory"]
+    assert rows["time"].startswith(tuple("0123456789"))
+    assert " a step without rewards and without the server's completions: views" in rows["time"]
+
+
+@pytest.mark.nightly
+def test_a_share_that_is_none_raises(llama: Path) -> None:
+    for options in (["--gpu-memory-utilization"], ["--gpu-memory-utilization=30"]):
+        with pytest.raises(ConfigError, match=r"--gpu-memory-utilization is a share of the GPU, above 0 and up to 1"):
+            plan_of(llama, engine=served(options=options))
+
+
+def test_trainer_and_server_share_a_card(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(llama, engine=served())
+    memory = plan.memory()
+    resident, weights = memory.resident.total - memory.resident.gradients, plan.num_weights * 4
+    # half of 2 P is left for the peak P; of 1.6 P it is 0.375 of the card, in steps of 0.01 down to 0.37
+    fitting, smaller, small = 2 * memory.peak, int(1.6 * memory.peak), 2 * weights
+    assert 0.37 * smaller > weights
+    rows = rows_of(plan, monkeypatch, [fitting, smaller, small])
+    assert rows[f"{fitting} GB"] == f"fits: {memory.peak:.1f} GiB and {memory.peak:.1f} GiB of the server"
+    server_bytes = int(0.37 * smaller)
+    assert rows[f"{smaller} GB"] == (
+        "fits with --gpu-memory-utilization in rollout.engine.options at most 0.37: "
+        f"{memory.peak:.1f} GiB and {server_bytes:.1f} GiB of the server"
+    )
+    assert rows[f"{small} GB"].startswith("does not fit: the server takes ")
+    assert rows[f"{small} GB"].endswith("; raise --gpu-memory-utilization in rollout.engine.options")
+    asleep = rows_of(plan_of(llama, engine=served(sleep=True)), monkeypatch, [memory.peak])
+    assert asleep[f"{memory.peak} GB"] == f"fits: {memory.peak:.1f} GiB and {memory.peak // 2:.1f} GiB of the server"
+    # while it generates it has at most all but the resident 0.11 of the card
+    assert 0.1 < resident / memory.peak < 0.11
+    (row,) = rows_of(plan_of(llama, engine=served(sleep=True, options=[])), monkeypatch, [memory.peak]).values()
+    assert row.startswith("fits with --gpu-memory-utilization in rollout.engine.options at most 0.89: ")
+    uncounted = plan_of(llama, engine={"url": "http://127.0.0.1:9"})
+    (row,) = rows_of(uncounted, monkeypatch, [memory.peak]).values()
+    assert row == f"fits: {memory.peak:.1f} GiB without the server"
+
+
+@pytest.mark.nightly
+def test_layers_do_not_wait_on_the_host_with_a_server(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for engine, offloads in ((None, True), ({"url": "http://127.0.0.1:9"}, False)):
+        (row,) = rows_of(plan_of(llama, engine=engine, gradient_checkpointing=True), monkeypatch, [1000]).values()
+        assert ("policy.offload" in row) == offloads, row

@@ -145,7 +145,12 @@ def test_the_peak_of_an_update_with_shared_prompts_and_checkpointed_layers_is_th
     existing = [*policy.model.parameters(), *(p.grad for p in policy.trainable if p.grad is not None)]
     with MemoryMeter(existing) as meter:
         next(iter(policy.evaluate(rollout))).logprob_BT.mean().backward()
-    assert passes_of(outline, without_grad=False).update.num_bytes == pytest.approx(meter.peak, rel=0.03)
+    passes = passes_of(outline)
+    assert passes.update.num_bytes == pytest.approx(meter.peak, rel=0.03)
+    with MemoryMeter(existing) as meter, torch.no_grad():  # as a rollout of an inference server is scored
+        next(iter(policy.evaluate(rollout)))
+    assert passes.forward is not None
+    assert passes.forward.num_bytes == pytest.approx(meter.peak, rel=0.03)
 
 
 def sharded_sizes(folder: Path, names: Sequence[str]) -> list[tuple[int, int]]:

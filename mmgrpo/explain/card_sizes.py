@@ -13,6 +13,7 @@ from mmgrpo.config import OptimizerConfig
 from mmgrpo.explain.process_scale import GIB, ProcessPlan, ShardingEngine, plan_processes
 from mmgrpo.explain.resident_memory import frozen_in_layers
 from mmgrpo.layouts import blocks_of
+from mmgrpo.outline import ServerMemory
 
 CARDS = (16, 24, 48, 80)
 """Sizes in GiB."""
@@ -32,20 +33,24 @@ class Need:
         resident: memory of the complete run, loaded or gathered layers, and cached features.
         gradients: of trained weights, in the update.
         rollout: of a batch of the rollout.
+        scoring: of a slice of samples of an inference server, without grad.
         update: of a slice of an update.
+        server: of an inference server on the same GPU.
         changes: the settings that differ from the configuration, in words.
     """
 
     resident: int
     gradients: int
     rollout: int
+    scoring: int
     update: int
+    server: int = 0
     changes: tuple[str, ...] = ()
 
     @property
     def peak(self) -> int:
-        """The maximum of rollout and update."""
-        return self.resident + max(self.rollout, self.gradients + self.update)
+        """The maximum of rollout, scoring and update, without the server."""
+        return self.resident + max(self.rollout, self.scoring, self.gradients + self.update)
 
     def with_changes(self, *words: str, **numbers: int) -> Need:
         """The need under further settings."""
@@ -58,7 +63,8 @@ def card_rows(
     """Rows of ``mmgrpo explain``: for each size of a GPU, whether the run fits, or the settings with which it does.
 
     Settings change in the order of their cost: rows of an update, rows of a rollout, gradient checkpointing, state of
-    the optimizer, weights in 4 bit, layers on the host.
+    the optimizer, weights in 4 bit, layers on the host; with each of them, the share of an inference server on the same
+    GPU, down to its weights.
 
     Args:
         plan: of the run.
@@ -69,20 +75,76 @@ def card_rows(
         tuple[str, str]: label and text.
     """
     need, checkpointed = _need(plan, engine), _Checkpointed(plan, engine, print_line)
+    server = plan.server if plan.server is not None and plan.server.share is not None else None
     for size in CARDS:
-        limit = int(size * GIB * USABLE)
-        if need.peak <= limit:
-            yield f"{size} GB", f"fits: {need.peak / GIB:.1f} GiB"
+        card = _Card(size=size, server=server, server_weights=plan.num_weights * plan.dtype.itemsize)
+        if server is not None and card.server_bytes <= card.server_weights:
+            sizes = f"{card.server_bytes / GIB:.1f} GiB for {card.server_weights / GIB:.1f} GiB of weights"
+            yield f"{size} GB", f"does not fit: the server takes {sizes}; raise {server.setting}"
             continue
-        smallest = need
-        for smallest in _smaller(plan, engine, need, checkpointed, limit):
-            if smallest.peak <= limit:
-                break
-        changes, number = ", ".join(smallest.changes), f"{smallest.peak / GIB:.1f} GiB"
-        if smallest.peak <= limit:
-            yield f"{size} GB", f"fits with {changes}: {number}"
+        smallest, fitted = need, card.fitted(need)
+        if fitted is None:
+            for smallest in _smaller(plan, engine, need, checkpointed, card.room):
+                if (fitted := card.fitted(smallest)) is not None:
+                    break
+        result = fitted or smallest.with_changes(server=card.server_bytes)
+        changes, number = ", ".join(result.changes), f"{result.peak / GIB:.1f} GiB"
+        if server is not None:
+            number += f" and {result.server / GIB:.1f} GiB of the server"
+        elif plan.server is not None:
+            number += " without the server"
+        if fitted is not None:
+            yield f"{size} GB", f"fits{f' with {changes}' if changes else ''}: {number}"
         else:
             yield f"{size} GB", f"does not fit: {number}{f' with {changes}' if changes else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Card:
+    """A GPU, and the inference server on it.
+
+    Attributes:
+        size: in GB.
+        server: its memory; None: there is none, or it is not counted.
+        server_weights: bytes of its weights; its cache comes on top.
+    """
+
+    size: int
+    server: ServerMemory | None
+    server_weights: int
+
+    @property
+    def usable(self) -> int:
+        """Bytes for trainer and server."""
+        return int(self.size * GIB * USABLE)
+
+    @property
+    def room(self) -> int:
+        """Bytes for the trainer's passes, next to a server that is as small as possible."""
+        return self.usable - (0 if self.server is None or self.server.sleeps else self.server_weights)
+
+    @property
+    def server_bytes(self) -> int:
+        """Bytes of the server by its settings."""
+        return 0 if self.server is None else self.bytes_of(self.server.share or 0.0)
+
+    def bytes_of(self, share: float) -> int:
+        """Bytes of a share of the card."""
+        return int(share * self.size * GIB)
+
+    def fitted(self, need: Need) -> Need | None:
+        """A need that fits, with a smaller share of the server if it takes one; None: it does not fit."""
+        if need.peak > self.room:
+            return None
+        if self.server is None:
+            return need
+        free = self.usable - (need.resident if self.server.sleeps else need.peak)
+        if self.server_bytes <= free:
+            return need.with_changes(server=self.server_bytes)
+        share = 100 * free // (self.size * GIB) / 100
+        if self.bytes_of(share) <= self.server_weights:
+            return None
+        return need.with_changes(f"{self.server.setting} at most {share:g}", server=self.bytes_of(share))
 
 
 @dataclass(slots=True)
@@ -115,6 +177,7 @@ def _need(plan: ProcessPlan, engine: ShardingEngine) -> Need:
         resident=memory.resident.total - gradients + blocks + memory.cached,
         gradients=gradients,
         rollout=memory.rollout,
+        scoring=memory.scoring,
         update=memory.update,
     )
 
@@ -136,7 +199,8 @@ def _smaller(
             yield _fewer_rows(plan, need, limit)
         return
     yield _fewer_rows(plan, _in_4_bit(plan, need), limit)
-    yield _fewer_rows(plan, _on_host(plan, need), limit)
+    if plan.server is None:  # an engine sends the weights, which must be on the device
+        yield _fewer_rows(plan, _on_host(plan, need), limit)
 
 
 def _fewer_rows(plan: ProcessPlan, need: Need, limit: int) -> Need:
@@ -147,7 +211,8 @@ def _fewer_rows(plan: ProcessPlan, need: Need, limit: int) -> Need:
     if num < outline.update_rows:
         has_tokens = hasattr(plan.settings, "update_tokens")
         setting = f"update_tokens={outline.update_size(num)}" if has_tokens else f"update_batch={num}"
-        need = need.with_changes(f"policy.{setting}", update=size)
+        scoring = need.scoring * outline.update_size(num) // outline.update_size(outline.update_rows)
+        need = need.with_changes(f"policy.{setting}", update=size, scoring=scoring)
     num, size = _halved(outline.rollout_rows, need.rollout, lambda rows: rows, limit - need.resident)
     return need if num == outline.rollout_rows else need.with_changes(f"policy.rollout_batch={num}", rollout=size)
 

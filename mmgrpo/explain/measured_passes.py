@@ -40,7 +40,8 @@ def cache_file(outline: Outline, call: str) -> Path:
     """
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "mmgrpo" / "passes"
     digest = hashlib.sha256()
-    for part in (call, outline.update_rows, outline.rollout_rows, *_versions(outline), *_structure(outline)):
+    counts = (outline.update_rows, outline.rollout_rows, len(outline.rollout))
+    for part in (call, *counts, *_versions(outline), *_structure(outline)):
         digest.update(f"{part}\0".encode())
     return folder / f"{digest.hexdigest()}.json"
 
@@ -49,7 +50,7 @@ def read_passes(file: Path) -> Passes | None:
     """The passes of a cache file; None if it is missing or cannot be read."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        forward = None if values["forward"] is None else _parse_work(values["forward"])
+        forward = None if values["forward"] is None else _parse_pass(values["forward"])
         metered = {name: _parse_pass(values[name]) for name in METERED}
         return Passes(**metered, forward=forward, rollout_calls=int(values["rollout_calls"]))
     except (OSError, ValueError, TypeError, KeyError):
@@ -59,7 +60,7 @@ def read_passes(file: Path) -> Passes | None:
 def write_passes(file: Path, passes: Passes) -> None:
     """Writes a cache file; if that fails, the passes are counted again the next time."""
     values: dict[str, Any] = {name: _plain(getattr(passes, name)) for name in METERED}
-    values["forward"] = None if passes.forward is None else _plain_work(passes.forward)
+    values["forward"] = None if passes.forward is None else _plain(passes.forward)
     with suppress(OSError, OutputError):
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_text(file, json.dumps({**values, "rollout_calls": passes.rollout_calls}))

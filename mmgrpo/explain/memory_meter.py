@@ -93,13 +93,13 @@ class Passes:
 
     Attributes:
         update: forward and backward of a slice of an update, with gradients allocated before.
-        forward: the operators of the same slice without grad; None if no pass without grad runs.
+        forward: the same slice without grad; None if no pass without grad runs.
         rollout: a batch of a rollout (of a denoiser, one step); peak over its calls, sum of their work.
         rollout_calls: number of model calls in it.
     """
 
     update: MeteredPass
-    forward: Work | None
+    forward: MeteredPass | None
     rollout: MeteredPass
     rollout_calls: int
 
@@ -146,7 +146,7 @@ def passes_of(
             parameter.grad = torch.empty_like(parameter)
         existing = [*fake_tensors.values(), *(p.grad for p in parameters if p.grad is not None)]
         rollout_passes: list[MeteredPass] = []
-        forward: Work | None = None
+        forward: MeteredPass | None = None
         if reused is None:
             with torch.no_grad():
                 for rollout_call in outline.rollout:
@@ -154,7 +154,7 @@ def passes_of(
                     rollout_passes.append(metered(rollout_call.call, rollout_call.prepare))
                 if without_grad:
                     begin(f"a forward of {outline.update_rows} row(s)")
-                    forward = metered(lambda _: outline.update()).work
+                    forward = metered(lambda _: outline.update())
         begin(f"an update of {outline.update_rows} row(s)")
         update = metered(lambda _: outline.update().backward())
     if reused is not None:
@@ -165,7 +165,7 @@ def passes_of(
     return Passes(
         update=update,
         forward=forward,
-        rollout=MeteredPass(num_bytes=max(rollout_pass.num_bytes for rollout_pass in rollout_passes), work=work),
+        rollout=MeteredPass(num_bytes=max((part.num_bytes for part in rollout_passes), default=0), work=work),
         rollout_calls=sum(rollout_call.times for rollout_call in outline.rollout),
     )
 

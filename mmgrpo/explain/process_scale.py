@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from math import ceil
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmgrpo.algorithm import Algorithm, optimizer_factory
+from mmgrpo.algorithm import Algorithm, engine_of, optimizer_factory, strategy_of
 from mmgrpo.config import RunConfig
 from mmgrpo.config.registry import outline_of
 from mmgrpo.config.validating import policy_settings
@@ -30,7 +30,7 @@ from mmgrpo.explain.resident_memory import (
     trained_sizes,
 )
 from mmgrpo.explain.view_passes import reads_reference
-from mmgrpo.outline import Outline
+from mmgrpo.outline import Outline, ServerMemory, SupportsServerMemory
 from mmgrpo.system.targets import is_python_target
 from mmgrpo.values import REFERENCE
 
@@ -62,7 +62,8 @@ class ProcessMemory:
         rollout_blocks: gathered blocks during a rollout of a sharded model: all of them with
             ``runtime.gather_for_rollout``, else two.
         update_blocks: gathered blocks during an update: two; with ZeRO-2 all of them.
-        rollout: peak of a batch of the rollout.
+        rollout: peak of a batch of the rollout; 0 if an inference server generates all samples.
+        scoring: peak of a slice of its samples that the trainer scores; 0 without a server.
         update: peak of a slice of an update.
         loaded: the largest layer that waits on the host, while it runs.
         cached: the full cache of outputs of frozen encoders.
@@ -72,6 +73,7 @@ class ProcessMemory:
     rollout_blocks: int
     update_blocks: int
     rollout: int
+    scoring: int
     update: int
     loaded: int = 0
     cached: int = 0
@@ -79,7 +81,8 @@ class ProcessMemory:
     @property
     def peak(self) -> int:
         """The peak of a step; gradients exist during the update only."""
-        rollout = self.resident.total - self.resident.gradients + self.rollout_blocks + self.rollout
+        passes = max(self.rollout, self.scoring)
+        rollout = self.resident.total - self.resident.gradients + self.rollout_blocks + passes
         return max(rollout, self.resident.total + self.update_blocks + self.update) + self.loaded + self.cached
 
 
@@ -90,8 +93,9 @@ class StepSeconds:
     The times of passes are those of ``MachineSpeed.seconds`` for their operators.
 
     Attributes:
-        rollout: forwards that generate, with token sampling of texts.
-        views: forwards without grad, for values and other weights.
+        rollout: forwards that generate, with token sampling of texts; 0 if an inference server generates all samples,
+            whose time is not predicted.
+        views: forwards without grad, for values, other weights, and samples of a server.
         update: forwards and backwards, with the recomputation of checkpointing.
         optimizer: steps of AdamW and of the moving average.
         sums: all-reduce of replicated gradients: 2 (N - 1) / N * their bytes / link per update (a ring).
@@ -115,7 +119,17 @@ class StepSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """The outline and the metered passes of a run's policy for a number of processes."""
+    """The outline and the metered passes of a run's policy for a number of processes.
+
+    Attributes:
+        config: the configuration of the run.
+        outline: that of its policy; without calls of a rollout if an inference server generates all samples.
+        passes: the metered passes.
+        num_copies: full copies of the trained weights.
+        num_processes: number of processes.
+        prompt_tokens: length of each prompt of a language model.
+        server: memory of the inference server; None: the trainer generates the samples.
+    """
 
     config: RunConfig
     outline: Outline
@@ -123,6 +137,7 @@ class ProcessPlan:
     num_copies: int
     num_processes: int
     prompt_tokens: int = 512
+    server: ServerMemory | None = None
 
     @property
     def settings(self) -> Any:
@@ -155,6 +170,7 @@ class ProcessPlan:
             rollout_blocks=sizes if self.config.runtime.gather_for_rollout else gathered_bytes(parts),
             update_blocks=sizes if engine is ShardingEngine.ZERO2 else gathered_bytes(parts),
             rollout=self.passes.rollout.num_bytes,
+            scoring=0 if self.server is None or self.passes.forward is None else self.passes.forward.num_bytes,
             update=self.passes.update.num_bytes,
             loaded=max(frozen_in_layers(outline.offloaded), default=0),
             cached=outline.cached_bytes,
@@ -165,6 +181,7 @@ class ProcessPlan:
         config, outline, passes, num_processes = self.config, self.outline, self.passes, self.num_processes
         rows = ceil(config.rollout.prompts_per_step / num_processes) * config.rollout.group_size
         rollout_forwards, no_grad_forwards, grad_forwards = _forwards(config)
+        no_grad_forwards += self.server is not None  # the trainer scores the samples
         share, link = (num_processes - 1) / num_processes, machine.link_gb_s * 1e9
         parts, num_updates = self._parts(engine), config.update.epochs * config.update.minibatches
         gathers, summed = 0.0, self.memory(engine).resident.gradients
@@ -186,12 +203,25 @@ class ProcessPlan:
             rollout=rollout_forwards * machine.batched(passes.rollout.work, rows=rows, batch_size=outline.rollout_rows),
             views=0.0
             if passes.forward is None
-            else no_grad_forwards * machine.batched(passes.forward, rows=rows, batch_size=outline.update_rows),
+            else no_grad_forwards * machine.batched(passes.forward.work, rows=rows, batch_size=outline.update_rows),
             update=grad_forwards * machine.batched(passes.update.work, rows=rows, batch_size=outline.update_rows),
             optimizer=num_updates * machine.seconds(steps),
             sums=num_updates * 2 * share * summed / link,
             gathers=gathers,
         )
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of all modules, shared ones once."""
+        weights = {id(part): part for module in self.outline.modules.values() for part in module.parameters()}
+        return sum(part.numel() for part in weights.values())
+
+    @property
+    def server_sentence(self) -> str:
+        """The place of the inference server and its memory in the prediction, in words."""
+        assert self.server is not None
+        others = "" if not self.outline.rollout else ", except those of other weights, which the trainer generates"
+        return f"generates the samples{others}; it {self.server.description}"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -252,6 +282,10 @@ def plan_processes(
     num_rows = ceil(config.rollout.prompts_per_step / num_processes) * group_size
     policy_outline = outline(settings, prompt_tokens=prompt_tokens, group_size=group_size, num_rows=num_rows)
     copies = int(settings.lora is None and reads_reference(Algorithm.of(config)))
+    server = _server_of(config)
+    strategy = strategy_of(config.rollout)
+    if server is not None and not strategy.weights and strategy.forgetting is None:  # the trainer samples from those
+        policy_outline = replace(policy_outline, rollout=())
     return ProcessPlan(
         config=config,
         outline=policy_outline,
@@ -259,21 +293,37 @@ def plan_processes(
             config,
             policy_outline,
             f"{settings.model_dump_json()} {prompt_tokens} {group_size} {num_rows}",
+            scores=server is not None,
             reused=reused,
             print_line=print_line,
         ),
         num_copies=copies,
         num_processes=num_processes,
         prompt_tokens=prompt_tokens,
+        server=server,
     )
 
 
+def _server_of(config: RunConfig) -> ServerMemory | None:
+    """The memory of the inference server; None: the trainer generates the samples."""
+    engine = engine_of(config.rollout)
+    if engine is None or isinstance(engine, SupportsServerMemory):
+        return None if engine is None else engine.server_memory
+    return ServerMemory(share=None, description=f"is {engine.address}, and its memory is not counted")
+
+
 def _passes(
-    config: RunConfig, outline: Outline, call: str, *, reused: Passes | None, print_line: Callable[[str], None]
+    config: RunConfig,
+    outline: Outline,
+    call: str,
+    *,
+    scores: bool,
+    reused: Passes | None,
+    print_line: Callable[[str], None],
 ) -> Passes:
     """The passes of an outline, from the cache if possible; custom model code is metered every time."""
     try:
-        without_grad = _forwards(config)[1] > 0
+        without_grad = scores or _forwards(config)[1] > 0
     except ConfigError:  # the time cannot be predicted then, but the memory can
         without_grad = False
     policy = config.policy
@@ -308,13 +358,17 @@ def scale_rows(plan: ProcessPlan, speed: MachineSpeed, engine: ShardingEngine) -
         "a layer from the host": memory.loaded,
         "features of media": memory.cached,
         f"rollout of {plan.outline.rollout_rows} rows": memory.rollout,
+        f"scoring of {plan.outline.update_rows} rows": memory.scoring,
         f"update of {plan.outline.update_rows} rows": memory.update,
     }
     sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
     yield "memory", f"{memory.peak / GIB:.1f} GiB peak per process: {sizes}"
     times = {field.name: getattr(seconds, field.name) for field in fields(seconds)}
     durations = ", ".join(f"{name} {value:.3g}" for name, value in times.items() if value)
-    yield "time", f"{seconds.total:.3g} s a step without rewards: {durations}"
+    excluded = "rewards" if plan.server is None else "rewards and without the server's completions"
+    yield "time", f"{seconds.total:.3g} s a step without {excluded}: {durations}"
+    if plan.server is not None:
+        yield "server", plan.server_sentence
     yield "assumed", "; ".join((speed.words, *plan.outline.assumed))
     prompts = plan.config.rollout.prompts_per_step
     if prompts % num_processes:

@@ -20,6 +20,7 @@ from typing import Any, final
 
 from mmgrpo.data.image_loading import data_url
 from mmgrpo.errors import ConfigError, EngineError
+from mmgrpo.outline import ServerMemory, SupportsServerMemory
 from mmgrpo.policy import EngineContext
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, get_json, post_json, require_server
 
@@ -33,7 +34,7 @@ from .engine import (
     EngineWeights,
     WeightVersions,
 )
-from .vllm_server import MODULE, OPTIONS, ServerCommand, VllmServer
+from .vllm_server import MODULE, OPTIONS, SHARE_OPTION, ServerCommand, VllmServer, gpu_share
 from .weight_transfer import ServerControl, Transfer, transfer_of
 
 MAX_REPLY_BYTES = 2**30
@@ -69,7 +70,7 @@ START = f"VLLM_SERVER_DEV_MODE=1 python -m {MODULE} --model MODEL {' '.join(OPTI
 
 
 @final
-class VllmEngine(Engine):
+class VllmEngine(Engine, SupportsServerMemory):
     """A vLLM server with a copy of the trained model, on this machine or with a shared folder.
 
     It is at a URL, or is started for the run; ``START`` is the command that starts it. The development mode has the
@@ -157,6 +158,7 @@ class VllmEngine(Engine):
         self._short_limits = RequestLimits(timeout_s=min(ALIVE_S, timeout_s), retries=0)
         self._max_mismatch = max_mismatch
         self._weights_folder = weights_folder
+        self._shares_memory = transfer == "ipc"
         self._load_adapters, self._steps_ahead, self._sleeps = load_adapters, steps_ahead, sleep
         self._model: EngineModel | None = None
         self._version: str | None = None
@@ -181,6 +183,28 @@ class VllmEngine(Engine):
     def steps_ahead(self) -> int:
         """The setting."""
         return self._steps_ahead
+
+    @property
+    def server_memory(self) -> ServerMemory:
+        """A server that the run starts is on the trainer's GPU, unless it sees others; one at a URL may be anywhere."""
+        if self._command is None:
+            text = f"is at {self._url}, on this GPU or on another one, so its memory is not counted"
+            return ServerMemory(share=None, description=text)
+        devices = self._command.variables.get("CUDA_VISIBLE_DEVICES")
+        if devices is not None and not self._shares_memory:
+            text = f"is on the GPUs of CUDA_VISIBLE_DEVICES={devices}, so its memory is not counted"
+            return ServerMemory(share=None, description=text)
+        share = gpu_share(self._command.options)
+        if share is None:
+            text = f"may be on the first process's GPU; {SHARE_OPTION} does not limit its memory, which is not counted"
+            return ServerMemory(share=None, description=text)
+        during = ", while it generates; it sleeps while the trainer scores and updates" if self._sleeps else ""
+        return ServerMemory(
+            share=share,
+            sleeps=self._sleeps,
+            setting=f"{SHARE_OPTION} in rollout.engine.options",
+            description=f"may be on the first process's GPU and then takes {share:g} of it ({SHARE_OPTION}){during}",
+        )
 
     @contextmanager
     def serving(self, model: EngineModel, context: EngineContext) -> Iterator[None]:

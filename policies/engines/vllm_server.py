@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import final
 
@@ -50,6 +51,12 @@ COMPILED: Mapping[str, str] = {
 the temporary folder, which does not outlast the server."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's ``--max-lora-rank``."""
+
+SHARE_OPTION = "--gpu-memory-utilization"
+DEFAULT_SHARE = 0.92
+"""vLLM's default of ``SHARE_OPTION``, the share of a GPU that it takes: ``CacheConfig`` of vLLM 0.32."""
+OTHER_LIMITS = ("--kv-cache-memory-bytes", "--config")
+"""Options that replace the share, or whose file may set it."""
 
 PREFIX = re.compile(r"^(\([\w ]+pid=\d+\) )?(\w+ [\d-]+ [\d:]+ \[[^]]*\] )?")
 ERROR = re.compile(r"[\w.]*(Error|Exception)(: |$)")
@@ -91,6 +98,27 @@ class ServerCommand:
         model = ["--model", str(folder), "--served-model-name", "policy", "--dtype", dtype]
         lora = [] if lora_rank is None else ["--enable-lora", "--max-lora-rank", str(max_lora_rank(lora_rank))]
         return [program, "-m", MODULE, *model, "--host", HOST, "--port", str(port), *OPTIONS, *lora, *self.options]
+
+
+def gpu_share(options: Sequence[str]) -> float | None:
+    """The share of a GPU that a server takes by its options; None: another option limits its memory.
+
+    Raises ConfigError if the share is not a number above 0 and up to 1.
+    """
+    share = str(DEFAULT_SHARE)
+    for option, following in zip_longest(options, options[1:], fillvalue=""):
+        name, equals, value = option.partition("=")
+        name = name.replace("_", "-")
+        if name in OTHER_LIMITS:
+            return None
+        if name == SHARE_OPTION:
+            share = value if equals else following
+    with contextlib.suppress(ValueError):
+        if 0 < float(share) <= 1:
+            return float(share)
+    raise ConfigError(
+        f"rollout.engine.options: {SHARE_OPTION} is a share of the GPU, above 0 and up to 1, got {share or 'no value'}"
+    )
 
 
 @final
