@@ -24,8 +24,9 @@ from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import ParameterShard, local_shards
 from mmgrpo.distributed.sharding import Sharding
 from mmgrpo.errors import ConfigError
-from mmgrpo.layouts import layout_of, local_part
+from mmgrpo.layouts import blocks_of, layout_of, local_part
 from mmgrpo.system.extras import is_installed
+from mmgrpo.types import Plan
 from tests import test_world_sizes as scenarios
 from tests.forked import on_processes
 from tests.policies import tiny_language, tiny_policies
@@ -150,7 +151,8 @@ def gradients_apart(
     folder: Path, names: Sequence[str], *, tiny: ModuleType = tiny_policies, **settings: Any
 ) -> dict[str, float]:
     """Distance of a sharded model's gradients from an unsharded one's, of their norm; their decisions are equal."""
-    settings = {"lora": {"rank": 2}} | settings
+    apart = {"join_steps": False} if tiny is tiny_policies else {}  # joined ones are equal to rounding alone
+    settings = {"lora": {"rank": 2}} | apart | settings
     ask(in_parts=True)
     job, result = Job(Accelerator()), {}
     assert job.sharding is not None
@@ -170,6 +172,35 @@ def gradients_apart(
         result[name] = max(float((x - y).norm() / x.norm().clamp(min=1e-12)) for x, y in zip(ours, theirs, strict=True))
         job.barrier()
     return result
+
+
+def joined_by_default(folder: Path, names: Sequence[str]) -> tuple[list[list[tuple[int, ...]]], list[int], list[float]]:
+    """Of an unsharded model and of a sharded one: the decisions of each slice of an update, and the calls of a block;
+    the largest difference of their log-probabilities, and the relative one of their gradients."""
+    ask(in_parts=True)
+    job = Job(Accelerator())
+    assert job.sharding is not None
+    policies = [tiny_policies.policy_of("sd3", batch=8) for _ in range(2)]
+    policies[1].shard(job.sharding.shard)
+    columns, calls, logprobs, grads = [], [], [], []
+    for policy in policies:
+        plan = Plan(stochastic=(0, 1))
+        rollout = policy.rollout(tiny_policies.prompts_of("sd3"), group_size=2, seed=1, plan=plan)
+        logprobs.append(values(policy, rollout))  # the first one compares joined steps with separate ones
+        (module,) = policy.weights.modules.values()
+        counted: list[object] = []
+        handle = blocks_of(module)[0].register_forward_hook(lambda *args, counted=counted: counted.append(1))
+        with torch.no_grad():
+            columns.append([tuple(part.columns) for part in policy.evaluate(rollout)])
+        handle.remove()
+        calls.append(len(counted))
+        grads.append(gradients(policy, rollout))
+        job.barrier()
+    shards = local_shards(policies[1].trainable)
+    theirs = [both(gradient, shard, job) for gradient, shard in zip(grads[1], shards, strict=True)]
+    norms = [float((x - y).norm() / x.norm().clamp(min=1e-12)) for x, y in zip(grads[0], theirs, strict=True)]
+    job.barrier()
+    return columns, calls, [float((logprobs[0] - logprobs[1]).abs().max()), max(norms)]
 
 
 def both(gradient: Any, part: Tensor, job: Job) -> Tensor:
@@ -301,6 +332,14 @@ def test_gradients_of_pipelines_in_parts(engine: str, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     apart = on_two(tmp_path / "full", ("flux", "wan", "sd15"), function="full_gradients_apart", engine=engine)
     assert apart == dict.fromkeys(("flux", "wan", "sd15"), pytest.approx(0.0, abs=1e-5))
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
+def test_steps_of_sharded_denoisers_share_a_call(engine: str, tmp_path: Path) -> None:
+    columns, calls, apart = on_two(tmp_path, (), function="joined_by_default", engine=engine)
+    assert columns == [[(0,), (1,)], [(0, 1)]]
+    assert calls == [2, 1]  # each call of a block gathers its weights
+    assert apart == pytest.approx([0.0, 0.0], abs=1e-4)
 
 
 @pytest.mark.parametrize("engine", ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)])

@@ -115,7 +115,8 @@ def without_room(output: Path) -> Trainer:
 def loaded(output: Path) -> Trainer:
     """A bfloat16 model that a configuration names, whose blocks become float32 once they are parted, and a copy."""
     rollout = {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
-    named = {"name": "denoising", "model": "python:tests.policies.tiny_policies:build_sd3", "dtype": "bfloat16"}
+    model = "python:tests.policies.tiny_policies:build_sd3"
+    named = {"name": "denoising", "model": model, "dtype": "bfloat16", "join_steps": False}  # as the unsharded run
     call = scenarios.make_policy().settings.call
     objective = {"kl": {"divergence": "gaussian", "beta": 0.1}}
     values = scenarios.base(output, rollout=rollout, objective=objective, steps=2, advantage={"scale": "none"})

@@ -69,7 +69,9 @@ def outline_of(
             return denoiser(**arguments, return_dict=False)[0]
 
     rollout_rows, update_rows = min(settings.rollout_batch, num_rows), min(settings.update_batch, num_rows)
-    joins = settings.join_steps and settings.update_batch >= 2 * num_rows  # steps of the same rows
+    joins = settings.join_steps or (settings.join_steps is None and not settings.compile)  # steps of the same rows
+    joined = "one step of the update at a time, of which update_batch may hold several"
+    joined += "" if settings.join_steps else " if the weights are sharded"
     return Outline(
         modules=modules,
         trained=("transformer",),
@@ -81,7 +83,7 @@ def outline_of(
         assumed=(
             f"sizes of {origin}",
             "weights of text encoders and the autoencoder count, their forward passes do not",
-            *(["one step of the update at a time, of which update_batch may hold several"] if joins else []),
+            *([joined] if joins and settings.update_batch >= 2 * num_rows else []),
         ),
         stored_bytes=stored,
         offloaded=[modules[name] for name in settings.offload if name in modules],

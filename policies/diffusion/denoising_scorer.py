@@ -49,7 +49,7 @@ class DenoisingScorer:
     def evaluate(self, rollout: Rollout, rows: Sequence[int], values: Collection[Value]) -> Iterator[Evaluation]:
         """One slice per batch of distinct states, which are those of one decision, or of several.
 
-        With ``policy.join_steps`` several decisions of the same rows are one forward if their states fit in
+        With ``Batches.join_steps`` several decisions of the same rows are one forward if their states fit in
         ``policy.update_batch``, all rows are requested (memory did not run out), and their log-probabilities are, to
         rounding, those of separate forwards.
         """

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.layouts import move_modules
+from mmgrpo.layouts import layout_of, move_modules
 from mmgrpo.policy import (
     ModuleSharder,
     SupportsContextParallel,
@@ -276,10 +276,17 @@ class DenoisingPolicy(
         self.pipeline.save_pretrained(directory)
 
     def shard(self, shard: ModuleSharder) -> None:
-        """Shards the denoisers; text encoders and the autoencoder are replicated."""
+        """Shards the denoisers; text encoders and the autoencoder are replicated.
+
+        From then on each forward gathers weights, so trained steps of the same rows share one unless ``join_steps`` is
+        set.
+        """
         self._require_real_weights("sharded")
         require_no_offloading(self.weights.modules.values(), "sharding")
         self.weights.shard(shard)
+        if self.settings.join_steps is None and not self.settings.compile:
+            weights = (p for module in self.weights.modules.values() for p in module.parameters())
+            self._batches.join_steps = any(layout_of(parameter) is not None for parameter in weights)
 
     def enable_context_parallel(self, mesh: DeviceMesh) -> None:
         """Splits the denoisers' sequences over processes; text encoders and the autoencoder run on each process."""
@@ -419,7 +426,7 @@ def _batches(settings: DenoisingSettings) -> Batches:
     """Rows per pipeline run; one if the call has media, which pipelines encode once per batch."""
     if call_has_media({**settings.call, **settings.evaluation_call}):
         return Batches(1, 1)
-    return Batches(settings.rollout_batch, settings.update_batch, join_steps=settings.join_steps)
+    return Batches(settings.rollout_batch, settings.update_batch, join_steps=bool(settings.join_steps))
 
 
 def _step_sampler(settings: DenoisingSettings, scheduler: Any) -> StepSampler:

@@ -262,10 +262,11 @@ class DenoisingSettings(BaseModel):
     )
     rollout_batch: int = Field(default=8, ge=1, description="rows per pipeline run in rollouts")
     update_batch: int = Field(default=8, ge=1, description="states per pipeline run in updates")
-    join_steps: bool = Field(
-        default=False,
+    join_steps: bool | None = Field(
+        default=None,
         description="run trained steps of the same rows in one forward of an update, where their states fit in "
-        "update_batch; rounds as a batch of another size",
+        "update_batch; rounds as a batch of another size; null: if the weights are sharded, so that each forward "
+        "gathers them, and not compiled",
     )
     fast_remainder: FastRemainder | None = Field(
         default=None,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 import torch
 from mmgrpo.policies.diffusion import DenoisingPolicy
 from mmgrpo.policies.diffusion.joined_calls import JoinError, joined, parts_of
+from torch import nn
 
+from mmgrpo.errors import ConfigError
+from mmgrpo.layouts import set_layout
 from mmgrpo.types import Plan, Rollout
 from mmgrpo.values import Value
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
@@ -80,6 +84,67 @@ def test_steps_are_not_joined_beyond_the_limit_or_after_memory_ran_out() -> None
     with torch.no_grad():
         assert [tuple(part.columns) for part in policy.evaluate(rollout)] == [(0, 1), (2,)]  # 4 rows x 2 = 8
         assert [tuple(part.columns) for part in policy.evaluate(rollout, [0, 1])] == [(0,), (1,), (2,)]
+
+
+@dataclass(frozen=True)
+class CompleteLayout:
+    """The layout of a parameter on one process."""
+
+    parameter: nn.Parameter
+    start: int = 0
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.parameter.shape
+
+    part_shape = shape
+
+    def part(self, parameter: nn.Parameter) -> torch.Tensor:
+        return parameter.detach()
+
+    def gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        return parameter.grad
+
+    def gather(self, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+
+def shard_in_place(policy: DenoisingPolicy, *, sharded: bool = True) -> None:
+    """Shards it over one process, which has complete parameters; as an engine that shards no adapters, or nothing."""
+
+    def shard(name: str, module: nn.Module, *, empty: object = None, within: object = None) -> None:
+        for parameter in module.parameters():
+            if sharded and not parameter.requires_grad:
+                set_layout(parameter, CompleteLayout(parameter))
+
+    policy.shard(shard)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sharded", "columns"),
+    [
+        ({}, True, [(0, 1)]),
+        ({"join_steps": False}, True, [(0,), (1,)]),
+        ({}, False, [(0,), (1,)]),
+        ({"join_steps": True}, False, [(0, 1)]),
+    ],
+)
+def test_steps_are_joined_by_default_if_weights_are_sharded(
+    settings: dict[str, bool], sharded: bool, columns: list[tuple[int, ...]]
+) -> None:
+    policy = policy_of("sd3", batch=8, **settings)
+    shard_in_place(policy, sharded=sharded)
+    rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=Plan(stochastic=(0, 1)))
+    with torch.no_grad():
+        assert [tuple(part.columns) for part in policy.evaluate(rollout)] == columns
+
+
+def test_steps_of_compiled_blocks_are_not_joined_by_default() -> None:
+    policy = policy_of("flux", compile=True)
+    shard_in_place(policy)
+    assert not policy._batches.join_steps
+    with pytest.raises(ConfigError, match="compile does not support join_steps"):
+        policy_of("flux", compile=True, join_steps=True)
 
 
 @pytest.mark.nightly
