@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,21 @@ def require_model(model: str | None) -> str:
     if not model:
         raise ConfigError("policy.model is not set: give a path, a hub id or python:module:function")
     return model
+
+
+def require_effect(settings: Mapping[str, Any], *loading: str) -> None:
+    """Raises ConfigError for settings of a loaded model that only loading reads.
+
+    Args:
+        settings: the settings as given.
+        *loading: names of those that only loading reads.
+    """
+    if "model" not in settings and (ignored := [name for name in loading if settings.get(name) is not None]):
+        names = ", ".join(f"policy.{name}" for name in ignored)
+        raise ConfigError(
+            f"{names} would have no effect on a model that is loaded: load it so, or name it in policy.model and use "
+            "from_config"
+        )
 
 
 def call_builder(source: str) -> Any:

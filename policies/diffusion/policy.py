@@ -35,7 +35,7 @@ from mmgrpo.values import Value
 
 from ..adapter_formats import DiffusersFiles
 from ..merging import merge_adapters
-from ..model_source import DTYPES
+from ..model_source import DTYPES, require_effect
 from ..offloading import layers_of, load_offloaded, offload_layers, require_no_offloading, require_offloadable
 from ..quantization import arithmetic_dtype
 from ..weights import Weights
@@ -118,6 +118,7 @@ class DenoisingPolicy(
             settings: ``DenoisingSettings`` or a mapping of its fields.
         """
         if settings is None or isinstance(settings, Mapping):
+            require_effect(settings or {}, "revision", "variant", "dtype", "quantization_config")
             settings = DenoisingSettings.of(settings or {})
         require_arguments(type(pipeline), settings)
         denoisers = prepared_denoisers(pipeline, settings)
