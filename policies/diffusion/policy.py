@@ -117,9 +117,7 @@ class DenoisingPolicy(
             pipeline: any diffusers pipeline with a ``scheduler``, on its device.
             settings: ``DenoisingSettings`` or a mapping of its fields.
         """
-        if settings is None or isinstance(settings, Mapping):
-            require_effect(settings or {}, "revision", "variant", "dtype", "quantization_config")
-            settings = DenoisingSettings.of(settings or {})
+        settings = _of_loaded(settings)
         require_arguments(type(pipeline), settings)
         denoisers = prepared_denoisers(pipeline, settings)
         require_sizes(pipeline, denoisers, settings)
@@ -384,6 +382,14 @@ def _trained_weights(pipeline: Any, denoisers: Mapping[str, nn.Module], settings
         weights.load_initial(Path(settings.adapter))
     offload_layers(offloaded.values(), next(next(iter(denoisers.values())).parameters()).device)
     return weights
+
+
+def _of_loaded(settings: DenoisingSettings | Mapping[str, Any] | None) -> DenoisingSettings:
+    """The settings of a live pipeline. Raises ConfigError for those that only loading reads."""
+    if isinstance(settings, DenoisingSettings):
+        return settings
+    require_effect(settings or {}, "revision", "variant", "dtype", "quantization_config")
+    return DenoisingSettings.of(settings or {})
 
 
 def _approximations(

@@ -13,22 +13,17 @@ from tests.policies.tiny_language import policy_of as language_policy
 from tests.policies.tiny_policies import pipeline_of
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"attention": "eager"}, {"dtype": "bfloat16"}, {"quantization_config": {"load_in_4bit": True}}],
-    ids=str,
-)
+QUANTIZED = {"quantization_config": {"load_in_4bit": True}}
+
+
+@pytest.mark.parametrize("settings", [{"attention": "eager"}, {"dtype": "bfloat16"}, QUANTIZED], ids=str)
 def test_loading_settings_of_a_loaded_model_raise(settings: dict[str, Any]) -> None:
     policy = language_policy("llama")
     (name,) = settings
-    with pytest.raises(
-        ConfigError, match=rf"policy\.{name} would have no effect on a model that is loaded: load it so"
-    ):
+    with pytest.raises(ConfigError, match=rf"policy\.{name} would have no effect on a model that is loaded"):
         LanguagePolicy(policy.model, policy.processor, settings)
 
 
 def test_loading_settings_of_a_loaded_pipeline_raise() -> None:
-    with pytest.raises(
-        ConfigError, match=r"policy\.dtype, .*would have no effect|policy\.variant, policy\.dtype would"
-    ):
+    with pytest.raises(ConfigError, match=r"policy\.variant, policy\.dtype would have no effect"):
         DenoisingPolicy(pipeline_of("sd3"), {"dtype": "bfloat16", "variant": "fp16"})
