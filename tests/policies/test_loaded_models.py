@@ -12,7 +12,6 @@ from mmgrpo.errors import ConfigError
 from tests.policies.tiny_language import policy_of as language_policy
 from tests.policies.tiny_policies import pipeline_of
 
-
 QUANTIZED = {"quantization_config": {"load_in_4bit": True}}
 
 
