@@ -14,7 +14,8 @@ from mmgrpo.cli import app
 from mmgrpo.cli.plain_errors import console
 from mmgrpo.config import MethodKind
 from mmgrpo.config.loading import find_config, load_config
-from mmgrpo.docgen.method_search import Entry, method_entries, search
+from mmgrpo.config.methods import USES
+from mmgrpo.docgen.method_search import NEEDS, SYNONYMS, Entry, method_entries, search
 from mmgrpo.docgen.methods import KINDS, OTHERS, by_kind, method_index, method_pages, method_section
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.trials.trial_plan import plan_comparison
@@ -177,6 +178,57 @@ def test_search_orders_names_then_uses_then_sentences() -> None:
     assert [entry.name for entry in search(entries, "lengths")] == ["named", "use", "sentence"]
     assert [entry.name for entry in search(entries, "length answer")] == ["sentence"]
     assert search(entries, "nothing-like-it") == []
+
+
+def test_search_counts_needs_above_any_number_of_words_of_sentences() -> None:
+    entries = [
+        Entry(include="", name=name, applies_to="both", against="", use_for=use_for, texts=texts)
+        for name, use_for, texts in (
+            ("sentences", (), ((8, "sentences"), (2, "Long answers that are verbose."))),
+            ("title", ("length",), ((8, "title"), (4, "length"), (2, "Verbose answers."))),
+            ("need", ("length",), ((8, "need"), (4, "length"))),
+        )
+    ]
+    assert [entry.name for entry in search(entries, "verbose")] == ["title", "need", "sentences"]
+    assert [entry.name for entry in search(entries, "long answers get too long")] == ["title", "need"]
+    assert [entry.name for entry in search(entries, "the verbose")] == ["title", "need", "sentences"]
+
+
+@pytest.mark.parametrize(
+    ("query", "first", "absent"),
+    [
+        ("moe", {"icepop", "gspo", "dppo-kl", "dppo-tv"}, {"mel", "rose", "mapo"}),
+        ("dead groups", {"rl-zvp", "dapo", "greso", "prs-vspo"}, {"srpo--unifying-group", "arm"}),
+        ("zero-variance", {"rl-zvp", "dapo", "greso", "prs-vspo"}, {"grpo"}),
+        ("frac_reward_zero_std", {"rl-zvp", "dapo", "greso", "prs-vspo"}, {"grpo"}),
+        ("pass@k", {"pass-k-training"}, {"papers/kg-path-reward"}),
+        ("distillation", {"on-policy-distillation"}, {"grpo"}),
+        ("loss", set(), {"lora", "listener-rewarded-grpo"}),
+    ],
+)
+def test_other_words_for_a_problem_find_its_methods(query: str, first: set[str], absent: set[str]) -> None:
+    names = [entry.name for entry in search(method_entries(), query)]
+    assert set(names[: len(first)]) == first
+    assert absent.isdisjoint(names)
+
+
+def test_long_answers_are_the_need_length() -> None:
+    entries = search(method_entries(), "long answers get too long")
+    needed = ["length" in entry.use_for for entry in entries]
+    assert needed == sorted(needed, reverse=True)
+    assert {entry.name for entry in entries[: sum(needed)]} == {
+        e.name for e in method_entries() if "length" in e.use_for
+    }
+    assert all(name not in {"canoe", "timesearch-r"} for name in [entry.name for entry in entries][: sum(needed)])
+
+
+def test_needs_of_other_words_exist_and_find_their_methods() -> None:
+    assert set(NEEDS.values()) <= set(USES)
+    for words, use in NEEDS.items():
+        assert any(use in entry.use_for for entry in search(method_entries(), words)[:3]), words
+    for words in SYNONYMS:
+        names = {entry.name for entry in search(method_entries(), words)}
+        assert names == {entry.name for entry in search(method_entries(), SYNONYMS[words])} != set(), words
 
 
 def test_methods_for_a_problem_have_its_word() -> None:
