@@ -11,14 +11,15 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mmgrpo.config import IN_ORDER, TOGETHER, RunConfig
-from mmgrpo.config.peers import peer_suggestions, peer_value_suggestion
+from mmgrpo.config.peers import MAX_NAMED as MAX_OF_PEERS
+from mmgrpo.config.peers import peer_pages, peer_suggestions, peer_value_suggestion
 from mmgrpo.config.registry import names, policy_class, settings_type, suggestion
 from mmgrpo.config.renamed import REMOVED, renamed_key, renamed_value
 from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError, UnknownNameError
 
 MAX_NAMED = 8
-"""Wrong keys that one message explains."""
+"""Wrong keys that one message explains, in addition to settings of other libraries."""
 
 LIKE_A_TYPO = 0.8
 """Similarity to a key of the section from which an unknown key, which another library has, may be a typo."""
@@ -86,8 +87,8 @@ def policy_settings(policy: Named) -> Any:
 def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
     """One line per wrong key, with the nearest allowed name for an unknown one."""
     lines = []
-    problems = error.errors()
-    for problem in problems[:MAX_NAMED]:
+    problems, rest = _first_problems(error.errors())
+    for problem in problems:
         location = [part for part in problem["loc"] if part not in (IN_ORDER, TOGETHER)]
         where = ".".join(map(str, location))
         if problem["type"] == "extra_forbidden":
@@ -120,8 +121,26 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
             fix = "" if of_peer is None else f"; {of_peer}"
             label = where or ("configuration" if model is RunConfig else "")
             lines.append(f"{label}{': ' if label else ''}{_plain_message(problem, where)}{fix}")
-    more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []
+    pages = peer_pages(".".join(map(str, problem["loc"])) for problem in rest if _is_of_peer(problem))
+    more = [f"and {len(rest)} more{f', see {pages}' if pages else ''}"] if rest else []
     return "; ".join([*lines, *more])
+
+
+def _first_problems(problems: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The problems that a message explains, and the others: a file of another library has many unknown keys."""
+    limits = {True: MAX_OF_PEERS, False: MAX_NAMED}
+    first, rest = [], []
+    for problem in problems:
+        of_peer = _is_of_peer(problem)
+        limits[of_peer] -= 1
+        (first if limits[of_peer] >= 0 else rest).append(problem)
+    return first, rest
+
+
+def _is_of_peer(problem: Mapping[str, Any]) -> bool:
+    return problem["type"] == "extra_forbidden" and bool(
+        peer_suggestions(".".join(map(str, problem["loc"])), problem["input"])
+    )
 
 
 def _missing_function(where: str, settings: Mapping[str, Any]) -> str:
@@ -153,7 +172,9 @@ def _nearest_key(where: str, value: Any, owner: type[BaseModel] | None) -> str:
     key = where.rpartition(".")[2]
     fields = [*owner.model_fields, *(FILE_KEYS if owner is RunConfig else ())] if owner else []
     if sentences := peer_suggestions(where, value):
-        typo = [f"did you mean {name}? " for name in difflib.get_close_matches(key, fields, n=1, cutoff=LIKE_A_TYPO)]
+        near = difflib.get_close_matches(key, fields, n=1, cutoff=LIKE_A_TYPO)
+        near = near or [name for name in fields if len(key) > 3 and name.startswith(key)]
+        typo = [f"did you mean {name}? " for name in near]
         return f"; {''.join(typo)}{'; '.join(sentences)}"
     sections = {name: _model_at(owner, (name,)) for name in fields} if owner else {}
     inner = {

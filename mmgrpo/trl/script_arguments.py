@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mmgrpo.config.peers.texts import FOUR_BIT, FUNCTION, LENGTH, RSLORA
+from mmgrpo.config.peers.texts import DROPOUT, FOUR_BIT, FUNCTION, LENGTH, PADDING_FREE, RSLORA
 from mmgrpo.system.site_pages import page_url
 
 LORA_WEIGHTS = "leave it out: adapters are on linear layers, policy.lora.targets names them"
 SUPERVISED = "leave it out: it is for supervised training, for which mmgrpo has update.warmup and objective.auxiliary"
-PACKING = "leave it out: rows are batched by their tokens, policy.update_tokens per forward"
-DROPOUT = "leave it out: dropout is off, since rollout and update use the same policy"
+BATCHES = "leave it out: rows are batched by their tokens, policy.update_tokens per forward"
 
 KEYS: Mapping[str, str] = {
     "model_name_or_path": "policy.model",
@@ -40,6 +39,8 @@ KEYS: Mapping[str, str] = {
     "bnb_4bit_use_double_quant": "policy.quantization_config: {load_in_4bit: true, bnb_4bit_use_double_quant: true}",
     "use_bnb_nested_quant": "policy.quantization_config: {load_in_4bit: true, bnb_4bit_use_double_quant: true}",
     "quantization_config": "policy.quantization_config with policy.lora",
+    "packing": PADDING_FREE,
+    "padding_free": PADDING_FREE,
     "dataset_name": "prompts.source",
     "dataset_train_split": "prompts.split",
     "dataset_test_split": "evaluation.prompts.split",
@@ -73,9 +74,7 @@ REWARDS: Mapping[str, str] = {
 REPLACEMENTS: Mapping[str, str] = {
     "max_prompt_length": LENGTH,
     "max_seq_length": "policy.max_new_tokens for completions; prompts are not cut",
-    "packing": PACKING,
-    "padding_free": "policy.padding_free",
-    "group_by_length": PACKING,
+    "group_by_length": BATCHES,
     "lora_dropout": DROPOUT,
     "lora_modules_to_save": LORA_WEIGHTS,
     "lora_target_parameters": LORA_WEIGHTS,

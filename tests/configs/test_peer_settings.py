@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import CONFIGS, load_config, validated
-from mmgrpo.config.peers import PEERS, peer, peer_suggestions
+from mmgrpo.config.peers import MAX_NAMED, PEERS, peer, peer_suggestions
 from mmgrpo.config.registry import REWARDS, names, resolve, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.docgen.configuration import FUNCTIONS, configuration_page
@@ -144,7 +144,9 @@ def test_each_setting_of_a_library_is_among_the_suggestions(name: str) -> None:
         ("use_vllm=true", "TRL's use_vllm is rollout.engine: {name: vllm, url: ADDRESS}"),
         ("learning_rate=1e-5", "TRL's learning_rate is update.optimizer.lr"),
         ("lora.r=16", "'lora'; TRL's peft_config.r is policy.lora.rank"),
-        ("packing=true", "TRL's packing is not supported; leave it out: rows are batched"),
+        ("packing=true", "TRL's packing is policy.padding_free: true, for rows of text alone"),
+        ("padding_free=true", "TRL's padding_free is policy.padding_free: true, for rows of text alone"),
+        ("group_by_length=true", "TRL's group_by_length is not supported; leave it out: rows are batched"),
         ("per_device_train_batch_size=2", "is rollout.prompts_per_step: the rows of a generation"),
         ("beta=0.1", "TRL's beta is objective.kl.beta"),
         ("epsilon=0.2", "TRL's epsilon is objective.surrogate: {name: clipped, low: NUMBER, high: NUMBER}"),
@@ -162,17 +164,128 @@ def test_setting_on_the_command_line_names_the_key(override: str, message: str) 
         load_config("quickstart/digits-image", [override])
 
 
-def test_section_names_at_most_four_of_its_keys(tmp_path: Path) -> None:
+AI_TOOLKIT_PAGE = "https://mmgrpo.github.io/mmgrpo/coming-from/ai-toolkit/"
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("network.type=lora", "ai-toolkit's network.type is not supported; leave it out for lora; there is no locon"),
+        ("model.arch=flux", "ai-toolkit's model.arch is not supported; leave it out: the class of the pipeline"),
+        ("model.quantize_te=true", "ai-toolkit's model.quantize_te is policy.quantization_config"),
+        ("model.assistant_lora_path=x", "ai-toolkit's model.assistant_lora_path is not supported; leave it out: GRPO"),
+        ("train.loss_type=mse", "ai-toolkit's train.loss_type is not supported; instead: a method in include"),
+        ("sample.walk_seed=true", "ai-toolkit's sample.walk_seed is not supported; leave it out: each held-out prompt"),
+        (
+            "timestep_type=sigmoid",
+            "ai-toolkit's train.timestep_type is policy.reading.levels: logit_normal for sigmoid",
+        ),
+        ("train.content_or_style=style", "ai-toolkit's train.content_or_style is rollout.window: {name: random"),
+        ("train.skip_first_sample=true", "ai-toolkit's train.skip_first_sample is not supported; leave it out"),
+        ("train.unload_text_encoder=true", "ai-toolkit's train.unload_text_encoder is policy.offload: [text_encoder]"),
+        ("train.cache_text_embeddings=true", "ai-toolkit's train.cache_text_embeddings is policy.memo_bytes"),
+        ("logging.log_every=1", "ai-toolkit's logging.log_every is not supported; leave it out: metrics.jsonl has"),
+        ("performance_log_every=1", "ai-toolkit's process.performance_log_every is not supported; leave it out"),
+        ("offload_optimizer=true", "ms-swift's offload_optimizer is not supported; instead: rollout.engine on another"),
+        ("offload_model=true", "ms-swift's offload_model is not supported; instead: rollout.engine on another GPU"),
+        ("stop_words=[a]", "ms-swift's stop_words is not supported; instead: further ids as eos_token_id"),
+        (
+            "move_model_batches=4",
+            "ms-swift's move_model_batches is not supported; leave it out: `transfer` of",
+        ),
+        (
+            "async_generate=true",
+            "ms-swift's async_generate is rollout.engine: {name: vllm, url: ADDRESS, steps_ahead: 1}",
+        ),
+        ("completion_length_limit_scope=total", "leave it out for total: policy.max_new_tokens counts all turns"),
+        ("num_infer_workers=1", "ms-swift's num_infer_workers is not supported; leave it out: rollout.engine names"),
+        ("model.frobnicate=1", f"not in the tables of {AI_TOOLKIT_PAGE.replace('ai-toolkit', 'flow-factory')} and "),
+        ("train.beta=1", "flow_grpo's train.beta is objective.kl.beta"),
+        ("logging.num_generations=1", f"not in the tables of {AI_TOOLKIT_PAGE}: logging.num_generations"),
+        (
+            "network={linear: 16, unknown: 1}",
+            f"is policy.lora.rank; not in the tables of {AI_TOOLKIT_PAGE}: network.unknown",
+        ),
+        ("eval.every=5", "did you mean evaluation? not in the tables of"),
+    ],
+)
+def test_key_in_a_section_of_a_library_names_that_library_alone(override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config("quickstart/digits-image", [override])
+    message = str(error.value)
+    assert message.startswith(f"unknown key '{re.split('[.=]', override)[0]}'; ")
+    assert sentence in message
+    assert "TRL's" not in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentences"),
+    [
+        ("critic", {"model": {"path": "m"}}, ["not in the tables of {verl}: critic.model"]),
+        ("critic", {"optim": {"lr": 1}}, ["verl's critic.optim.lr is advantage.critic.optimizer.lr"]),
+        ("actor_rollout_ref", {"rollout": {"val_kwargs": {"top_p": 1}}}, ["not in the tables of {verl}: "
+         "actor_rollout_ref.rollout"]),
+        ("model", {"path": "m"}, ["verl's actor_rollout_ref.model.path is policy.model"]),
+        ("lora", {"r": 8}, ["TRL's peft_config.r is policy.lora.rank"]),
+        ("peft_config", {"r": 8, "unknown": 1}, ["TRL's peft_config.r is policy.lora.rank",
+         "not in the tables of {trl}: peft_config.unknown"]),
+        ("nothing", {"like": 1}, []),
+        ("0", None, []),
+    ],
+)  # fmt: skip
+def test_section_of_a_library_is_compared_with_its_settings(key: str, value: object, sentences: list[str]) -> None:
+    pages = {name: f"https://mmgrpo.github.io/mmgrpo/coming-from/{name}/" for name in ("trl", "verl")}
+    assert peer_suggestions(key, value) == [sentence.format(**pages) for sentence in sentences]
+
+
+def test_section_names_each_of_its_keys_by_the_library_with_most_of_them(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
-        "train: {learning_rate: 1.0e-4, clip_range: 1.0e-4, beta: 0.1, adv_clip_max: 5, ema: true, cfg: 1}\n"
+        "train: {learning_rate: 1.0e-4, clip_range: 1.0e-4, beta: 0.1, adv_clip_max: 5, ema: true, use_8bit_adam: 1}\n"
     )
     with pytest.raises(ConfigError) as error:
         load_config(file)
     sentences = str(error.value).split("; ")
     assert sentences[0] == "unknown key 'train'"
-    assert len(sentences) == 5
-    assert "flow_grpo's train.beta is objective.kl.beta" in sentences
+    assert len(sentences) == 7
+    assert all(sentence.startswith("flow_grpo's train.") for sentence in sentences[1:])
+
+
+def test_settings_above_the_limit_are_counted_with_their_page() -> None:
+    keys = [name.removeprefix("train.") for name in peer("ai-toolkit").settings if name.startswith("train.")]
+    sentences = peer_suggestions("config", {"process": [{"train": dict.fromkeys(keys, 1)}]})
+    assert len(sentences) == len(keys) <= MAX_NAMED
+    models = [name.removeprefix("model.") for name in peer("ai-toolkit").settings if re.match(r"model\.\w+$", name)]
+    both = {"train": dict.fromkeys(keys, 1), "model": dict.fromkeys(models, 1)}
+    sentences = peer_suggestions("config", {"process": [both]})
+    assert len(sentences) == MAX_NAMED + 1
+    assert sentences[-1] == f"and {len(keys) + len(models) - MAX_NAMED} more, see {AI_TOOLKIT_PAGE}"
+
+
+def test_flat_file_of_ms_swift_names_each_of_its_settings(tmp_path: Path) -> None:
+    swift, trl = list(peer("ms-swift").settings), ["num_generations", "max_completion_length", "learning_rate"]
+    file = tmp_path / "run.yaml"
+    file.write_text("\n".join(f"{name}: 1" for name in [*swift[:40], *trl]))
+    with pytest.raises(ConfigError) as error:
+        load_config(file)
+    assert str(error.value).count("unknown key") == 43
+    assert "more" not in str(error.value).rpartition("; ")[2]
+    file.write_text("\n".join(f"{name}: 1" for name in [*swift, *trl]))
+    with pytest.raises(ConfigError) as error:
+        load_config(file)
+    assert str(error.value).count("unknown key") == MAX_NAMED
+    page = AI_TOOLKIT_PAGE.replace("ai-toolkit", "ms-swift")
+    rest = f"and {len(swift) + 3 - MAX_NAMED} more, see {page} and {page.replace('ms-swift', 'trl')}"
+    assert str(error.value).endswith(rest)
+
+
+def test_unknown_keys_of_no_library_are_limited(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("\n".join(f"qqzz{number}: 1" for number in range(10)))
+    with pytest.raises(ConfigError) as error:
+        load_config(file)
+    assert str(error.value).count("unknown key") == 8
+    assert str(error.value).endswith("; and 2 more")
 
 
 AI_TOOLKIT = """

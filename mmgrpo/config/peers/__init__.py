@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import final
 
 from mmgrpo.config.peers.peer import Peer
+from mmgrpo.system.site_pages import page_url
 from mmgrpo.system.targets import import_attribute
 
 PEERS: Mapping[str, str] = {
@@ -24,11 +25,8 @@ PEERS: Mapping[str, str] = {
 }
 """File name of a library's page -> its ``Peer``. Where two have a setting of one name, the first is named first."""
 
-MAX_NAMED = 4
-"""Settings of a section that a message names."""
-
-MAX_OF_FILE = 30
-"""Settings of a section with sections in it, such as a file of the library, that a message names."""
+MAX_NAMED = 60
+"""Settings of a section, such as a file of the library, that a message names; an example file has at most 50."""
 
 
 def peer(name: str) -> Peer:
@@ -47,27 +45,52 @@ def peer_suggestions(key: str, value: object = None) -> list[str]:
     """Sentences about an unknown key that other libraries have, such as "TRL's num_generations is rollout.group_size".
 
     A key matches a setting with the same last part; among several those with the most parts in common. Of a section
-    the keys in it are looked up, and the section itself if no library has any of them. A section with sections or lists
-    of sections in it is part of a file of one library, that with the most of its keys: the others are not named, and
-    its settings with a key come first.
+    the keys in it are looked up, and the section itself if no library has any of them. A section by which the settings
+    of a library begin is part of a file of that library: its keys match settings with the same section alone, and one
+    sentence lists keys without a match. Of the libraries that match those with the most keys of the section are named.
 
     Args:
         key: dotted key.
         value: its value; that of a section is a mapping, or a list of mappings.
 
     Returns:
-        At most ``MAX_NAMED`` sentences, or ``MAX_OF_FILE`` of a section with sections; none if no library has such a
-        setting.
+        A sentence for each setting, of a section those with a key first. After ``MAX_NAMED`` sentences the last ones
+        state how many more match and the page that lists them. None if no library has such a setting.
     """
-    inner = [matches for name in _leaves(key, value) if (matches := _matches(name))]
-    if not any(isinstance(item, Mapping | list) for _, item in _items(key, value)):
-        texts = [match.sentence for match in (itertools.chain(*inner) if inner else _matches(key))]
-        return list(dict.fromkeys(texts))[:MAX_NAMED]
-    counts = Counter(library for matches in inner for library in {match.library for match in matches})
-    libraries = [library for library, _ in counts.most_common(1)]
-    matches = sorted((match for match in itertools.chain(*inner) if match.library in libraries), key=_is_replacement)
-    texts = [match.sentence for match in matches or _matches(key)]
-    return list(dict.fromkeys(texts))[:MAX_OF_FILE]
+    depth = len(_parts(key)) - 1
+    leaves = list(_leaves(key, value, depth))
+    owners = next((owners for leaf in leaves if (owners := _owners(_parts(leaf)[depth:-1]))), {})
+    matches = {leaf: _matches(leaf, depth) for leaf in leaves}
+    if not any(matches.values()):
+        matches[key] = [row for row in _matches(key, depth) if not owners or row.library in owners]
+    counts = Counter(library for rows in matches.values() for library in {row.library for row in rows})
+    libraries = [library for library, count in counts.items() if count == max(counts.values())]
+    is_of_library = bool(owners) or any(isinstance(item, Mapping | list) for _, item in _items(key, value))
+    if is_of_library:
+        matches = {leaf: [row for row in rows if row.library in libraries] for leaf, rows in matches.items()}
+    texts = list(dict.fromkeys(row.sentence for row in sorted(_distinct(matches.values()), key=_is_replacement)))
+    if not owners and not texts:
+        return []
+    pages = _pages(libraries or owners)
+    missing = [leaf for leaf, rows in matches.items() if is_of_library and leaf != key and not rows]
+    return [*_limited(texts, f"see {pages}"), *_missing(missing, depth, pages)]
+
+
+def peer_pages(keys: Iterable[str]) -> str:
+    """The pages of the libraries that together have keys of a file, such as ms-swift's and TRL's.
+
+    Args:
+        keys: dotted keys; those that no library has are left out.
+
+    Returns:
+        Addresses in words, that of the library with the most keys first; empty if no library has any of them.
+    """
+    libraries = [{row.library for row in rows} for key in keys if (rows := _matches(key, len(_parts(key)) - 1))]
+    chosen = []
+    while libraries:
+        chosen.append(max(PEERS, key=Counter(itertools.chain(*libraries)).__getitem__))
+        libraries = [names for names in libraries if chosen[-1] not in names]
+    return _pages(chosen) if chosen else ""
 
 
 def peer_value_suggestion(key: str, value: object) -> str | None:
@@ -123,25 +146,76 @@ def _items(key: str, value: object) -> list[tuple[str, object]]:
     return [item for section in sections if isinstance(section, Mapping) for item in _items(key, section)]
 
 
-def _leaves(key: str, value: object) -> Iterator[str]:
+def _leaves(key: str, value: object, depth: int) -> Iterator[str]:
     """The dotted keys of the values within a section that are no sections, or that only the section's name matches."""
     for name, item in _items(key, value):
-        inner = list(_leaves(name, item))
-        yield from inner if any(map(_matches, inner)) else [name]
+        inner = list(_leaves(name, item, depth))
+        yield from inner if any(_matches(leaf, depth) for leaf in inner) else [name]
+
+
+def _parts(key: str) -> tuple[str, ...]:
+    """The parts of a dotted key without the numbers of list items."""
+    return tuple(part for part in key.split(".") if not part.isdigit())
 
 
 def _is_replacement(setting: _Setting) -> bool:
     return ".".join(setting.parts) in peer(setting.library).replacements
 
 
-def _matches(key: str) -> list[_Setting]:
-    """The settings with the most last parts in common with a key, one for each meaning."""
-    parts = [part for part in key.split(".") if not part.isdigit()]
-    by_length: dict[int, dict[str, _Setting]] = {}
-    for setting in _settings().get(parts[-1], ()):
-        length = _num_common(parts, setting.parts)
-        by_length.setdefault(length, {}).setdefault(setting.meaning, setting)
-    return list(by_length[max(by_length)].values()) if by_length else []
+def _pages(libraries: Iterable[str]) -> str:
+    """The addresses of the pages of libraries, in words."""
+    *first, last = (page_url(f"coming-from/{library}") for library in libraries)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _distinct(groups: Iterable[Sequence[_Setting]]) -> Iterator[_Setting]:
+    """The first setting of each group with a meaning."""
+    for rows in groups:
+        yield from {row.meaning: row for row in reversed(rows)}.values()
+
+
+def _limited(texts: Sequence[str], where: str) -> list[str]:
+    """The first ``MAX_NAMED`` texts, and how many more there are."""
+    rest = len(texts) - MAX_NAMED
+    return [*texts[:MAX_NAMED], *([f"and {rest} more, {where}"] if rest > 0 else [])]
+
+
+def _missing(leaves: Sequence[str], depth: int, pages: str) -> list[str]:
+    """The sentence about keys of a library's section that its tables lack."""
+    names = [".".join(_parts(leaf)[depth:]) for leaf in leaves]
+    return [f"not in the tables of {pages}: {', '.join(_limited(names, 'which they lack too'))}"] if names else []
+
+
+def _matches(key: str, depth: int) -> list[_Setting]:
+    """The settings that a key may be, the shortest first.
+
+    Args:
+        key: dotted key.
+        depth: number of its first parts that are sections of a run.
+
+    Returns:
+        Of a key in a section of a library those that end with the key from this section on, or that have no section
+        in this library; else those with the most last parts in common.
+    """
+    parts = _parts(key)
+    rows = _settings().get(parts[-1], []) if parts else []
+    if owners := _owners(parts[depth:-1]):
+        ends = {parts[depth + start :] for start in owners.values()}
+        full = [row for row in rows if any(row.parts[-len(end) :] == end for end in ends)]
+        return full or [row for row in rows if row.library in owners and len(row.parts) == 1]
+    longest = max((_num_common(parts, row.parts) for row in rows), default=0)
+    return [row for row in rows if _num_common(parts, row.parts) == longest]
+
+
+def _owners(sections: Sequence[str]) -> dict[str, int]:
+    """The libraries with settings that begin with the first of these sections that any has -> the last one of each."""
+    libraries = next((_sections()[section] for section in sections if section in _sections()), [])
+    return {
+        library: index
+        for library in libraries
+        for index, section in enumerate(sections)
+        if library in _sections().get(section, ())
+    }
 
 
 def _num_common(parts: Sequence[str], others: Sequence[str]) -> int:
@@ -161,3 +235,13 @@ def _settings() -> dict[str, list[_Setting]]:
             row = _Setting(library=name, parts=parts, meaning=meaning, sentence=sentence)
             settings.setdefault(parts[-1], []).append(row)
     return {name: sorted(rows, key=lambda row: len(row.parts)) for name, rows in settings.items()}
+
+
+@cache
+def _sections() -> dict[str, list[str]]:
+    """First part of settings with several parts -> the libraries that have them."""
+    sections: dict[str, list[str]] = {}
+    for row in itertools.chain(*_settings().values()):
+        if len(row.parts) > 1 and row.library not in sections.setdefault(row.parts[0], []):
+            sections[row.parts[0]].append(row.library)
+    return {section: sorted(libraries, key=list(PEERS).index) for section, libraries in sections.items()}

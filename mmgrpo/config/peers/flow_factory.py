@@ -64,7 +64,7 @@ PEER = Peer(
         "train.trainer_type": (
             "a method in include: methods/flow-grpo, methods/diffusion-nft, methods/awm, methods/dgpo or methods/crd"
         ),
-        "model.model_type": "leave it out: the class of the pipeline is that of its model_index.json",
+        "model.model_type": texts.CLASS,
         "train.gradient_accumulation_steps": "update.minibatches, the number of updates",
         "train.ref_param_device": "leave it out: the reference of a LoRA run is the model without adapters",
         "train.ema_device": "leave it out: the average is in the memory of the device",
