@@ -163,6 +163,21 @@ def test_epochs_become_a_comment_with_the_steps(folder: Path) -> None:
     assert at(load_config(written(folder / "run.yaml", text)).model_dump(), "rollout.prompts_per_step") == 2
 
 
+def test_script_without_a_configuration_has_the_defaults_of_trl(folder: Path) -> None:
+    script = """\
+from datasets import load_dataset
+from trl import GRPOTrainer
+from trl.rewards import accuracy_reward
+
+dataset = load_dataset("trl-lib/DeepMath-103K", split="train")
+trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B-Instruct", reward_funcs=accuracy_reward, train_dataset=dataset)
+"""
+    text = converted(written(folder / "s.py", script))
+    expected = converted(written(folder / "t.py", script.replace("train_dataset", "args=GRPOConfig(), train_dataset")))
+    assert text.replace("s.py", "t.py") == expected
+    assert "Qwen/Qwen2-0.5B-Instruct" in text
+
+
 QUANTIZED = """\
 import torch
 from peft import LoraConfig
@@ -238,6 +253,8 @@ def test_tools_are_left_to_the_user_and_their_turns_are_converted(folder: Path) 
         ("t.py", "lr = 1\nlr = 2\nGRPOConfig(learning_rate=lr)", "learning_rate=lr"),
         ("t.py", "GRPOConfig()\nGRPOConfig()", "has 2 calls of GRPOConfig and must have one"),
         ("t.py", "parser = TrlParser((ScriptArguments, GRPOConfig))", "has 0 calls .* in a YAML file: mmgrpo init"),
+        ("t.py", "GRPOTrainer(model='m', args=read_arguments())", "has 0 calls .* in a YAML file: mmgrpo init"),
+        ("t.py", "GRPOTrainer(**settings)", "has 0 calls .* in a YAML file: mmgrpo init"),
         ("t.py", "def (", "is not Python"),
         ("t.py", "(" * 5000, "is not Python"),
         ("c.yaml", "[1, 2]", "must be a mapping of TRL's arguments"),

@@ -34,7 +34,7 @@ class TrlRun:
 
 
 def read_trl_run(path: Path) -> TrlRun:
-    """The arguments of a script with one ``GRPOConfig(...)`` of literals, or of a YAML file of TRL's command line.
+    """The arguments of a script with one ``GRPOConfig(...)`` of literals or with defaults, or of a YAML file of TRL.
 
     Args:
         path: the file; its name ends in ``.py``, ``.yaml`` or ``.yml``.
@@ -71,12 +71,12 @@ def _of_script(path: Path, text: str) -> TrlRun:
         raise ConfigError(f"{path} is not Python: {error}") from None
     script = _Script(path, tree)
     configs = script.calls("GRPOConfig")
-    if len(configs) != 1:
+    if len(configs) != 1 and not script.has_default_arguments:
         raise ConfigError(
             f"{path} has {len(configs)} calls of GRPOConfig and must have one, with literal arguments; a script that "
             "reads its arguments from the command line has them in a YAML file: mmgrpo init --from trl CONFIG.yaml"
         )
-    arguments = script.literals(configs[0], first="output_dir")
+    arguments = script.literals(configs[0], first="output_dir") if configs else {}
     unread: dict[str, str] = {}
     for name, node in script.trainer_arguments().items():
         values = script.read(name, node)
@@ -117,6 +117,14 @@ class _Script:
     def value(self, node: ast.expr) -> ast.expr:
         """An expression, or the one that its name is assigned to."""
         return self.assigned.get(node.id, node) if isinstance(node, ast.Name) else node
+
+    @property
+    def has_default_arguments(self) -> bool:
+        """Whether the script has one trainer, and no configuration for it."""
+        trainers = self.calls("GRPOTrainer")
+        if len(trainers) != 1 or len(trainers[0].args) > 2 or self.calls("GRPOConfig"):
+            return False
+        return not {"args", None} & {keyword.arg for keyword in trainers[0].keywords}
 
     def trainer_arguments(self) -> dict[str, ast.expr]:
         """The arguments of the trainer but its configuration; none if there are several trainers."""
