@@ -320,7 +320,8 @@ class ToolObjectEnvironment(Environment, SupportsCalls, SupportsFinalReward):
             ConfigError: the object has no ``reset``, or ``ToolEnvironment`` raises it.
         """
         self._factories = factory if isinstance(factory, Mapping) else None
-        self._functions, self._settings = functions, dict[str, Any](describe=describe, **settings)
+        self._functions = functions
+        self._settings: dict[str, Any] = {"describe": describe, **settings}
         self._object: Any = None
         if not isinstance(factory, Mapping):
             self._create(factory)

@@ -94,9 +94,8 @@ def pipeline_quantization(values: Mapping[str, Any], index: Mapping[str, Any]) -
     backend = str(values.get("quant_backend") or "")
     _require_library(backend, KEY)
     try:
-        config = PipelineQuantizationConfig(
-            **dict[str, Any]({**values, **({"quant_mapping": mapping} if mapping else {})})
-        )
+        arguments: dict[str, Any] = {**values, **({"quant_mapping": mapping} if mapping else {})}
+        config = PipelineQuantizationConfig(**arguments)
         if backend:  # diffusers creates the configuration of a component when it loads its weights
             kwargs: Any = config.quant_kwargs
             for known in (quantizer[backend](**kwargs) for quantizer in config._get_quant_config_list() if quantizer):

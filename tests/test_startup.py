@@ -15,6 +15,7 @@ from mmgrpo.policy import SupportsWindows
 
 LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "peft", "sklearn", "datasets")
 ARRAYS = ("numpy", "PIL", "pyarrow")
+ENGINE = ("explain", "quickstart/arithmetic-text", "rollout.engine={name: vllm, url: 'http://127.0.0.1:8000'}")
 COMMANDS: dict[tuple[str, ...], str] = {
     ("--help",): "serve-rewards",
     ("--version",): "mmgrpo 0.1.0",
@@ -30,10 +31,11 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("explain", "quickstart/arithmetic-text"): "clipped: l = max(-A r, -A clip(r, 1 - low, 1 + high))",
     ("explain", "recipes/sd3.5-flow-grpo-fast"): "Flow-GRPO-Fast with CPS",
     ("rewards", "exact_match"): "exact_match",
+    ENGINE: "vllm",
     ("report", "run"): "run/report.html",
 }
 """Commands, and a text that each prints."""
-WITH_ARRAYS = (("rewards", "exact_match"), ("report", "run"))
+WITH_ARRAYS = (ENGINE, ("rewards", "exact_match"), ("report", "run"))
 
 RUN_COMMAND = """
 import json, sys

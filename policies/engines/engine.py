@@ -11,12 +11,15 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from PIL.Image import Image
-from torch import Tensor
 
 from mmgrpo.policy import EngineContext
+
+if TYPE_CHECKING:  # settings of an engine are read without torch
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

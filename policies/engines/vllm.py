@@ -158,7 +158,6 @@ class VllmEngine(Engine, SupportsServerMemory):
         self._short_limits = RequestLimits(timeout_s=min(ALIVE_S, timeout_s), retries=0)
         self._max_mismatch = max_mismatch
         self._weights_folder = weights_folder
-        self._shares_memory = transfer == "ipc"
         self._load_adapters, self._steps_ahead, self._sleeps = load_adapters, steps_ahead, sleep
         self._model: EngineModel | None = None
         self._version: str | None = None
@@ -191,7 +190,7 @@ class VllmEngine(Engine, SupportsServerMemory):
             text = f"is at {self._url}, on this GPU or on another one, so its memory is not counted"
             return ServerMemory(share=None, description=text)
         devices = self._command.variables.get("CUDA_VISIBLE_DEVICES")
-        if devices is not None and not self._shares_memory:
+        if devices is not None and self._transfer_name != "ipc":
             text = f"is on the GPUs of CUDA_VISIBLE_DEVICES={devices}, so its memory is not counted"
             return ServerMemory(share=None, description=text)
         share = gpu_share(self._command.options)
@@ -321,6 +320,10 @@ class VllmEngine(Engine, SupportsServerMemory):
         return False
 
     def _send(self, weights: EngineWeights) -> None:
+        """Sends weights; to a server that was restarted since the last time, after it was connected to again."""
+        model, has_sent = self._model, self._probe is not None
+        if model is not None and has_sent and not self._weight_version().startswith(VERSION_PREFIX):
+            self._transfer.connect(self._control, model.device)
         self._transfer.send(self._control, weights)
 
     def _require_effect(self) -> None:
@@ -346,7 +349,11 @@ class VllmEngine(Engine, SupportsServerMemory):
     @property
     def _control(self) -> ServerControl:
         return ServerControl(
-            get=self._get, post=self._post, replacing=self._replacing, timeout_s=self._limits.timeout_s
+            get=self._get,
+            post=self._post,
+            post_once=lambda path, body: self._post(path, body, self._state_limits),
+            replacing=self._replacing,
+            timeout_s=self._limits.timeout_s,
         )
 
     @contextmanager
@@ -478,9 +485,9 @@ class VllmEngine(Engine, SupportsServerMemory):
                 f"rollout.engine: the server {self._url} does not answer {path} ({error}){self._state()}"
             ) from error
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+    def _post(self, path: str, body: Mapping[str, Any], limits: RequestLimits | None = None) -> Any:
         try:
-            reply = post_json(self._url + path, body, self._limits, key_variable=self._key_variable)
+            reply = post_json(self._url + path, body, limits or self._limits, key_variable=self._key_variable)
             return None if path in TEXT_REPLIES else json.loads(reply or b"null")
         except (NoReplyError, ValueError) as error:
             fix = "See its log, start it again, and resume the run" if self._command is None else "Resume the run"

@@ -18,16 +18,15 @@ from concurrent.futures import Future, as_completed
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final
-
-import torch
-from torch import Tensor
-from torch.cuda import nccl
-from torch.multiprocessing.reductions import reduce_tensor
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from mmgrpo.errors import ConfigError, EngineError
+from mmgrpo.system.lazy import torch
 
 from .engine import EngineWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Transfer = Literal["files", "nccl", "ipc"]
 
@@ -42,13 +41,15 @@ class ServerControl:
 
     Attributes:
         get: reads a path.
-        post: sends a body to a path.
+        post: sends a body to a path, again if it fails for a passing reason.
+        post_once: sends a body to a path once: other processes take part in what it starts.
         replacing: a context in which the server is paused and has no version of weights that a run accepts.
         timeout_s: seconds that loading weights may take.
     """
 
     get: Callable[[str], Any]
     post: Callable[[str, Mapping[str, Any]], Any]
+    post_once: Callable[[str, Mapping[str, Any]], Any]
     replacing: Callable[[], AbstractContextManager[None]]
     timeout_s: float
 
@@ -188,9 +189,9 @@ class ProtocolTransfer(WeightTransfer):
             "shapes": [list(tensor.shape) for tensor in tensors.values()],
         }
         with server.replacing():
-            server.post("/start_weight_update", {})
+            server.post_once("/start_weight_update", {})
             self._path.update(server, tensors, information)
-            server.post("/finish_weight_update", {})
+            server.post_once("/finish_weight_update", {})
 
 
 class Communicator(ABC):
@@ -224,7 +225,7 @@ class NcclCommunicator(Communicator):
             raise ConfigError(
                 f"rollout.engine.transfer: nccl needs a policy on a GPU, not on {device}: set it to files"
             )
-        self._device, self._id = device, nccl.unique_id()
+        self._device, self._id = device, torch.cuda.nccl.unique_id()
         self._group: Any = None
 
     @property
@@ -235,14 +236,14 @@ class NcclCommunicator(Communicator):
     def join(self, world_size: int) -> None:
         """Joins, and sums one number over all, as vLLM does after joining."""
         with torch.cuda.device(self._device):
-            self._group = nccl.init_rank(world_size, self._id, RANK)
-            nccl.all_reduce([torch.zeros(1, device=self._device)], comms=[self._group])
+            self._group = torch.cuda.nccl.init_rank(world_size, self._id, RANK)
+            torch.cuda.nccl.all_reduce([torch.zeros(1, device=self._device)], comms=[self._group])
             torch.cuda.synchronize()
 
     def broadcast(self, tensor: Tensor) -> None:
         """Sends a tensor on the current stream."""
         with torch.cuda.device(self._device):
-            nccl.broadcast([tensor], RANK, comms=[self._group])
+            torch.cuda.nccl.broadcast([tensor], RANK, comms=[self._group])
 
     def wait(self) -> None:
         """Waits for the device."""
@@ -273,7 +274,7 @@ class Broadcast(TensorPath):
         world_size = int(server.get("/get_world_size")["world_size"]) + 1
         invitation = {**communicator.invitation, "rank_offset": RANK + 1, "world_size": world_size}
         _both(
-            lambda: server.post("/init_weight_transfer_engine", {"init_info": invitation}),
+            lambda: server.post_once("/init_weight_transfer_engine", {"init_info": invitation}),
             lambda: communicator.join(world_size),
             server.timeout_s,
         )
@@ -289,7 +290,7 @@ class Broadcast(TensorPath):
                 communicator.broadcast(tensor)
             communicator.wait()
 
-        _both(lambda: server.post("/update_weights", {"update_info": information}), broadcast, server.timeout_s)
+        _both(lambda: server.post_once("/update_weights", {"update_info": information}), broadcast, server.timeout_s)
 
 
 @final
@@ -313,14 +314,16 @@ class SharedMemory(TensorPath):
         """States that each tensor has a handle."""
         if device.type != "cuda":
             raise ConfigError(f"rollout.engine.transfer: ipc needs a policy on a GPU, not on {device}: set it to files")
-        server.post("/init_weight_transfer_engine", {"init_info": {"packed": False}})
+        server.post_once("/init_weight_transfer_engine", {"init_info": {"packed": False}})
 
     def update(self, server: ServerControl, tensors: Mapping[str, Tensor], information: Mapping[str, Any]) -> None:
         """Sends the handles."""
         torch.cuda.synchronize()
-        handles = [{_uuid(tensor): reduce_tensor(tensor)[1]} for tensor in tensors.values()]
+        handles = [
+            {_uuid(tensor): torch.multiprocessing.reductions.reduce_tensor(tensor)[1]} for tensor in tensors.values()
+        ]
         pickled = base64.b64encode(pickle.dumps(handles)).decode()
-        server.post("/update_weights", {"update_info": {**information, "ipc_handles_pickled": pickled}})
+        server.post_once("/update_weights", {"update_info": {**information, "ipc_handles_pickled": pickled}})
 
 
 def transfer_of(name: Transfer, folder: str | None) -> WeightTransfer:

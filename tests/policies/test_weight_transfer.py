@@ -66,6 +66,30 @@ def test_changed_weights_are_broadcast_once(
     assert dict(zip(update["update_info"]["names"], update["update_info"]["shapes"], strict=True)) == shapes
 
 
+def test_a_restarted_server_is_connected_to_again(server: TokenServer, broadcast: dict[str, Any]) -> None:
+    policy = served(server, engine=broadcast)
+    rollout_of(policy)
+    server.version, server.model = "default", policy_of("llama").model
+    del server.group
+    move(policy.trainable)
+    rollout = rollout_of(policy)
+    gap_BT = (rollout.values[SAMPLER_LOGPROB] - rollout.old_logprob_BT)[rollout.mask_BT]
+    assert float(gap_BT.abs().max()) < 1e-4
+    assert len(server.bodies("/init_weight_transfer_engine")) == 2
+
+
+def test_a_transfer_is_requested_once(server: TokenServer, broadcast: dict[str, Any]) -> None:
+    """A second request would wait for tensors that were broadcast to the first one."""
+    reply = server.reply
+
+    def fails(path: str, body: Any) -> tuple[int, Any]:
+        return (503, {"error": "busy"}) if path == "/start_weight_update" else reply(path, body)
+
+    server.reply = fails  # pyrefly: ignore[bad-assignment]
+    with pytest.raises(EngineError, match=r"did not do /start_weight_update \(after 1 attempts: HTTP 503"):
+        served(server, engine={**broadcast, "retries": 2})
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2.5-vl", "qwen3-moe"])
 def test_tensors_are_those_of_the_files(name: str, tmp_path: Path) -> None:
     """Experts, which transformers merges, are separate in the files."""
@@ -121,11 +145,14 @@ def test_handles_of_shared_memory_are_sent_by_the_gpus_name(monkeypatch: pytest.
     """What a GPU and its driver do is replaced; the request has vLLM's form (``IPCWeightTransferUpdateInfo``)."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(weight_transfer, "_uuid", lambda tensor: "GPU-1")
-    monkeypatch.setattr(weight_transfer, "reduce_tensor", lambda tensor: (None, ("handle", tensor.numel())))
+    monkeypatch.setattr(
+        torch.multiprocessing.reductions, "reduce_tensor", lambda tensor: (None, ("handle", tensor.numel()))
+    )
     posted: list[tuple[str, Any]] = []
     control = weight_transfer.ServerControl(
         get=lambda path: None,
-        post=lambda path, body: posted.append((path, body)),
+        post=lambda path, body: None,
+        post_once=lambda path, body: posted.append((path, body)),
         replacing=nullcontext,
         timeout_s=1.0,
     )
