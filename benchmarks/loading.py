@@ -56,7 +56,7 @@ def save_models(folder: Path) -> dict[str, int]:
     values = {key: value for key, value in pipeline.transformer.config.items() if not key.startswith("_")}
     values |= {"num_layers": 8, "attention_head_dim": 64, "num_attention_heads": 16}
     pipeline.transformer = SD3Transformer2DModel(**values)
-    for part in (model.to(torch.bfloat16), tokenizer):  # pyrefly: ignore
+    for part in (model.to(torch.bfloat16), tokenizer):  # pyrefly: ignore[bad-argument-type]
         part.save_pretrained(folder / "language")
     pipeline.to(torch.bfloat16).save_pretrained(folder / "denoising")
     trained = {"language": model, "denoising": pipeline.transformer}

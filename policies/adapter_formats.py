@@ -189,7 +189,7 @@ def lora_config(lora: LoraSettings) -> LoraConfig:
     """peft's configuration of the adapters."""
     return LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,  # pyrefly: ignore (a float works as well)
+        lora_alpha=lora.alpha,  # pyrefly: ignore[bad-argument-type] (a float works as well)
         target_modules=targets_of(lora),
         init_lora_weights="gaussian" if lora.init == "gaussian" else True,
         use_dora=lora.dora,

@@ -231,7 +231,7 @@ def test_masked_pipelines_adapters_load_by_their_card(tmp_path: Path) -> None:
     policy.save(folder)
     variables, code = run_card(folder, BaseModelSource(model=str(base)))
     assert "pipeline.transformer.load_lora_adapter" in code
-    wanted = policy.predictor.pipeline.transformer.state_dict()  # pyrefly: ignore
+    wanted = policy.predictor.pipeline.transformer.state_dict()  # pyrefly: ignore[missing-attribute]
     loaded = variables["pipeline"].transformer.state_dict()
     pairs = [(value, loaded[key.replace(".default.", ".default_0.")]) for key, value in wanted.items() if "lora" in key]
     assert pairs

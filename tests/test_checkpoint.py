@@ -41,9 +41,9 @@ def folder(policy: object, tmp_path: Path) -> Path:
 
 
 def save(policy: object, folder: Path, place: RunPosition, keep: int | None = None) -> Path:
-    parameter: nn.Parameter = policy.logits  # pyrefly: ignore
+    parameter: nn.Parameter = policy.logits  # pyrefly: ignore[missing-attribute]
     parameter.data.fill_(place.step)
-    return save_checkpoint(folder, place, policy, STATE, keep=keep)  # pyrefly: ignore
+    return save_checkpoint(folder, place, policy, STATE, keep=keep)  # pyrefly: ignore[bad-argument-type]
 
 
 def names(folder: Path) -> list[str]:
@@ -68,9 +68,9 @@ def test_the_newest_intact_one_is_used_and_the_others_are_named(folder: Path, po
         "step-000002 is damaged (training.pt has changed since it was written)",
     )
     assert weights_folder(folder) == folder / "checkpoints/step-000001/policy"
-    place, state = load_checkpoint(checkpoint.path, policy, "cpu")  # pyrefly: ignore
+    place, state = load_checkpoint(checkpoint.path, policy, "cpu")  # pyrefly: ignore[bad-argument-type]
     assert (place, state) == (RunPosition(1, 9), STATE)
-    assert float(policy.logits.data.mean()) == 1.0  # pyrefly: ignore
+    assert float(policy.logits.data.mean()) == 1.0  # pyrefly: ignore[missing-attribute]
 
 
 def test_a_damaged_named_one_raises_with_the_one_before(folder: Path) -> None:
@@ -110,8 +110,8 @@ def test_unfinished_ones_are_neither_read_nor_left(folder: Path, policy: object)
 def test_the_newest_are_kept_and_a_place_is_saved_over(folder: Path, policy: object) -> None:
     save(policy, folder, RunPosition(4, 9), keep=2)
     assert names(folder) == ["step-000003", "step-000004"]
-    policy.logits.data.fill_(7.0)  # pyrefly: ignore
-    again = save_checkpoint(folder, RunPosition(4, 9), policy, STATE, keep=2)  # pyrefly: ignore
+    policy.logits.data.fill_(7.0)  # pyrefly: ignore[missing-attribute]
+    again = save_checkpoint(folder, RunPosition(4, 9), policy, STATE, keep=2)  # pyrefly: ignore[bad-argument-type]
     assert float(load_file(again / "policy/letters.safetensors")["logits"].mean()) == 7.0
     assert names(folder) == ["step-000003", "step-000004"]
 
@@ -141,10 +141,10 @@ def test_a_full_disk_is_known_in_the_words_of_tokenizers_too(folder: Path, polic
     class Writing:
         def save(self, directory: Path) -> None:
             tokenizer = make("llama")[1]
-            tokenizer.backend_tokenizer.save("/dev/full")  # pyrefly: ignore
+            tokenizer.backend_tokenizer.save("/dev/full")  # pyrefly: ignore[missing-attribute]
 
     with pytest.raises(OutputError, match=r"step-000004 cannot be written: No space left on device"):
-        save_checkpoint(folder, RunPosition(4, 9), Writing(), STATE, keep=None)  # pyrefly: ignore
+        save_checkpoint(folder, RunPosition(4, 9), Writing(), STATE, keep=None)  # pyrefly: ignore[bad-argument-type]
     assert names(folder)[-1] == "step-000003"
 
     class Wrong:
@@ -152,7 +152,7 @@ def test_a_full_disk_is_known_in_the_words_of_tokenizers_too(folder: Path, polic
             raise TypeError("a mistake of its own")
 
     with pytest.raises(TypeError, match="a mistake of its own"):
-        save_checkpoint(folder, RunPosition(4, 9), Wrong(), STATE, keep=None)  # pyrefly: ignore
+        save_checkpoint(folder, RunPosition(4, 9), Wrong(), STATE, keep=None)  # pyrefly: ignore[bad-argument-type]
 
 
 def test_one_without_a_manifest_is_read_with_a_warning(
@@ -168,10 +168,10 @@ def test_one_without_a_manifest_is_read_with_a_warning(
     assert [record.message for record in caplog.records] == [warning]
     (older / "training.pt").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match=r"step-000003 cannot be read: "):
-        load_checkpoint(older, policy, "cpu")  # pyrefly: ignore
+        load_checkpoint(older, policy, "cpu")  # pyrefly: ignore[bad-argument-type]
     save_file({"other": torch.zeros(1)}, older / "policy/letters.safetensors")
     with pytest.raises(CheckpointError, match=r"step-000003 cannot be read: KeyError: 'logits'"):
-        load_checkpoint(older, policy, "cpu")  # pyrefly: ignore
+        load_checkpoint(older, policy, "cpu")  # pyrefly: ignore[bad-argument-type]
 
 
 def test_the_manifest_names_every_file(folder: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_page_has_at_least_forty_claims() -> None:
 def test_commands_exist(command: str) -> None:
     match shlex.split(command):
         case ["mmgrpo", name, *arguments]:
-            commands = typer.main.get_command(app).commands  # pyrefly: ignore
+            commands = typer.main.get_command(app).commands  # pyrefly: ignore[missing-attribute]
             values = commands[name].make_context(name, arguments).params
             if "config" in values:
                 load_config(values["config"], values["overrides"] or ())

@@ -122,7 +122,7 @@ def test_a_full_cache_of_features_of_media_counts(llama: Path, tmp_path: Path) -
     )
     prompts = [prompt for _ in range(4) for prompt in prompts_of("qwen3-vl")]
     policy.rollout(prompts, group_size=2, seed=0)
-    features: Any = policy.path.transformer._features  # pyrefly: ignore
+    features: Any = policy.path.transformer._features  # pyrefly: ignore[missing-attribute]
     assert memo_bytes / 2 < features._bytes <= memo_bytes
     cached, none = (plan_of(tmp_path, memo_bytes=size) for size in (memo_bytes, 0))
     assert cached.memory().cached == memo_bytes

@@ -82,7 +82,7 @@ def logits_of(model: Any) -> torch.Tensor:
 
 def gap(model: Any, run: Path) -> float:
     """How far a model is from the policy of a run, and that the policy is another than the model it began from."""
-    trained = logits_of(policy_of(load_config(run / "config.yaml"), run).model)  # pyrefly: ignore
+    trained = logits_of(policy_of(load_config(run / "config.yaml"), run).model)  # pyrefly: ignore[missing-attribute]
     untrained = logits_of(AutoModelForCausalLM.from_pretrained(run.parent / "model"))
     assert (trained - untrained).norm() > 0.01 * untrained.norm()
     return float((logits_of(model) - trained).norm() / trained.norm())

@@ -147,7 +147,7 @@ def test_without_extras_commands_start_and_rewards_name_their_extra() -> None:
     assert output["detection"] == f"reward detection needs the package 'scipy': {rewards}"
     assert output["edit_distance"] == f"reward edit_distance needs the package 'rapidfuzz': {rewards}"
     assert output["math_verify"] == f"reward math_verify needs the package 'math_verify': {maths}"
-    assert {re.search(r"--extra (\w+), or", line)[1] for line in output.values()} == {"rewards", "math"}  # pyrefly: ignore
+    assert {re.search(r"--extra (\w+), or", line)[1] for line in output.values()} == {"rewards", "math"}  # pyrefly: ignore[unsupported-operation]
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])

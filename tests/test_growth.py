@@ -86,7 +86,7 @@ def registered_functions(module: ast.Module) -> Iterator[tuple[str, str]]:
     for node in module.body:
         for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
             if re.match(r"[A-Z_]+\.register\b", text := ast.unparse(decorator)):
-                yield (re.findall(r"'(.+)'", text) or [node.name])[0], node.name  # pyrefly: ignore
+                yield (re.findall(r"'(.+)'", text) or [node.name])[0], node.name  # pyrefly: ignore[missing-attribute]
 
 
 def test_functions_of_maths_serve_more_than_one_method() -> None:
@@ -119,7 +119,7 @@ def repeated_numbers(module: ast.Module) -> Iterator[str]:
             target = functions.get(ast.unparse(call.args[0]))
             repeated = {keyword.arg for keyword in call.keywords if ast.unparse(keyword.value) == keyword.arg}
             if target is not None and repeated & numbers:
-                yield f"{name} binds {', '.join(sorted(repeated & numbers))} to {target.name}"  # pyrefly: ignore
+                yield f"{name} binds {', '.join(sorted(repeated & numbers))} to {target.name}"  # pyrefly: ignore[bad-specialization, no-matching-overload]
 
 
 def test_functions_do_not_bind_their_numbers_to_another_function() -> None:

@@ -198,7 +198,7 @@ def test_help_is_complete_in_80_columns() -> None:
 
 @pytest.mark.nightly
 def test_help_of_each_command_ends_with_an_example_that_it_accepts() -> None:
-    commands = typer.main.get_command(app).commands  # pyrefly: ignore
+    commands = typer.main.get_command(app).commands  # pyrefly: ignore[missing-attribute]
     assert {*EXAMPLES} == {*commands}
     for name, command in commands.items():
         program, called, *arguments = shlex.split(EXAMPLES[name])

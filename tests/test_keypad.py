@@ -77,7 +77,7 @@ def test_the_model_follows_from_its_seed_and_hears_a_second_as_twelve_tokens() -
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
     policy = LanguagePolicy(model, processor, {"max_new_tokens": 4})
-    encoded = policy._encoder(keypad_questions()[0])  # pyrefly: ignore
+    encoded = policy._encoder(keypad_questions()[0])
     assert int((encoded.ids_P == processor.audio_token_id).sum()) == 12
     assert encoded.media["input_features"].shape == (1, 80, 50)
     rollout = policy.rollout(held_out_keypad_questions()[:2], group_size=1, seed=0, plan=Plan(stochastic=()))

@@ -138,7 +138,7 @@ def test_a_comparison_shows_the_reason_of_a_failure_once(tmp_path: Path) -> None
         trial.log.write_bytes(b"loading ...\nerror: policy.model: there is no /models/\xb1x\nin all\n")
     trials[2].log.write_text("Traceback\n  File x\nValueError: no\n", encoding="utf-8")
     carrying = ComparisonRunner(num_jobs=1, print_line=lambda line: None)
-    lines = [carrying._failure(trial) for trial in trials]  # pyrefly: ignore
+    lines = [carrying._failure(trial) for trial in trials]  # pyrefly: ignore[bad-argument-type]
     assert lines == [
         f"failed: policy.model: there is no /models/\ufffdx (log: {trials[0].log})",
         f"failed as grpo-0 did; see {trials[1].log}",

@@ -51,7 +51,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server  # pyrefly: ignore
+    server: Server
 
     def do_GET(self) -> None:
         self.server.paths.append(self.path)
@@ -174,7 +174,7 @@ def test_local_media_are_read(tmp_path: Path) -> None:
 
 
 def colours(prompt: Prompt) -> list[int]:
-    return [load_image(image).getpixel((0, 0))[0] for image in prompt.images]  # pyrefly: ignore
+    return [load_image(image).getpixel((0, 0))[0] for image in prompt.images]  # pyrefly: ignore[bad-index, unsupported-operation]
 
 
 def test_with_the_setting_images_are_fetched_when_they_are_looked_at(server: Server, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def png(colour: int) -> bytes:
 
 
 def colours(prompt: Prompt) -> list[int]:
-    return [load_image(image).getpixel((0, 0))[0] for image in prompt.images]  # pyrefly: ignore
+    return [load_image(image).getpixel((0, 0))[0] for image in prompt.images]  # pyrefly: ignore[bad-index, unsupported-operation]
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_the_configuration_allows_outside_media(outside: Path) -> None:
     with pytest.raises(DataError, match="names no files, so outside_media does nothing; remove that"):
         load_prompts(outside / "prompts.txt", outside_media=["paths"])
     with pytest.raises(DataError, match="outside_media is a list of urls and paths, got 'files'"):
-        load_prompts(outside / "prompts.txt", outside_media=["files"])  # pyrefly: ignore
+        load_prompts(outside / "prompts.txt", outside_media=["files"])  # pyrefly: ignore[bad-argument-type]
 
 
 def bomb(side: int) -> bytes:

@@ -136,4 +136,4 @@ def test_decisions_have_one_count_and_one_order() -> None:
     )
     assert [tokens.tokens_match_sample(row) for row in range(3)] == [True, False, False]
     off_policy = tokens.off_policy_sample(1, Source.REPLAY)
-    assert (off_policy.old_logprob_T.shape, off_policy.record) == ((1,), {"order": 1})  # pyrefly: ignore
+    assert (off_policy.old_logprob_T.shape, off_policy.record) == ((1,), {"order": 1})  # pyrefly: ignore[missing-attribute]

@@ -286,7 +286,7 @@ class TestStoredResults:
         ):
             scorer = Scorer([reward], cache_mb=cache_mb)
             assert scorer(written("a", "a")).cached == {}
-            assert reward.function.batches == [["a", "a"]]  # pyrefly: ignore
+            assert reward.function.batches == [["a", "a"]]  # pyrefly: ignore[missing-attribute]
 
     def test_failures_are_scored_again(self):
         values = iter([float("nan"), 5.0])

@@ -361,7 +361,7 @@ class TestFlowGrpoForm:
             shapes.append(tuple(images.shape))
             return images[:, 1].mean(dim=(1, 2, 3)) - images[:, 0].mean(dim=(1, 2, 3))
 
-        assert list(as_reward(motion)([Sample(Prompt("a"), 0, 0, video=frames)])) == [1.0]  # pyrefly: ignore
+        assert list(as_reward(motion)([Sample(Prompt("a"), 0, 0, video=frames)])) == [1.0]  # pyrefly: ignore[bad-argument-type]
         assert shapes == [(1, 2, 3, 2, 4)]
 
     def test_partials_keywords_and_modules_are_in_the_form(self) -> None:

@@ -128,7 +128,7 @@ def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outc
         torch.manual_seed(0)
         trainer = SCENARIOS[name](folder / str(in_parts) / name)
         weights, lines = scenarios.outcome(trainer)
-        modules: Any = trainer.policy.weights.modules  # pyrefly: ignore
+        modules: Any = trainer.policy.weights.modules  # pyrefly: ignore[missing-attribute]
         frozen = [p for module in modules.values() for p in module.parameters() if layout_of(p) is not None]
         total = sum(layout.shape.numel() for layout in map(layout_of, frozen) if layout is not None)
         sharded_frac = sum(local_part(p).numel() for p in frozen) / max(total, 1)

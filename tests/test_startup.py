@@ -96,7 +96,7 @@ def test_the_package_imports_its_names_on_access() -> None:
     missing = [name for name in mmgrpo.__all__ if getattr(mmgrpo, name, None) is None]
     assert not missing
     with pytest.raises(AttributeError, match="module 'mmgrpo' has no attribute 'Prompts'"):
-        _ = mmgrpo.Prompts  # pyrefly: ignore
+        _ = mmgrpo.Prompts
 
 
 @pytest.mark.nightly

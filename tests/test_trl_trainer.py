@@ -290,13 +290,13 @@ def test_updates_are_those_of_trl(case: str, tmp_path: Path) -> None:
     with warnings.catch_warnings(action="ignore"):
         theirs = replayed(recorded)(
             model=source,
-            reward_funcs=[Recording(missing), parity],  # pyrefly: ignore
+            reward_funcs=[Recording(missing), parity],  # pyrefly: ignore[bad-argument-type]
             args=trl.GRPOConfig(**arguments),
             train_dataset=rows,
         )
         theirs.train()
     before = make("llama")[0].state_dict()
-    expected: dict[str, torch.Tensor] = theirs.model.state_dict()  # pyrefly: ignore
+    expected: dict[str, torch.Tensor] = theirs.model.state_dict()  # pyrefly: ignore[missing-attribute]
     assert distance(expected, before) > 1e-3
     assert distance(expected, ours.model.state_dict()) < 1e-4
     train_loss = theirs.state.log_history[-1]["train_loss"]
@@ -392,7 +392,7 @@ def test_loaded_models_and_tokenizers_are_trained(tmp_path: Path) -> None:
 def test_reward_models_are_loaded_by_their_path(tmp_path: Path) -> None:
     tokenizer: Any = make("llama")[1]
     torch.manual_seed(0)
-    config = LlamaConfig(**text(tokenizer), num_labels=1)  # pyrefly: ignore
+    config = LlamaConfig(**text(tokenizer), num_labels=1)  # pyrefly: ignore[unexpected-keyword]
     for part in (LlamaForSequenceClassification(config), tokenizer):
         part.save_pretrained(tmp_path / "judge")
     trainer = GRPOTrainer(folder_of(tmp_path), str(tmp_path / "judge"), short(tmp_path / "out"), CHATS)

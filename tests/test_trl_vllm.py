@@ -216,7 +216,7 @@ class ShiftedServer:
     def __init__(self) -> None:
         self.server, self.logprobs = TokenServer(make("llama")[0]), dict[tuple[int, ...], list[float]]()
         self.choose = self.server.choice
-        self.server.choice = self.choice  # pyrefly: ignore
+        self.server.choice = self.choice  # pyrefly: ignore[bad-assignment]
 
     def choice(self, *arguments: Any) -> dict[str, Any]:
         result = self.choose(*arguments)
@@ -295,12 +295,12 @@ def test_samples_of_a_server_are_trained_with_the_weights_of_trl(
         with warnings.catch_warnings(action="ignore"):
             theirs = replayed(sampled, shifted.logprobs)(
                 model=str(tmp_path / "model"),
-                reward_funcs=[reward],  # pyrefly: ignore
+                reward_funcs=[reward],  # pyrefly: ignore[bad-argument-type]
                 args=trl.GRPOConfig(**arguments, **weights, vllm_importance_sampling_correction=correction),
                 train_dataset=ROWS,
             )
             theirs.train()
-        pairs = zip(theirs.model.parameters(), ours.model.parameters(), strict=True)  # pyrefly: ignore
+        pairs = zip(theirs.model.parameters(), ours.model.parameters(), strict=True)  # pyrefly: ignore[missing-attribute]
         results[correction] = max(float((their - our).detach().abs().max()) for their, our in pairs)
     assert results[True] < 1e-4
     assert results[False] > 1e-3
@@ -314,7 +314,7 @@ def test_a_server_that_is_not_of_vllm_is_an_error_before_the_first_sample(
         ours = path in ("/health/", "/generate/", "/get_world_size/") or paths == "any"
         return (200, {}) if ours else (404, {"detail": "Not Found"})
 
-    shifted.server.reply = reply  # pyrefly: ignore
+    shifted.server.reply = reply
     save("llama", tmp_path / "model")
     config = GRPOConfig(
         str(tmp_path / "out"), use_cpu=True, bf16=False, num_generations=4, vllm_server_base_url=shifted.server.url,

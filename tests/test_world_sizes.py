@@ -39,8 +39,8 @@ def brightness(samples: Sequence[Sample]) -> list[float]:
 
 def first_half_at_first(samples: Sequence[Sample]) -> list[float | None]:
     """Lengths; at the first step nothing of the prompts that a second process holds."""
-    step = len(first_half_at_first.steps)  # pyrefly: ignore
-    first_half_at_first.steps.append(step)  # pyrefly: ignore
+    step = len(first_half_at_first.steps)  # pyrefly: ignore[missing-attribute]
+    first_half_at_first.steps.append(step)  # pyrefly: ignore[missing-attribute]
     return [None if step == 0 and s.group >= 1 else number for s, number in zip(samples, lengths(samples), strict=True)]
 
 
@@ -88,7 +88,7 @@ def on_pictures_and_words(output: Path) -> Trainer:
 
 def a_rank_without_rows(output: Path) -> Trainer:
     """Full weights and a reference: the process whose first update holds no row must not copy moved weights later."""
-    first_half_at_first.steps = []  # pyrefly: ignore
+    first_half_at_first.steps = []  # pyrefly: ignore[missing-attribute]
     objective = {"kl": {"divergence": "k3", "beta": 0.5}}
     values = base(output, rollout={"prompts_per_step": 2, "group_size": 4}, objective=objective)
     values["update"] |= {"minibatches": 1, "optimizer": {"lr": 1e-2, "eps": 1e-2}}

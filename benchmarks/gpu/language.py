@@ -77,7 +77,7 @@ class DirectCalls:
         """The number of tokens that transformers' own ``generate`` samples, as many for each row."""
         empty = [token_T[:0] for token_T in self._tokens]
         with self._arithmetic():
-            ids_NL = self._model.generate(  # pyrefly: ignore
+            ids_NL = self._model.generate(  # pyrefly: ignore[not-callable]
                 **self._inputs(empty, length=0),
                 do_sample=True,
                 top_k=0,

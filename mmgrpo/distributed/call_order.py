@@ -190,7 +190,7 @@ class CallOrder:
         modules = [module_ref() for module_ref in self._modules]
         has_arguments = [shared is not None and shared.has_arguments for shared in modules]
         row = torch.tensor([[*this_call, _AUTOCAST.index(autocast), *has_arguments]], device=device)
-        rows: list[list[int]] = gather(row).tolist()  # pyrefly: ignore
+        rows: list[list[int]] = gather(row).tolist()
         return [
             _Announced((kind, index), _AUTOCAST[dtype], frozenset(n for n, has in enumerate(has_each) if not has))
             for kind, index, dtype, *has_each in rows

@@ -279,7 +279,7 @@ class _CallAfterBackward(torch.autograd.Function):
         return tuple(x.detach() for x in inputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyrefly: ignore
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Returns their gradients."""
         ctx.after()
         return None, *grads

@@ -69,7 +69,7 @@ def factory(
             fields[field] = partial(function, **{name: bound.kwargs[name] for name in parameter_names})
             return record(**fields)
 
-        bind.__signature__ = of_numbers  # pyrefly: ignore
+        bind.__signature__ = of_numbers  # pyrefly: ignore[missing-attribute]
         return bind
 
     return decorate

@@ -29,7 +29,7 @@ class _DeadlineStream(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int | None:  # pyrefly: ignore
+    def readinto(self, buffer: memoryview) -> int | None:
         if self._deadline is not None:
             remaining_s = self._deadline - time.monotonic()
             if remaining_s <= 0:

@@ -25,7 +25,7 @@ class JointOptimizer(Optimizer):
         self.optimizers = list(optimizers)
         super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # pyrefly: ignore
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         """One step of each optimizer. A closure is not supported.
 
         Args:

@@ -53,7 +53,7 @@ def policy_of_model(
     if processing_class is None:
         processing_class = AutoProcessor.from_pretrained(model.config._name_or_path, trust_remote_code=False)
     live_settings = {name: value for name, value in settings.items() if name not in LOADING_SETTINGS}
-    return adapter(model.to(device), processing_class, live_settings)  # pyrefly: ignore
+    return adapter(model.to(device), processing_class, live_settings)  # pyrefly: ignore[bad-argument-type]
 
 
 def lora_settings(peft_config: PeftConfig, model_type: str) -> dict[str, Any]:

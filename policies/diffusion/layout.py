@@ -177,7 +177,7 @@ def _decode_intercepted(
 def _intercepting_class(stock: type, inputs: list[tuple[nn.Module, Tensor]], in_loop: Callable[[], bool]) -> type:
     def decode(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not in_loop():
-            return stock.decode(module, *args, **kwargs)  # pyrefly: ignore
+            return stock.decode(module, *args, **kwargs)
         inputs.append((module, next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))))
         raise Stop
 

@@ -196,7 +196,7 @@ class ImageRollouts:
             if sample.tokens is not None:
                 code_T = torch.as_tensor(list(sample.tokens), dtype=torch.long)
             else:
-                code_T = self.codec.encode([sample.image])[0]  # pyrefly: ignore (checked above)
+                code_T = self.codec.encode([sample.image])[0]  # pyrefly: ignore[bad-argument-type] (checked above)
             if len(code_T) != T or (old_T is not None and old_T.shape != (T,)):
                 num_logprobs = "no" if old_T is None else str(len(old_T))
                 raise DataError(

@@ -144,7 +144,7 @@ class ImageTokensPolicy(
         if isinstance(settings, Mapping):
             settings = ImageTokensSettings(**settings)
         model, processor, autoencoder = load(settings)
-        model.to(device)  # pyrefly: ignore (its stub hides the argument)
+        model.to(device)  # pyrefly: ignore[bad-argument-type] (its stub hides the argument)
         return cls(model, processor, settings, autoencoder=autoencoder)
 
     @property

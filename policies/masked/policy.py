@@ -121,7 +121,7 @@ class MaskedPolicy(
                 "the transformer in the format of save_pretrained"
             )
         (model,) = merge_adapters(self.weights, dtype).values()
-        model.save_pretrained(directory)  # pyrefly: ignore (the stub of a module hides it)
+        model.save_pretrained(directory)  # pyrefly: ignore[not-callable] (the stub of a module hides it)
         spec.extra.save_pretrained(directory)
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:

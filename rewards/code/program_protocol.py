@@ -132,7 +132,7 @@ class RemoteObject:
     def __bool__(self) -> bool:
         raise NotPlainError("an object of the program is neither true nor false")
 
-    __hash__ = None  # pyrefly: ignore
+    __hash__ = None
 
 
 def _request(remote: RemoteObject, what: str, *arguments: Any, **named: Any) -> Any:

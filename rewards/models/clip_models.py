@@ -177,7 +177,7 @@ def _open_clip(
 
     loaded: Any
     transform: Any
-    loaded, transform = open_clip.create_model_from_pretrained(  # pyrefly: ignore
+    loaded, transform = open_clip.create_model_from_pretrained(  # pyrefly: ignore[not-iterable]
         model, pretrained=pretrained, device="cpu", image_resize_mode=resize_mode, weights_only=True
     )
     return freeze(loaded, device, dtype), transform, open_clip.get_tokenizer(model)

@@ -105,7 +105,7 @@ RESOURCES: dict[str, Callable[[], Any]] = {
     "chatglm": _general,
     "clap_features": ClapFeatureExtractor,
     "clip": tokenizers.clip_tokenizer,
-    "clip_images": lambda: _clip_processor().image_processor,  # pyrefly: ignore
+    "clip_images": lambda: _clip_processor().image_processor,
     "clip_processor": _clip_processor,
     "dpt_images": lambda: DPTImageProcessor(size={"height": 32, "width": 32}),
     "example_encoder": _example_encoder,

@@ -144,7 +144,7 @@ def ledger_of(folder: Path, *rows: Mapping[str, object]) -> DataFiles:
     """A ledger of a row and some changed rows."""
     path = folder / "papers.jsonl"
     first = LEDGER_ROW | {"id": "other", "title": "B"}
-    path.write_text("\n".join(json.dumps(row) for row in (first, *(LEDGER_ROW | row for row in rows))))  # pyrefly: ignore
+    path.write_text("\n".join(json.dumps(row) for row in (first, *(LEDGER_ROW | row for row in rows))))  # pyrefly: ignore[unsupported-operation]
     return DataFiles({}, ledger_path=path)
 
 

@@ -65,7 +65,7 @@ def test_keys_in_place_of_a_setting_exist(name: str) -> None:
     library = peer(name)
     texts = [*library.keys.values(), *library.replacements.values()]
     assert {key for text in texts for key in keys_in(text)} - keys() == set()
-    starts = {re.match(r"[a-z_.\[\]]+", text)[0].rstrip(".") for text in library.keys.values()}  # pyrefly: ignore
+    starts = {re.match(r"[a-z_.\[\]]+", text)[0].rstrip(".") for text in library.keys.values()}  # pyrefly: ignore[unsupported-operation]
     assert starts - keys() == set()
     assert library.keys.keys() & library.replacements.keys() == set()
 

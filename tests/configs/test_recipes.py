@@ -50,7 +50,7 @@ def test_commands_of_a_page_are_valid(folder: Path) -> None:
     for name, *arguments in commands:
         if "recipes/NAME" in arguments:
             continue
-        context = typer.main.get_command(app).commands[name].make_context(name, [*arguments])  # pyrefly: ignore
+        context = typer.main.get_command(app).commands[name].make_context(name, [*arguments])  # pyrefly: ignore[missing-attribute]
         config = load_config(context.params["config"], context.params["overrides"] or ())
         (file,) = [path for path in folder.glob("*.yaml") if path.stem == config.about.name]
         assert context.params["config"] == f"recipes/{file.stem}"

@@ -106,7 +106,7 @@ def test_expected_methods_ship() -> None:
 
 @cache
 def tiny_sd3() -> StableDiffusion3Pipeline:
-    return PIPELINES["sd3"].build()  # pyrefly: ignore
+    return PIPELINES["sd3"].build()  # pyrefly: ignore[bad-return]
 
 
 def windows(name: str, folder: Path, steps: range) -> list[tuple[int, ...] | None]:

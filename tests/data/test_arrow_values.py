@@ -18,7 +18,7 @@ from mmgrpo.types import Prompt, Sample
 
 
 def parquet(folder: Path, rows: list[dict[str, Any]]) -> list[Prompt]:
-    pa.parquet.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")  # pyrefly: ignore
+    pa.parquet.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
     return load_prompts(folder / "rows.parquet")
 
 

@@ -65,9 +65,9 @@ class TestFormats:
 
     def test_a_streamed_dataset_needs_a_limit(self) -> None:
         stream = Dataset.from_list(ROWS).to_iterable_dataset()
-        assert [prompt.columns["answer"] for prompt in load_prompts(stream, limit=1)] == [1]  # pyrefly: ignore
+        assert [prompt.columns["answer"] for prompt in load_prompts(stream, limit=1)] == [1]  # pyrefly: ignore[bad-argument-type]
         with pytest.raises(DataError, match="set limit, the number of rows to read"):
-            load_prompts(stream)  # pyrefly: ignore
+            load_prompts(stream)  # pyrefly: ignore[bad-argument-type]
         config = validated({"prompts": {"source": "unused.txt"}})
         with pytest.raises(DataError, match="set limit, the number of rows to read"):
             prompts_of(stream, config)
@@ -75,17 +75,17 @@ class TestFormats:
     @pytest.mark.parametrize("format_name", [None, "pandas", "arrow", "torch", "numpy"])
     def test_a_streamed_dataset_is_read_without_its_format(self, format_name: str | None) -> None:
         stream = pictured("red").to_iterable_dataset().with_format(format_name)
-        (prompt,) = load_prompts(stream, limit=1)  # pyrefly: ignore
+        (prompt,) = load_prompts(stream, limit=1)  # pyrefly: ignore[bad-argument-type]
         assert (prompt.text, prompt.columns["answer"]) == ("0", 0)
         assert load_image(prompt.images[0]).getpixel((0, 0)) == (255, 0, 0)
         assert prompt.columns["goal"].getpixel((0, 0)) == (255, 0, 0)
 
     def test_a_streamed_row_that_cannot_be_decoded_is_skipped(self, caplog: pytest.LogCaptureFixture) -> None:
         stream = pictured("red", None, "blue").to_iterable_dataset()
-        assert [prompt.text for prompt in load_prompts(stream, limit=3, on_error="skip")] == ["0", "2"]  # pyrefly: ignore
+        assert [prompt.text for prompt in load_prompts(stream, limit=3, on_error="skip")] == ["0", "2"]  # pyrefly: ignore[bad-argument-type]
         assert "1 of 3 rows" in caplog.text
         with pytest.raises(DataError, match=r"the dataset, row 1.* cannot be opened as an image|row 1 cannot be read"):
-            load_prompts(stream, limit=3)  # pyrefly: ignore
+            load_prompts(stream, limit=3)  # pyrefly: ignore[bad-argument-type]
 
     def test_a_row_with_an_undecodable_reward_image_is_skipped(self) -> None:
         broken = pictured("red", None, "blue").remove_columns("image")
@@ -105,7 +105,7 @@ class TestFormats:
     def test_a_stream_that_raises_is_an_error_with_its_row(self) -> None:
         stream = Dataset.from_list(ROWS).to_iterable_dataset().map(lambda row: {"x": 1 / (2 - row["answer"])})
         with pytest.raises(DataError, match=r"row 1 of the stream cannot be read \(ZeroDivisionError"):
-            load_prompts(stream, limit=2)  # pyrefly: ignore
+            load_prompts(stream, limit=2)  # pyrefly: ignore[bad-argument-type]
 
     def test_parquet_columns_of_one_name_or_of_no_feature_are_an_error(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.parquet"

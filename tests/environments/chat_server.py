@@ -23,7 +23,7 @@ class ChatServer(ThreadingHTTPServer):
 
 
 class ChatHandler(BaseHTTPRequestHandler):
-    server: ChatServer  # pyrefly: ignore
+    server: ChatServer
 
     def do_POST(self) -> None:
         self.server.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))

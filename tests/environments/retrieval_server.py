@@ -36,7 +36,7 @@ class RetrievalServer(ThreadingHTTPServer):
 
 
 class RetrievalHandler(BaseHTTPRequestHandler):
-    server: RetrievalServer  # pyrefly: ignore
+    server: RetrievalServer
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -73,7 +73,7 @@ def test_bad_settings_and_rows_without_a_seed_are_errors() -> None:
     with pytest.raises(ConfigError, match="2 to 100 arms"):
         BanditEnvironment(arms=1)
     with pytest.raises(ConfigError, match="payoff, regret, ucb"):
-        BanditEnvironment(reward="profit")  # pyrefly: ignore
+        BanditEnvironment(reward="profit")  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(ConfigError, match="deviation of bandit would have no effect: set family: gaussian"):
         BanditEnvironment(deviation=2.0)
     with pytest.raises(DataError, match="seed"):

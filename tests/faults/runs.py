@@ -109,8 +109,8 @@ def texts(output: Path, resume: Path | None, reward: Reward) -> Trainer:
 
 
 CASES = {
-    "denoising": Case("denoising", images, brightness, lambda policy: policy.pipeline.transformer),  # pyrefly: ignore
-    "language": Case("language", texts, lengths, lambda policy: policy.model.get_input_embeddings()),  # pyrefly: ignore
+    "denoising": Case("denoising", images, brightness, lambda policy: policy.pipeline.transformer),  # pyrefly: ignore[missing-attribute]
+    "language": Case("language", texts, lengths, lambda policy: policy.model.get_input_embeddings()),  # pyrefly: ignore[missing-attribute]
 }
 
 

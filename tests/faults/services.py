@@ -31,7 +31,7 @@ class Faulty:
         self._server = make_server(make_app([NamedReward("reward", reward)]))
         self._door = ThreadingHTTPServer(("127.0.0.1", 0), _Door)
         self._door.daemon_threads = True
-        self._door.ill = _Illness(at, num, mode)  # pyrefly: ignore
+        self._door.ill = _Illness(at, num, mode)  # pyrefly: ignore[missing-attribute]
         self.url = f"http://127.0.0.1:{self._door.server_address[1]}"
         self._threads = [
             threading.Thread(target=self._server.run, daemon=True),
@@ -43,11 +43,11 @@ class Faulty:
             thread.start()
         while not self._server.started:
             threading.Event().wait(0.005)
-        self._door.upstream_port = self._server.servers[0].sockets[0].getsockname()[1]  # pyrefly: ignore
+        self._door.upstream_port = self._server.servers[0].sockets[0].getsockname()[1]  # pyrefly: ignore[missing-attribute]
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._door.ill.over.set()  # pyrefly: ignore
+        self._door.ill.over.set()  # pyrefly: ignore[missing-attribute]
         self._door.shutdown()
         self._door.server_close()
         self._server.should_exit = True

@@ -193,7 +193,7 @@ def test_places_are_counted_in_each_segment():
     assert torch.equal(low_BT[1], alone[0])
     assert loss_BT[1].tolist() == [2.0**-k for k in (5, 4, 3, 2, 1, 0)]
     with pytest.raises(ConfigError, match="each of sample or segment, got 'chunk'"):
-        growing_bounds(first=0.1, last=0.2, each="chunk")  # pyrefly: ignore
+        growing_bounds(first=0.1, last=0.2, each="chunk")  # pyrefly: ignore[bad-argument-type]
 
 
 def test_later_modulations_read_earlier_ones():

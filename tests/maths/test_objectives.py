@@ -190,7 +190,7 @@ def assert_close(result: Diagnostics, expected: Diagnostics) -> None:
 
 
 def add(losses: Sequence[Loss]) -> tuple[Tensor, Diagnostics]:
-    return sum(loss.value for loss in losses), functools.reduce(Diagnostics.__add__, (x.diagnostics for x in losses))  # pyrefly: ignore
+    return sum(loss.value for loss in losses), functools.reduce(Diagnostics.__add__, (x.diagnostics for x in losses))  # pyrefly: ignore[bad-return]
 
 
 def test_slices_of_a_separable_objective_add_up():

@@ -56,4 +56,4 @@ def test_decisions_outside_bounds_are_masked() -> None:
 )
 def test_bounds_without_effect_raise_errors(make: object, numbers: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"cap|level|low"):
-        make(**numbers)  # pyrefly: ignore
+        make(**numbers)  # pyrefly: ignore[not-callable]

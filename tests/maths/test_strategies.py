@@ -207,4 +207,4 @@ def test_answers_of_several_take_the_place_of_failures() -> None:
 )
 def test_numbers_that_request_nothing_raise(build: object) -> None:
     with pytest.raises(ConfigError):
-        build()  # pyrefly: ignore
+        build()  # pyrefly: ignore[not-callable]

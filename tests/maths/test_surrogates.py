@@ -254,6 +254,6 @@ def test_each_decision_has_its_own_bounds():
     low_BT = torch.tensor([[0.2, 0.2, 0.2, 0.6]], dtype=torch.float64)
     high_BT = torch.tensor([[0.2, 0.5, 0.2, 0.2]], dtype=torch.float64)
     advantage_BT = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
-    surrogate = surrogates.clipped(ratio_BT, ratio_BT.log(), advantage_BT, low=low_BT, high=high_BT)  # pyrefly: ignore
+    surrogate = surrogates.clipped(ratio_BT, ratio_BT.log(), advantage_BT, low=low_BT, high=high_BT)  # pyrefly: ignore[bad-argument-type]
     torch.testing.assert_close(surrogate.loss_BT, torch.tensor([[-1.2, -1.5, 0.8, 0.5]]))
     assert surrogate.low_BT.tolist() == [[False, False, True, False]]

@@ -24,7 +24,7 @@ def row(**columns: Any) -> Prompt:
 def policy(name: str, before: str = "", **settings: Any) -> LanguagePolicy:
     model, processor = make(name)
     if before:
-        processor.chat_template = before + processor.chat_template  # pyrefly: ignore
+        processor.chat_template = before + processor.chat_template  # pyrefly: ignore[unsupported-operation]
     return LanguagePolicy(model, processor, {"max_new_tokens": 2, **settings})
 
 

@@ -40,7 +40,7 @@ def language(name: str, dtype: torch.dtype, batch: int) -> LanguagePolicy:
     rows = {"update_tokens": 1} if batch == 1 else {}
     torch.manual_seed(0)
     return LanguagePolicy(
-        model.to("cuda", dtype),  # pyrefly: ignore
+        model.to("cuda", dtype),  # pyrefly: ignore[bad-argument-type]
         processor,
         {
             "max_new_tokens": 7,

@@ -72,7 +72,7 @@ def test_a_stored_pipeline_is_validated_before_loading_weights(tmp_path: Path) -
 
 
 def test_names_read_from_kwargs_are_arguments() -> None:
-    names = arguments_of(StableDiffusionPipeline.__call__.__wrapped__)  # pyrefly: ignore
+    names = arguments_of(StableDiffusionPipeline.__call__.__wrapped__)
     assert names is not None
     assert {"callback", "callback_steps", "guidance_scale"} <= names
     assert not {"self", "kwargs", "image"} & names
@@ -84,7 +84,7 @@ def test_names_read_from_kwargs_are_arguments() -> None:
 
 
 def test_image_arguments_that_the_pipeline_ignores_raise() -> None:
-    assert not form_of(StableDiffusionPipeline.__call__.__wrapped__, ()).takes("image")  # pyrefly: ignore
+    assert not form_of(StableDiffusionPipeline.__call__.__wrapped__, ()).takes("image")
 
 
 @pytest.mark.parametrize(

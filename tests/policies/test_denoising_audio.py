@@ -39,7 +39,7 @@ def test_audio_targets_match_the_autoencoder() -> None:
     sound = Audio(torch.linspace(-1, 1, 400).reshape(2, 200).contiguous(), rate)
     call, row = two_step_call(policy.settings.call), DenoisingRow(prompt=PROMPT, seed=0, group=0, member=0)
     (state,) = targets_of(policy)([Example(PROMPT, audio=sound)], [row], call)
-    layout = measure_layout(policy._instrumented, policy._instrumented.form.arguments([row], call))  # pyrefly: ignore
+    layout = measure_layout(policy._instrumented, policy._instrumented.form.arguments([row], call))
     waveform = waveform_of(sound, layout, rate)
     N = waveform.shape[-1]
     expected = torch.zeros(2, N)
@@ -52,8 +52,8 @@ def test_audio_targets_match_the_autoencoder() -> None:
 def test_targets_use_the_autoencoder_channels_and_rate() -> None:
     policy = policy_of()
     row = DenoisingRow(prompt=PROMPT, seed=0, group=0, member=0)
-    arguments = policy._instrumented.form.arguments([row], two_step_call(policy.settings.call))  # pyrefly: ignore
-    layout = measure_layout(policy._instrumented, arguments)  # pyrefly: ignore
+    arguments = policy._instrumented.form.arguments([row], two_step_call(policy.settings.call))
+    layout = measure_layout(policy._instrumented, arguments)
     mono = tone(1, rate=8, duration_s=2.0)
     actual = waveform_of(mono, layout, 8)[0]
     assert len(actual) == 2

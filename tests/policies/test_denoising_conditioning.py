@@ -44,7 +44,7 @@ class _FirstPictureKontext(FluxKontextPipeline):
 
     def __call__(self, image: Any = None, prompt: Any = None, **arguments: Any) -> Any:
         first = image[0] if isinstance(image, list) else image
-        stock = FluxKontextPipeline.__call__.__wrapped__  # pyrefly: ignore
+        stock = FluxKontextPipeline.__call__.__wrapped__
         return stock(self, image=first, prompt=prompt, **arguments)
 
 

@@ -31,7 +31,7 @@ def forward_rows(policy: DenoisingPolicy) -> Iterator[list[int]]:
     rows: list[int] = []
 
     def note(module: torch.nn.Module, args: object, kwargs: dict[str, object], output: object) -> None:
-        first = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))  # pyrefly: ignore
+        first = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))  # pyrefly: ignore[not-iterable]
         rows.append(len(first))
 
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in policy.weights.modules.values()]

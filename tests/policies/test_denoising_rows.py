@@ -52,7 +52,7 @@ def test_rows_without_a_negative_prompt_equal_rows_alone(name: str) -> None:
     both = policy.rollout([NEGATIVE, NONE], group_size=1, seed=SEED, plan=plan)
     for index, prompt in enumerate((NEGATIVE, NONE)):
         alone = policy.rollout([prompt], group_size=1, seed=SEED, plan=replace(plan, prompt_ids=(index,)))
-        assert torch.equal(both.samples[index].latent, alone.samples[0].latent)  # pyrefly: ignore
+        assert torch.equal(both.samples[index].latent, alone.samples[0].latent)  # pyrefly: ignore[bad-argument-type]
         assert torch.equal(both.old_logprob_BT[index], alone.old_logprob_BT[0])
     assert torch.equal(values(policy, both), both.old_logprob_BT)
     assert torch.equal(values(policy, both, [1])[1], both.old_logprob_BT[1])
@@ -63,7 +63,7 @@ def test_evaluations_keep_negative_prompts_to_their_rows() -> None:
     policy, greedy = _sdxl(), Plan(stochastic=(), keep_latents=True)
     both = policy.rollout([NEGATIVE, NONE], group_size=1, seed=SEED, plan=greedy)
     alone = policy.rollout([NONE], group_size=1, seed=SEED, plan=replace(greedy, prompt_ids=(1,)))
-    assert torch.equal(both.samples[1].latent, alone.samples[0].latent)  # pyrefly: ignore
+    assert torch.equal(both.samples[1].latent, alone.samples[0].latent)  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.mark.nightly

@@ -182,7 +182,7 @@ def test_samples_of_other_weights_raise_error(server: TokenServer) -> None:
             server.version = "default"
         return load(path, body)
 
-    server.reply = restarted  # pyrefly: ignore
+    server.reply = restarted
     with pytest.raises(EngineError, match="sampled with weights default instead of mmgrpo-"):
         rollout_of(policy)
 
@@ -191,7 +191,7 @@ def test_samples_of_other_weights_raise_error(server: TokenServer) -> None:
 def test_samples_without_version_of_weights_raise_error(server: TokenServer) -> None:
     policy = served(server)
     choice = server.choice
-    server.choice = lambda *args: choice(*args) | {"weight_versions": None}  # pyrefly: ignore
+    server.choice = lambda *args: choice(*args) | {"weight_versions": None}  # pyrefly: ignore[bad-argument-type, bad-assignment]
     with pytest.raises(EngineError, match="sampled with weights of no version instead of mmgrpo-"):
         rollout_of(policy)
 
@@ -359,10 +359,10 @@ def test_run_resumes_after_server_failed(server: TokenServer, tmp_path: Path) ->
             return 500, {"error": "out of memory"}
         return generate(path, body)
 
-    server.reply = failing  # pyrefly: ignore
+    server.reply = failing
     with pytest.raises(EngineError, match=r"HTTP 500: .*out of memory.*"):
         broken.train()
-    server.reply = generate  # pyrefly: ignore
+    server.reply = generate
     resumed = trainer_of({"url": server.url}, tmp_path / "broken", resume=broken.folder.path)
     resumed.train()
     assert [line["step"] for line in resumed.folder.lines("metrics.jsonl")] == [1, 2, 3]

@@ -125,7 +125,7 @@ def test_run_resumes_to_the_same_weights(server: TokenServer, tmp_path: Path) ->
     steps = observe(resumed)
     resumed.train()
     for (advantages, _), (expected, _) in zip(steps, complete_steps[1:], strict=True):
-        assert torch.equal(advantages.rollout.token_BT, expected.rollout.token_BT)  # pyrefly: ignore
+        assert torch.equal(advantages.rollout.token_BT, expected.rollout.token_BT)  # pyrefly: ignore[bad-argument-type]
         assert torch.equal(advantages.reward_N, expected.reward_N)
         assert torch.equal(advantages.advantage_BT, expected.advantage_BT)
     assert torch.equal(weights(resumed), weights(complete))
@@ -164,10 +164,10 @@ def test_server_that_fails_during_update_costs_no_step(server: TokenServer, tmp_
             return 500, {"error": "out of memory"}
         return generate(path, body)
 
-    server.reply = failing  # pyrefly: ignore
+    server.reply = failing
     with pytest.raises(EngineError, match=r"HTTP 500: .*out of memory.*"):
         trainer.train()
-    server.reply = generate  # pyrefly: ignore
+    server.reply = generate
     assert [path.name for path in (trainer.folder.path / "checkpoints").iterdir()] == ["step-000001"]
     resumed = run_ahead(server, tmp_path, resume=trainer.folder.path)
     resumed.train()

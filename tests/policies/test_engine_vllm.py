@@ -158,7 +158,7 @@ def test_greedy_samples_and_seeds(url: str) -> None:
         ours, theirs = (each.rollout(PROMPTS, group_size=1, seed=0, plan=greedy) for each in (policy, policy_of()))
         assert [sample.text for sample in ours.samples] == [sample.text for sample in theirs.samples]
         first, again, other = (policy.rollout(PROMPTS, group_size=8, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(first.token_BT, again.token_BT)  # pyrefly: ignore
+    assert torch.equal(first.token_BT, again.token_BT)  # pyrefly: ignore[bad-argument-type]
     assert [sample.text for sample in first.samples] != [sample.text for sample in other.samples]
     assert len({sample.text for sample in first.samples[:8]}) > 4
 

@@ -38,8 +38,8 @@ def phi(**settings: Any) -> LanguagePolicy:
         max_position_embeddings=512,
         original_max_position_embeddings=32,
         pad_token_id=0,
-        eos_token_id=tokenizer.eos_token_id,  # pyrefly: ignore
-        bos_token_id=tokenizer.bos_token_id,  # pyrefly: ignore
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
         initializer_range=0.3,
         rope_parameters={
             "rope_type": "longrope",
@@ -114,7 +114,7 @@ def test_a_longer_row_later_in_a_run_is_compared_again() -> None:
 
 def bfloat16(name: str, seed: int) -> LanguagePolicy:
     model, tokenizer = make(name, seed=seed)
-    return LanguagePolicy(model.to(torch.bfloat16), tokenizer, {"max_new_tokens": 8, "lora": {"rank": 4}})  # pyrefly: ignore
+    return LanguagePolicy(model.to(torch.bfloat16), tokenizer, {"max_new_tokens": 8, "lora": {"rank": 4}})  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.mark.first_case
@@ -141,7 +141,7 @@ def test_a_fault_larger_than_rounding_is_found_in_bfloat16() -> None:
     model, tokenizer = make("qwen2", seed=1)
     for parameter in model.parameters():
         parameter.data *= 4
-    policy = LanguagePolicy(model.to(torch.bfloat16), tokenizer, {"max_new_tokens": 8, "lora": {"rank": 4}})  # pyrefly: ignore
+    policy = LanguagePolicy(model.to(torch.bfloat16), tokenizer, {"max_new_tokens": 8, "lora": {"rank": 4}})  # pyrefly: ignore[bad-argument-type]
     stretched(policy, 32)
     with pytest.raises(PolicyError, match=r"no forward path is exact|positions are not exact"):
         policy.rollout([Prompt(text) for text in TEXTS], group_size=2, seed=0)

@@ -71,7 +71,7 @@ def test_a_file_is_sampled_and_resized_as_qwen_vl_utils_does(
     expected, facts = vision_process.fetch_video(element, image_patch_size=4, return_video_metadata=True)
     visual = visual_inputs(prompt_with({"type": "video", **element}), policy_of("qwen2.5-vl").processor, {})
     assert torch.equal(visual.videos[0], torch.as_tensor(expected))
-    assert {name: visual.metadata[0][name] for name in facts} == facts  # pyrefly: ignore
+    assert {name: visual.metadata[0][name] for name in facts} == facts  # pyrefly: ignore[bad-index, not-iterable]
 
 
 def test_the_model_gets_the_times_of_the_frames(clip: str) -> None:

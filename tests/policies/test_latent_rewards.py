@@ -39,7 +39,7 @@ def latent_mean(samples: Sequence[Sample]) -> list[float]:
     return [float(sample.latent.float().mean()) for sample in samples if sample.latent is not None]
 
 
-latent_mean.reads_latents = True  # pyrefly: ignore
+latent_mean.reads_latents = True  # pyrefly: ignore[missing-attribute]
 
 
 @contextmanager

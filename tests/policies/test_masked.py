@@ -28,7 +28,7 @@ SEED = 3
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 @pytest.mark.parametrize("num_steps", [1, 3, 5, 16])
 def test_image_unmasking_follows_the_stock_schedule(schedule: str, num_steps: int) -> None:
-    scheduler: Any = AmusedScheduler(mask_token_id=9, masking_schedule=schedule)  # pyrefly: ignore
+    scheduler: Any = AmusedScheduler(mask_token_id=9, masking_schedule=schedule)
     length = 16
     scheduler.set_timesteps(num_steps, temperature=(2, 0))
     sample_1L = torch.full((1, length), 9)

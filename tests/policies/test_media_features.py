@@ -78,7 +78,7 @@ def test_features_take_at_most_memo_bytes() -> None:
     policy = policy_of("qwen3-vl", lora=LORA, memo_bytes=40_000)
     prompts = [prompt for _ in range(4) for prompt in prompts_of("qwen3-vl")]
     policy.rollout(prompts, group_size=2, seed=SEED)
-    features: Any = policy.path.transformer._features  # pyrefly: ignore
+    features: Any = policy.path.transformer._features  # pyrefly: ignore[missing-attribute]
     stored = [part.num_bytes for part in features._parts.values()]
     assert 0 < sum(stored) == features._bytes <= 40_000
 
@@ -87,7 +87,7 @@ def test_other_pixels_under_stored_ids_are_encoded_again() -> None:
     policy = policy_of("qwen3-vl", lora=LORA)
     (prompt, _) = prompts_of("qwen3-vl")
     encoded = policy._encoder(prompt)
-    transformer: Any = policy.path.transformer  # pyrefly: ignore
+    transformer: Any = policy.path.transformer  # pyrefly: ignore[missing-attribute]
 
     def hidden() -> Tensor:
         with torch.no_grad():

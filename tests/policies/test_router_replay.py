@@ -171,7 +171,7 @@ def test_values_and_gradients_are_those_of_the_first_experts(checkpointing: bool
 def test_rows_in_any_batch_take_their_experts(name: str) -> None:
     policy = moe_policy(name)
     rollout = policy.rollout(PROMPTS, group_size=2, seed=0)
-    assert len(policy.path.routes.routes_of) == 4  # pyrefly: ignore
+    assert len(policy.path.routes.routes_of) == 4  # pyrefly: ignore[missing-attribute]
     move(policy)
     together = logprobs(policy, rollout).detach()
     for row in range(4):

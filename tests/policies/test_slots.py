@@ -134,7 +134,7 @@ def states_in_slot(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_numbers_of_a_row_are_bitwise_independent_of_other_slots(name: str, dtype: torch.dtype) -> None:
     model, processor = make(name)
-    model.to(dtype)  # pyrefly: ignore
+    model.to(dtype)  # pyrefly: ignore[bad-argument-type]
     policy = LanguagePolicy(model, processor, {"max_new_tokens": 7, "temperature": TEMPERATURE})
     alone = states_in_slot(policy, name, 0, {})
     assert torch.equal(states_in_slot(policy, name, 0, {1: 3, 2: 90, 3: 40}), alone)
@@ -147,7 +147,7 @@ def test_numbers_of_a_row_are_bitwise_independent_of_the_number_of_rows_that_run
     """Of 40 slots 16, 32 or all run; the slot of the row is after the first 32, so that it moves."""
     assert torch.get_num_threads() == 1  # several divide a matrix product by its number of rows
     model, processor = make("llama")
-    model.to(dtype)  # pyrefly: ignore
+    model.to(dtype)  # pyrefly: ignore[bad-argument-type]
     policy = LanguagePolicy(model, processor, {"max_new_tokens": 7, "temperature": TEMPERATURE})
     alone = states_in_slot(policy, "llama", 37, {}, num_slots=40)
     for others in (15, 16, 31, 37):
@@ -162,7 +162,7 @@ def test_numbers_of_a_row_are_bitwise_independent_of_the_number_of_rows_that_run
 def test_slots_read_together_with_the_numbers_of_each_alone(dtype: torch.dtype, context: int) -> None:
     """Seven rows of several lengths: six read up to 16 tokens, four and two of them in a forward, and one reads 20."""
     model, processor = make("llama")
-    model.to(dtype)  # pyrefly: ignore
+    model.to(dtype)  # pyrefly: ignore[bad-argument-type]
     policy = LanguagePolicy(model, processor, {"max_new_tokens": 7, "temperature": TEMPERATURE})
     encoded = policy._encoder(prompts_of("llama")[0])
     transformer = path_of(policy).transformer

@@ -27,14 +27,14 @@ def padded_policy(**settings: Any) -> LanguagePolicy:
     tokenizer = make("qwen2")[1]
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=len(tokenizer) + PADDED,  # pyrefly: ignore
+        vocab_size=len(tokenizer) + PADDED,  # pyrefly: ignore[bad-argument-type]
         hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
-        eos_token_id=tokenizer.eos_token_id,  # pyrefly: ignore
+        eos_token_id=tokenizer.eos_token_id,  # pyrefly: ignore[missing-attribute]
     )
     return LanguagePolicy(Qwen2ForCausalLM(config).eval(), tokenizer, {"max_new_tokens": 12, **settings})
 
@@ -44,7 +44,7 @@ def test_ids_of_a_padded_vocabulary_are_never_sampled(settings: dict[str, Any]) 
     policy = padded_policy(**settings)
     num_tokens = len(policy.processor)
     rollout = policy.rollout([Prompt("what")], group_size=16, seed=0)
-    assert max(token for sample in rollout.samples for token in sample.tokens) < num_tokens  # pyrefly: ignore
+    assert max(token for sample in rollout.samples for token in sample.tokens) < num_tokens  # pyrefly: ignore[not-iterable]
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
 
 
@@ -63,16 +63,16 @@ def test_logprobs_are_those_of_the_tokens_alone() -> None:
 
 def test_a_vocabulary_without_padding_has_no_unnamed_ids() -> None:
     tokenizer = make("llama")[1]
-    assert unnamed_ids(tokenizer, len(tokenizer)) == []  # pyrefly: ignore
-    assert unnamed_ids(tokenizer, len(tokenizer) + 2) == [len(tokenizer), len(tokenizer) + 1]  # pyrefly: ignore
+    assert unnamed_ids(tokenizer, len(tokenizer)) == []  # pyrefly: ignore[bad-argument-type]
+    assert unnamed_ids(tokenizer, len(tokenizer) + 2) == [len(tokenizer), len(tokenizer) + 1]  # pyrefly: ignore[bad-argument-type]
 
 
 def tagged_policy() -> LanguagePolicy:
     model, tokenizer = make("qwen2")
     model = copy.deepcopy(model)
     tags = ["<answer>", "</answer>", "<think>", "</think>", "<|call|>"]
-    tokenizer.add_special_tokens({"additional_special_tokens": tags})  # pyrefly: ignore
-    model.resize_token_embeddings(len(tokenizer))  # pyrefly: ignore
+    tokenizer.add_special_tokens({"additional_special_tokens": tags})  # pyrefly: ignore[missing-attribute]
+    model.resize_token_embeddings(len(tokenizer))  # pyrefly: ignore[bad-argument-type]
     return LanguagePolicy(model, tokenizer, {"max_new_tokens": 40})
 
 
@@ -154,7 +154,7 @@ def test_a_masked_model_samples_tokens_alone_and_shows_tags(tags: list[str]) -> 
     model.resize_token_embeddings(num_tokens + 200, mean_resizing=False)
     policy = MaskedPolicy(model, tokenizer, settings={"length": 16, "temperature": 9.0})
     rollout = policy.rollout([Prompt("what")], group_size=32, seed=0)
-    assert max(token for sample in rollout.samples for token in sample.tokens) < num_tokens  # pyrefly: ignore
+    assert max(token for sample in rollout.samples for token in sample.tokens) < num_tokens  # pyrefly: ignore[not-iterable]
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
     ids = tokenizer.convert_tokens_to_ids([*tags, tokenizer.eos_token])
     token_NL = torch.tensor([ids + [ids[-1]] * (16 - len(ids))])

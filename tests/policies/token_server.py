@@ -107,7 +107,7 @@ class TokenServer(ThreadingHTTPServer):
             self.receive(**body["update_info"])
         if path == "/v1/load_lora_adapter":
             adapted = PeftModel.from_pretrained(copy.deepcopy(self.model), body["lora_path"])
-            self.adapters[body["lora_name"]] = adapted.merge_and_unload().eval()  # pyrefly: ignore
+            self.adapters[body["lora_name"]] = adapted.merge_and_unload().eval()
             return 200, "Success"
         if path == "/v1/unload_lora_adapter":
             del self.adapters[body["lora_name"]]
@@ -169,7 +169,7 @@ class TokenServer(ThreadingHTTPServer):
 
 
 class TokenHandler(BaseHTTPRequestHandler):
-    server: TokenServer  # pyrefly: ignore
+    server: TokenServer
 
     def do_GET(self) -> None:
         self.answer(None)

@@ -91,7 +91,7 @@ def test_a_corpus_weighs(tmp_path: Path):
 
 @pytest.mark.parametrize("metric", ["rouge_l", "bleu", "cider"])
 def test_ranges_and_invariances(metric: str):
-    reward = CaptionScore(metric=metric)  # pyrefly: ignore
+    reward = CaptionScore(metric=metric)  # pyrefly: ignore[bad-argument-type]
     draw = random.Random(1)
     for _ in range(100):
         made, *references = (" ".join(words) for words in sentences(draw, 4))

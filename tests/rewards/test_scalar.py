@@ -113,7 +113,7 @@ def test_each_step_is_scored_at_its_separator(stepped: str) -> None:
         first, two = model(torch.tensor([ids])).logits[0].softmax(-1)[ends, 1].tolist()
     means = {"min": min(first, two), "mean": (first + two) / 2, "product": first * two, "last": two}
     for name, value in means.items():
-        reward = StepRewardModel(stepped, aggregate=name, dtype="float32")  # pyrefly: ignore
+        reward = StepRewardModel(stepped, aggregate=name, dtype="float32")  # pyrefly: ignore[bad-argument-type]
         (scores,) = reward([wrote("one\n\n\n\ntwo")])
         assert isinstance(scores, Score)
         assert scores.value == pytest.approx(value, **CLOSE)

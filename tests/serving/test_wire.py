@@ -103,7 +103,7 @@ def test_everything_arrives(form: Form):
         (12.5, True),
         (None, False),
     ]
-    assert torch.equal(unpacked[3].array, samples[3].array)  # pyrefly: ignore
+    assert torch.equal(unpacked[3].array, samples[3].array)  # pyrefly: ignore[bad-argument-type]
     assert {name: getattr(unpacked[0], name) for name in TURNS} == TURNS
     reply, missing = unpacked[0].turn_replies
     assert reply is not None

@@ -71,7 +71,7 @@ def save(name: str, folder: Path) -> None:
 
 def tokenizer_of(processor: Processor) -> PreTrainedTokenizerBase:
     """The processor's tokenizer; a tokenizer is its own."""
-    return processor if isinstance(processor, PreTrainedTokenizerBase) else processor.tokenizer  # pyrefly: ignore
+    return processor if isinstance(processor, PreTrainedTokenizerBase) else processor.tokenizer
 
 
 @torch.no_grad()

@@ -46,7 +46,7 @@ def limited_updates(policy: Policy, limit: int | None) -> Iterator[LimitedMemory
         with memory:
             yield from evaluate(*args, **kwargs)
 
-    policy.evaluate = limited  # pyrefly: ignore
+    policy.evaluate = limited
     yield memory
     del policy.evaluate
 

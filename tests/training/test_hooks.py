@@ -117,7 +117,7 @@ def test_a_mask_keeps_the_others_bitwise() -> None:
     moved = [(now != then) for now, then in zip(parameters, before, strict=True)]
     assert 10 <= int(moved[0].sum()) <= 32  # 20 of 2,000 are expected
     again = Mask(parameters, share=0.01, seed=3)
-    assert [torch.equal(mask, other) for mask, other in zip(moved, again._trained, strict=True)] == [True, True]  # pyrefly: ignore
+    assert [torch.equal(mask, other) for mask, other in zip(moved, again._trained, strict=True)] == [True, True]
 
 
 def test_wrong_numbers() -> None:
@@ -179,7 +179,7 @@ def test_a_reference_that_follows(tmp_path: Path) -> None:
     now = weights(trainer)
     with policy.weights.using("reference"):
         pass
-    copies = policy.weights._store.of("reference")  # pyrefly: ignore
+    copies = policy.weights._store.of("reference")  # pyrefly: ignore[missing-attribute]
     reference = torch.cat([parameter.flatten() for module in copies.values() for parameter in module.parameters()])
     assert torch.allclose(reference, 0.9 * start + 0.1 * now, atol=1e-7)
     assert float((now - start).abs().max()) > 1e-4

@@ -136,7 +136,7 @@ def killed_before_a_step_is_saved(trainer: Trainer) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         save(place, drops=drops)
 
-    trainer.session.save = saving  # pyrefly: ignore
+    trainer.session.save = saving  # pyrefly: ignore[bad-assignment]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ class Residence(nn.Linear):
         super().__init__(2, 1)
         self.device = "accelerator"
 
-    def to(self, device: torch.device) -> Residence:  # pyrefly: ignore
+    def to(self, device: torch.device) -> Residence:
         self.device = "host" if device.type == "cpu" else "accelerator"
         return self
 

@@ -26,4 +26,4 @@ def test_advantages_of_the_method() -> None:
 def test_quantiles_and_bundles_out_of_range_raise(numbers: dict[str, float]) -> None:
     risk_advantage(torch.tensor([[1.0, 0.0]]), bundle=1, high=1.0)
     with pytest.raises(ConfigError, match="0 < low < high <= 1"):
-        risk_advantage(torch.tensor([[1.0, 0.0]]), **numbers)  # pyrefly: ignore
+        risk_advantage(torch.tensor([[1.0, 0.0]]), **numbers)  # pyrefly: ignore[bad-argument-type]

@@ -74,7 +74,7 @@ def trl_loss(logprob_BT: Tensor, reference_BT: Tensor) -> Tensor:
         "ref_chosen_logps": chosen_B,
         "ref_rejected_logps": rejected_B,
     }
-    return DPOTrainer._compute_loss(trainer, lambda **_: outputs, inputs, False)  # pyrefly: ignore
+    return DPOTrainer._compute_loss(trainer, lambda **_: outputs, inputs, False)  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.mark.nightly

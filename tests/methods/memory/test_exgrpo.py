@@ -66,4 +66,4 @@ def test_numbers_of_successes_share_the_draws_by_a_normal_curve() -> None:
 @pytest.mark.parametrize("numbers", [{"group": 0}, {"width": 0.0}])
 def test_no_group_and_no_width_raise(numbers: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="by_successes needs group >= 1 and width > 0"):
-        by_successes(**numbers)  # pyrefly: ignore
+        by_successes(**numbers)  # pyrefly: ignore[bad-argument-type]
