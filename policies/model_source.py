@@ -20,7 +20,7 @@ def require_model(model: str | None) -> str:
     return model
 
 
-def require_effect(settings: Mapping[str, Any], *loading: str) -> None:
+def require_no_loading_settings(settings: Mapping[str, Any], *loading: str) -> None:
     """Raises ConfigError for settings of a loaded model that only loading reads.
 
     Args:

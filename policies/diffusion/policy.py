@@ -35,7 +35,7 @@ from mmgrpo.values import Value
 
 from ..adapter_formats import DiffusersFiles
 from ..merging import merge_adapters
-from ..model_source import DTYPES, require_effect
+from ..model_source import DTYPES, require_no_loading_settings
 from ..offloading import layers_of, load_offloaded, offload_layers, require_no_offloading, require_offloadable
 from ..quantization import arithmetic_dtype
 from ..weights import Weights
@@ -117,7 +117,7 @@ class DenoisingPolicy(
             pipeline: any diffusers pipeline with a ``scheduler``, on its device.
             settings: ``DenoisingSettings`` or a mapping of its fields.
         """
-        settings = _of_loaded(settings)
+        settings = _live_settings(settings)
         require_arguments(type(pipeline), settings)
         denoisers = prepared_denoisers(pipeline, settings)
         require_sizes(pipeline, denoisers, settings)
@@ -384,11 +384,11 @@ def _trained_weights(pipeline: Any, denoisers: Mapping[str, nn.Module], settings
     return weights
 
 
-def _of_loaded(settings: DenoisingSettings | Mapping[str, Any] | None) -> DenoisingSettings:
+def _live_settings(settings: DenoisingSettings | Mapping[str, Any] | None) -> DenoisingSettings:
     """The settings of a live pipeline. Raises ConfigError for those that only loading reads."""
     if isinstance(settings, DenoisingSettings):
         return settings
-    require_effect(settings or {}, "revision", "variant", "dtype", "quantization_config")
+    require_no_loading_settings(settings or {}, "revision", "variant", "dtype", "quantization_config")
     return DenoisingSettings.of(settings or {})
 
 

@@ -124,12 +124,12 @@ class FileTransfer(WeightTransfer):
                 )
 
 
-class TensorPath(ABC):
-    """The path of tensors to a server, between the start and the finish of an update."""
+class TransferBackend(ABC):
+    """Sends the tensors of an update, between its start and its finish."""
 
     @property
     @abstractmethod
-    def backend(self) -> str:
+    def name(self) -> str:
         """Its name in vLLM."""
 
     @property
@@ -156,27 +156,27 @@ class TensorPath(ABC):
 class ProtocolTransfer(WeightTransfer):
     """vLLM's protocol: init, start, update, finish."""
 
-    def __init__(self, path: TensorPath) -> None:
-        """Args: path: the path of the tensors."""
-        self._path = path
+    def __init__(self, backend: TransferBackend) -> None:
+        """Args: backend: sends the tensors of an update."""
+        self._backend = backend
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The option that names the path."""
-        return (CONFIG_OPTION, json.dumps({"backend": self._path.backend}))
+        """The option that names the backend."""
+        return (CONFIG_OPTION, json.dumps({"backend": self._backend.name}))
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Those of the path."""
-        return self._path.variables
+        """Those of the backend."""
+        return self._backend.variables
 
     def connect(self, server: ServerControl, device: torch.device) -> None:
         """Introduces trainer and server to each other."""
         try:
-            self._path.connect(server, device)
+            self._backend.connect(server, device)
         except EngineError as error:
             raise ConfigError(
-                f"{error}. A server for rollout.engine.transfer: {self._path.backend} is started with "
+                f"{error}. A server for rollout.engine.transfer: {self._backend.name} is started with "
                 f"{CONFIG_OPTION} '{self.options[1]}'"
             ) from error
 
@@ -190,7 +190,7 @@ class ProtocolTransfer(WeightTransfer):
         }
         with server.replacing():
             server.post_once("/start_weight_update", {})
-            self._path.update(server, tensors, information)
+            self._backend.update(server, tensors, information)
             server.post_once("/finish_weight_update", {})
 
 
@@ -199,7 +199,7 @@ class Communicator(ABC):
 
     @property
     @abstractmethod
-    def invitation(self) -> Mapping[str, Any]:
+    def init_info(self) -> Mapping[str, Any]:
         """What the server needs for joining, in the names of vLLM."""
 
     @abstractmethod
@@ -229,7 +229,7 @@ class NcclCommunicator(Communicator):
         self._group: Any = None
 
     @property
-    def invitation(self) -> Mapping[str, Any]:
+    def init_info(self) -> Mapping[str, Any]:
         """The id of the group."""
         return {"nccl_unique_id_b64": base64.b64encode(self._id).decode()}
 
@@ -251,7 +251,7 @@ class NcclCommunicator(Communicator):
 
 
 @final
-class Broadcast(TensorPath):
+class NcclBackend(TransferBackend):
     """Tensors are broadcast to the processes of a server on other GPUs."""
 
     def __init__(self) -> None:
@@ -259,7 +259,7 @@ class Broadcast(TensorPath):
         self._communicator: Communicator | None = None
 
     @property
-    def backend(self) -> str:
+    def name(self) -> str:
         """NCCL."""
         return "nccl"
 
@@ -272,9 +272,9 @@ class Broadcast(TensorPath):
         """Trainer and server join a group."""
         communicator = NcclCommunicator(device)
         world_size = int(server.get("/get_world_size")["world_size"]) + 1
-        invitation = {**communicator.invitation, "rank_offset": RANK + 1, "world_size": world_size}
-        _both(
-            lambda: server.post_once("/init_weight_transfer_engine", {"init_info": invitation}),
+        init_info = {**communicator.init_info, "rank_offset": RANK + 1, "world_size": world_size}
+        _concurrently(
+            lambda: server.post_once("/init_weight_transfer_engine", {"init_info": init_info}),
             lambda: communicator.join(world_size),
             server.timeout_s,
         )
@@ -290,18 +290,20 @@ class Broadcast(TensorPath):
                 communicator.broadcast(tensor)
             communicator.wait()
 
-        _both(lambda: server.post_once("/update_weights", {"update_info": information}), broadcast, server.timeout_s)
+        _concurrently(
+            lambda: server.post_once("/update_weights", {"update_info": information}), broadcast, server.timeout_s
+        )
 
 
 @final
-class SharedMemory(TensorPath):
+class IpcBackend(TransferBackend):
     """The server reads the tensors where they are, on the same GPU.
 
     Handles of tensors are pickled, which vLLM reads only with ``VLLM_ALLOW_INSECURE_SERIALIZATION=1``.
     """
 
     @property
-    def backend(self) -> str:
+    def name(self) -> str:
         """Memory that processes share."""
         return "ipc"
 
@@ -330,8 +332,8 @@ def transfer_of(name: Transfer, folder: str | None) -> WeightTransfer:
     """The transfer of a name; ``folder`` is the parent of its files. Raises ConfigError for an unknown name."""
     transfers: dict[str, Callable[[], WeightTransfer]] = {
         "files": lambda: FileTransfer(folder),
-        "nccl": lambda: ProtocolTransfer(Broadcast()),
-        "ipc": lambda: ProtocolTransfer(SharedMemory()),
+        "nccl": lambda: ProtocolTransfer(NcclBackend()),
+        "ipc": lambda: ProtocolTransfer(IpcBackend()),
     }
     if name not in transfers:
         raise ConfigError(f"rollout.engine.transfer is one of {', '.join(transfers)}, got {name!r}")
@@ -343,7 +345,7 @@ def _uuid(tensor: Tensor) -> str:
     return str(torch.cuda.get_device_properties(tensor.device).uuid)
 
 
-def _started(function: Callable[[], Any]) -> Future[Any]:
+def _in_thread(function: Callable[[], Any]) -> Future[Any]:
     """The result of a function in a daemon thread, which may never end if the server does."""
     future: Future[Any] = Future()
 
@@ -357,10 +359,10 @@ def _started(function: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-def _both(request: Callable[[], Any], work: Callable[[], None], timeout_s: float) -> None:
+def _concurrently(request: Callable[[], Any], work: Callable[[], None], timeout_s: float) -> None:
     """Does work while the server does its part; if one fails, waits for the other no longer. Raises EngineError."""
     try:
-        for future in as_completed([_started(request), _started(work)], timeout_s):
+        for future in as_completed([_in_thread(request), _in_thread(work)], timeout_s):
             future.result()
     except TimeoutError as error:
         raise EngineError(

@@ -29,7 +29,7 @@ from mmgrpo.values import ENTROPY, Value
 from ..adapter_formats import PeftFiles
 from ..distribution import LOGIT_VALUES, required_views, view_values
 from ..merging import merge_adapters
-from ..model_source import require_effect
+from ..model_source import require_no_loading_settings
 from ..quantization import arithmetic_dtype
 from ..rescoring import rescore, scatter_to_mask
 from ..text_models import checkpointing, language_linears, require_checkpointing
@@ -92,7 +92,7 @@ class ImageTokensPolicy(
             alone: whether to train only the parts that generate images; else all but the autoencoder.
         """
         if settings is None or isinstance(settings, Mapping):
-            require_effect(settings or {}, "revision", "dtype", "attention")
+            require_no_loading_settings(settings or {}, "revision", "dtype", "attention")
             settings = ImageTokensSettings(**(settings or {}))
         dtype = arithmetic_dtype(model)
         if dtype not in TOLERANCES:

@@ -40,7 +40,7 @@ from mmgrpo.values import ENTROPY, OF_TWO_DISTRIBUTIONS, PEERS, SAMPLER_LOGPROB,
 from ..distribution import LOGIT_VALUES, required_views, view_values
 from ..engines.engine import Engine
 from ..merging import merge_adapters
-from ..model_source import require_effect
+from ..model_source import require_no_loading_settings
 from ..offloading import layers_of, load_offloaded, offload_layers, require_no_offloading, require_offloadable
 from ..quantization import arithmetic_dtype
 from ..rescoring import rescore, scatter_to_mask
@@ -123,7 +123,7 @@ class LanguagePolicy(
             weights: the trained weights, if the policy shares them with another one; None: made from the settings.
         """
         if settings is None or isinstance(settings, Mapping):
-            require_effect(settings or {}, "revision", "dtype", "attention", "quantization_config")
+            require_no_loading_settings(settings or {}, "revision", "dtype", "attention", "quantization_config")
             settings = LanguageSettings(**(settings or {}))
         dtype = arithmetic_dtype(model) if weights is None else weights.dtype
         if dtype not in TOLERANCES:

@@ -27,7 +27,7 @@ from mmgrpo.values import ENTROPY, Value
 
 from ..distribution import LOGIT_VALUES, required_views, view_values
 from ..merging import merge_adapters
-from ..model_source import require_effect
+from ..model_source import require_no_loading_settings
 from ..overriding import override_settings
 from ..quantization import arithmetic_dtype
 from ..rescoring import rescore
@@ -72,7 +72,7 @@ class MaskedPolicy(
             settings: ``MaskedSettings`` or a mapping of its fields.
         """
         if settings is None or isinstance(settings, Mapping):
-            require_effect(settings or {}, "revision", "dtype", "attention")
+            require_no_loading_settings(settings or {}, "revision", "dtype", "attention")
             settings = MaskedSettings(**(settings or {}))
         self.settings = settings
         self.predictor = predictor_of(parts, settings)

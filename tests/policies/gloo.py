@@ -32,7 +32,7 @@ class GlooCommunicator:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     @property
-    def invitation(self) -> dict[str, Any]:
+    def init_info(self) -> dict[str, Any]:
         return {"master_address": "127.0.0.1", "master_port": self._store.port}
 
     def join(self, world_size: int) -> None:
@@ -45,15 +45,15 @@ class GlooCommunicator:
         """All have arrived."""
 
 
-def joined(invitation: Any, rank: int = 0) -> Group:
+def joined(init_info: Any, rank: int = 0) -> Group:
     """The server's end."""
-    store = dist.TCPStore(invitation.master_address, invitation.master_port, is_master=False)
-    return Group(store, rank + invitation.rank_offset, invitation.world_size)
+    store = dist.TCPStore(init_info.master_address, init_info.master_port, is_master=False)
+    return Group(store, rank + init_info.rank_offset, init_info.world_size)
 
 
 def register() -> None:
     """Called by vLLM as its plugin: the engine for NCCL receives by gloo."""
     from vllm.distributed.weight_transfer import nccl_engine  # pyrefly: ignore[missing-import]
 
-    nccl_engine.worker_init_process_group = lambda invitation, parallel: joined(invitation, parallel.rank)
+    nccl_engine.worker_init_process_group = lambda init_info, parallel: joined(init_info, parallel.rank)
     torch.cuda.current_stream = lambda device=None: None  # pyrefly: ignore[bad-assignment]
