@@ -1,4 +1,4 @@
-"""Trees of states: the decisions at which the rows of a group branch, and continuations of answers.
+"""Trees of states: the decisions at which the rows of a group branch, and the beginnings of answers.
 
 Leaves of one branch are consecutive, and a branch is identified by its first leaf.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from mmgrpo.errors import DataError, ShapeError
+from mmgrpo.errors import ConfigError, DataError, ShapeError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +41,51 @@ class Continuation:
     def __post_init__(self) -> None:
         if self.old_logprob_T is not None and self.old_logprob_T.shape != (len(self.token_ids),):
             raise ShapeError(f"old_logprob_T must hold a number for each of the {len(self.token_ids)} tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookahead:
+    """A search for the beginnings of the texts of a group, before each is sampled to its end.
+
+    It takes the likeliest tokens. Where the second likeliest one is likely enough too, and the group has room, a
+    further row branches with that token. A row that has stayed similar to the one it left is dropped again, with those
+    that left it. The search ends when the group is full and none of its rows can be dropped any more; rows that are
+    missing then continue the first one.
+
+    Attributes:
+        max_tokens: maximum number of tokens of the search.
+        min_probability: the second likeliest token needs a higher probability.
+        max_gap: and one that is less than this below that of the likeliest token.
+        ages: numbers of tokens of a row, from its first different one on, after which it is compared; increasing.
+        min_distance: smaller edit distances per token drop the row.
+        symbols: a row is kept where the token that it did not take is a part of this text, without the spaces around
+            it; the empty text keeps none.
+    """
+
+    max_tokens: int
+    min_probability: float
+    max_gap: float
+    ages: tuple[int, ...]
+    min_distance: float
+    symbols: str
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError(f"a lookahead takes max_tokens of 1 or more, got {self.max_tokens}")
+        if not 0 <= self.min_probability < 0.5 or not self.max_gap > 0:
+            raise ConfigError(
+                f"the second likeliest token has a probability from 0 to 0.5, and a lookahead needs min_probability "
+                f"in [0, 0.5) and max_gap above 0; got {self.min_probability} and {self.max_gap}"
+            )
+        if list(self.ages) != sorted({age for age in self.ages if age >= 1}):
+            raise ConfigError(f"a lookahead compares rows at increasing ages, from 1 token on; got {list(self.ages)}")
+        if not 0 <= self.min_distance <= 1:
+            raise ConfigError(f"min_distance, edits per token, must be from 0 to 1, got {self.min_distance}")
+
+    @property
+    def last_age(self) -> int:
+        """The age of the last comparison; 0 without any."""
+        return max(self.ages, default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

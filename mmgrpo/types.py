@@ -21,6 +21,7 @@ from mmgrpo.scores import Scope as Scope
 from mmgrpo.scores import Score as Score
 from mmgrpo.scores import Scores as Scores
 from mmgrpo.splits import Continuation as Continuation
+from mmgrpo.splits import Lookahead as Lookahead
 from mmgrpo.splits import Split as Split
 from mmgrpo.splits import num_leaves, require_tree
 from mmgrpo.system.lazy import torch
@@ -50,6 +51,7 @@ REQUESTS: Mapping[str, str] = MappingProxyType(
         "splits": "rollout.tree",
         "continues": "a rollout.strategy that continues rows",
         "token_window": "a rollout.strategy of partial rows",
+        "lookahead": "a rollout.strategy with a lookahead",
         "settings": "schedules of policy settings, or a rollout.strategy with settings",
         "environment": "rollout.environment",
     }
@@ -81,6 +83,8 @@ class Plan:
             for one prompt: an empty answer.
         token_window: the maximum number of tokens that a row gets in this rollout, after its continuation; a row that
             reaches it before its end and its length limit is a partial sample. None: up to the length limit.
+        lookahead: the search for different beginnings of the rows of each prompt, for policies that write text; None:
+            rows are sampled from their first token on.
         settings: sampling settings of the policy for this rollout only; its rows are scored under them.
         environment: makes the ``Environment`` of each sample's conversation; None: single-turn answers.
         max_turns: the maximum number of turns that the policy writes in a conversation.
@@ -108,6 +112,7 @@ class Plan:
     members: tuple[tuple[int, ...], ...] | None = None
     continues: tuple[Continuation | None, ...] | None = None
     token_window: int | None = None
+    lookahead: Lookahead | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
     max_turns: int = 8
@@ -164,8 +169,9 @@ class Plan:
 
     @property
     def continues_texts(self) -> bool:
-        """Whether texts continue others, or stop at a window."""
-        return self.token_window is not None or any(continuation is not None for continuation in self.continues or ())
+        """Whether texts continue others, stop at a window, or begin with a lookahead."""
+        continues = any(continuation is not None for continuation in self.continues or ())
+        return continues or self.token_window is not None or self.lookahead is not None
 
     def spread(self, decision: int) -> float:
         """For policies: the factor on the noise of a decision."""

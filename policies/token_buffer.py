@@ -88,16 +88,23 @@ class TokenBuffer:
             self._uniform_NT[row, : len(uniform_T)] = uniform_T.to(self._uniform_NT)
         self._supports[row] = []
 
-    def write(self, t: int | Tensor, row_n: Tensor, logits_nV: Tensor) -> Tensor:
+    def copy(self, row: int, to: int) -> None:
+        """Copies the tokens of a row to another one."""
+        for number_NT in (self._token_NT, self._logprob_NT, *self._numbers.values()):
+            number_NT[to] = number_NT[row]
+        self._supports[to] = list(self._supports[row])
+
+    def write(self, t: int | Tensor, row_n: Tensor, logits_nV: Tensor, *, token_n: Tensor | None = None) -> Tensor:
         """Samples and stores token t of some rows.
 
         Args:
             t: number of the token, of all rows or (n,) of each.
             row_n: the rows.
             logits_nV: their raw logits, float32.
+            token_n: their tokens, if others chose them; None: they are sampled, or those of ``forced_NT``.
 
         Returns:
-            The sampled tokens (n,).
+            The tokens (n,).
         """
         plain_nV = logits_nV / self._sampling.temperature if self._numbers else logits_nV
         logits_nV = self._sampling.tempered(logits_nV)
@@ -106,12 +113,7 @@ class TokenBuffer:
             logits_nV = logits_nV.masked_fill(~keep_nV, -torch.inf)
             for row, support in zip(row_n.tolist(), Support.of(keep_nV), strict=True):
                 self._supports[row].append(support)
-        if self._forced_NT is not None:
-            token_n = self._forced_NT[row_n, t]
-        elif self._uniform_NT is not None and (self._random_T is None or bool(self._random_T[t])):
-            token_n = sample_tokens(self._sampling.cooled(logits_nV, t), self._uniform_NT[row_n, t])
-        else:
-            token_n = logits_nV.argmax(-1)
+        token_n = self._choose(t, row_n, logits_nV) if token_n is None else token_n
         logprob_n = logits_nV.gather(-1, token_n[:, None])[:, 0] - logits_nV.logsumexp(-1)
         numbers = {name: TOKEN_STATISTICS[name](plain_nV, logits_nV, self._embedding_VD) for name in self._numbers}
         self._token_NT[row_n, t] = token_n
@@ -119,6 +121,14 @@ class TokenBuffer:
         for name, number_n in numbers.items():
             self._numbers[name][row_n, t] = number_n
         return token_n
+
+    def _choose(self, t: int | Tensor, row_n: Tensor, logits_nV: Tensor) -> Tensor:
+        """The tokens of rows with these logits of the sampling distribution."""
+        if self._forced_NT is not None:
+            return self._forced_NT[row_n, t]
+        if self._uniform_NT is not None and (self._random_T is None or bool(self._random_T[t])):
+            return sample_tokens(self._sampling.cooled(logits_nV, t), self._uniform_NT[row_n, t])
+        return logits_nV.argmax(-1)
 
     def completions(self, end_ids: Tensor) -> list[Completion]:
         """The tokens of each row up to its first end token, on the CPU."""

@@ -106,9 +106,9 @@ def test_open_paper_has_its_contribution_and_its_needs() -> None:
     counted = summary([paper, PAPERS["mpo"], PAPERS["dr-grpo"]])
     assert counted.startswith("3 papers: 1 have a file, 0 are a setting, 2 are open, of which 1 need ")
     assert "Not supported yet: policy_other." in paper_section("hi-grpo")
-    section = paper_section("latr")
+    section = paper_section("recap")
     assert "Not supported yet" not in section
-    assert "- needs `forest`: " in section
+    assert "- needs `prompt_mixture`: " in section
     assert "Its formula has not been read yet." in paper_section("cropi")
 
 

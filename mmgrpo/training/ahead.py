@@ -53,6 +53,7 @@ def require_ahead(algorithm: Algorithm, *, is_task: bool) -> None:
         f"the strategy {config.rollout.strategy.name} requests samples by earlier rewards, memory or weights": (
             strategy.looks_back
             or strategy.off_policy
+            or strategy.looks_ahead
             or strategy.window is not None
             or bool(strategy.replay or strategy.memory or strategy.weights or strategy.forgetting)
         ),

@@ -180,6 +180,7 @@ def _alike(requests: Sequence[Request], local_requests: Sequence[int]) -> Collec
             bool(request.off_policy_rows),
             request.lenience,
             request.window,
+            request.lookahead,
         )
         key = *sampling_key, request.train_without_template, request.as_on_policy, request.trained
         numbers_by_key.setdefault(key, []).append(n)
@@ -473,6 +474,7 @@ class _Sampling:
             members=None if usual else tuple(entry.members for entry in entries),
             continues=continues if any(continues) else None,
             token_window=request.window,
+            lookahead=request.lookahead,
             settings={**plan.settings, **request.settings},
             trained=request.trained,
         )

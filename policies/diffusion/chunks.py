@@ -74,7 +74,7 @@ def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Pla
     if plan.environment is not None or plan.continues_texts or any(prompt.prefix for prompt in prompts):
         raise PolicyError(
             "diffusion policies support neither multi-turn rollouts nor prefixes; remove rollout.environment, "
-            "Plan.continues, Plan.token_window and Prompt.prefix"
+            "Plan.continues, Plan.token_window, Plan.lookahead and Prompt.prefix"
         )
     if not prompts or group_size < 1:
         raise DataError(f"a rollout needs prompts and group_size >= 1, got {len(prompts)} prompts, {group_size}")

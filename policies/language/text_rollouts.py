@@ -14,6 +14,7 @@ from torch import Tensor
 from mmgrpo.environment import Turn
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import row_seed
+from mmgrpo.splits import Lookahead
 from mmgrpo.types import OffPolicySample, Plan, Prompt, Rollout, Sample, Source
 from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
 
@@ -34,6 +35,7 @@ from .engine_generation import send_ahead
 from .environment_pool import EnvironmentPool
 from .forward_paths import ForwardPath
 from .guarded_environment import GuardedEnvironment
+from .lookahead import search_beginnings
 from .plain_path import PlainPath
 from .retokenized import RetokenizedTrace, common_starts
 from .row_generation import GenerationParams, RowRequest, RowStart
@@ -181,6 +183,8 @@ class TextRollouts:
         if plan.environment is None:
             starts, requests = self._starts(rows, rows.row_prompts)
             path = self.path_for([start.prompt for start in starts])
+            if complete := _complete_rows(starts, requests):
+                yield complete
             for finished in generate_rows(path, requests, rows.params):
                 yield {row: ConversationRow(starts[row].prompt, completion) for row, completion in finished.items()}
             return
@@ -233,16 +237,43 @@ class TextRollouts:
         entries = [encoded[of_entry[p]] for p in range(len(rows.prompts))]
         initial = self._initial(path, entries, rows.plan, rows.params)
         starts = [RowStart(opened, initial[p]) for opened, (p, _) in zip(encoded, rows.members, strict=True)]
-        first_of: dict[tuple[int, int, int | None], RowStart] = {}  # rows of one beginning read it once
+        is_complete = [False] * len(starts)
+        if rows.plan.lookahead is not None:
+            starts, is_complete = self._searched(path, starts, rows, rows.plan.lookahead)
+        first_of: dict[tuple[int, int, int], RowStart] = {}  # rows of one beginning read it once
         requests = []
         for row, (start, (p, member)) in enumerate(zip(starts, rows.members, strict=True)):
-            key = (rows.ids[p], id(start.prompt), None if start.initial is None else p)
+            if is_complete[row]:
+                continue
+            key = (rows.ids[p], id(start.prompt), id(start.initial))
             continuation = rows.plan.continues[p] if rows.plan.continues else None
             seed = row_seed(rows.seed, rows.ids[p], member)
             if continuation is not None and continuation.seed is not None:
                 seed = continuation.seed
             requests.append(RowRequest(row=row, start=first_of.setdefault(key, start), seed=seed))
         return starts, requests
+
+    def _searched(
+        self, path: ForwardPath, starts: Sequence[RowStart], rows: _Rows, lookahead: Lookahead
+    ) -> tuple[list[RowStart], list[bool]]:
+        """Each row with the beginning that a search found for it, and whether that is a complete answer."""
+        if rows.plan.environment is not None:
+            raise ConfigError("a lookahead is for answers of one turn: remove rollout.environment")
+        rows_of = [[row for row, (q, _) in enumerate(rows.members) if q == p] for p in range(len(rows.prompts))]
+        first_starts, counts = (
+            [starts[of_prompt[0]] for of_prompt in rows_of],
+            [len(of_prompt) for of_prompt in rows_of],
+        )
+        found = search_beginnings(path, first_starts, counts, rows.params, lookahead, self.encoder.text)
+        searched, is_complete = list(starts), [False] * len(starts)
+        for of_prompt, completions in zip(rows_of, found, strict=True):
+            for row, completion in zip(of_prompt, completions, strict=True):
+                start = starts[row]
+                num_initial = start.num_initial + completion.num_inherited
+                initial = replace(start.followed_by(completion), num_inherited=num_initial)
+                searched[row] = replace(start, initial=initial)
+                is_complete[row] = completion.finished or len(initial.token_T) == rows.params.length
+        return searched, is_complete
 
     def _with_media(
         self, requests: Sequence[RowRequest], inherited: Sequence[Sequence[CompletionTurn]]
@@ -482,6 +513,16 @@ class TextRollouts:
         supported_completions = with_supports(path, trace, head_bytes=self.settings.head_bytes).completions
         completion_of = dict(zip(started, supported_completions, strict=True))
         return [completion_of.get(p) for p in range(len(initial))]
+
+
+def _complete_rows(starts: Sequence[RowStart], requests: Sequence[RowRequest]) -> dict[int, ConversationRow]:
+    """The rows that are complete at their beginning: those that no request continues."""
+    continued = {request.row for request in requests}
+    return {
+        row: ConversationRow(start.prompt, start.initial)
+        for row, start in enumerate(starts)
+        if row not in continued and start.initial is not None
+    }
 
 
 def _require_window(plan: Plan, settings: LanguageSettings) -> None:

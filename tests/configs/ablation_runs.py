@@ -72,6 +72,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "dcpo-clip": {"objective.surrogate.bound": 1.05},  # the modulation sets the other bounds
     "delethink": {"update.epochs": 2},
     "pass-k-training": {**test_smoke_language.SMALL["pass-k-training"], "update.epochs": 2},
+    "latr": {
+        **test_smoke_reading.SMALL["latr"],
+        "rollout.group_size": 4,
+        "schedules": {"rollout.strategy.share": {"name": "step", "values": [0.5, 1.0], "at": [1]}},
+    },
     "r1-sharevl": {"rollout.group_size": 4},
     "aapo": {"advantage.estimators": [{"name": "column_margin", "column": "difficulty"}]},
     "arm": {"about.method.rewards.added": [{"name": "rarity", "of": "verifiers", "marks": ["X", "V", "W"]}]},

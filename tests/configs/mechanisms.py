@@ -49,10 +49,10 @@ TOKENS = [
 READING = [
     "aepo",
     "ampo", "ar3po", "avatar", "critique-grpo", "dph-rl", "eframe", "evocot", "exgrpo", "g2rpo-a", "gcpo", "ghpo",
-    "guide-grpo", "hbpo", "igrpo", "luffy", "mm-helix", "ps-grpo", "r1-sharevl", "raif", "repo", "rgr-grpo",
+    "guide-grpo", "hbpo", "igrpo", "latr", "luffy", "mm-helix", "ps-grpo", "r1-sharevl", "raif", "repo", "rgr-grpo",
     "eepo", "rl-plus", "sage", "scaf-grpo", "seele", "spec-rl", "tree-opo", "trimpi", "visurf",
 ]  # fmt: skip
-"""Trained on a language policy, with rows that have further contexts, or that other weights sampled."""
+"""Trained on a language policy, with rows that have further contexts, or that were not all sampled as usual."""
 
 PARTING = ["spo--segment-policy", "treerpo"]
 """Trained on a language policy with rows that continue others, in two rounds."""
@@ -110,7 +110,7 @@ EVERYDAY = {
         "rank-grpo", "reinforce-plus-plus-baseline", "rover", "siren",
     ),
     "reading": (
-        "aepo", "ampo", "ar3po", "critique-grpo", "dph-rl", "eepo", "exgrpo", "guide-grpo", "mm-helix", "raif",
+        "aepo", "ampo", "ar3po", "critique-grpo", "dph-rl", "eepo", "exgrpo", "guide-grpo", "latr", "mm-helix", "raif",
         "scaf-grpo", "seele", "spec-rl", "tree-opo",
     ),
 }  # fmt: skip

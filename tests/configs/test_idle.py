@@ -37,6 +37,7 @@ LATE = {
         "advantage.critic.warmup_steps: the policy does not train before step 100",
         101,
     ),
+    "latr": ("schedules.rollout.strategy.share: it changes at step 80", 201),
     "diver": ("rewards (unique_formulas).schedule: the factor is 1 at every step", 100),
 }
 """What of a method has no effect in 30 steps, and the steps in which it has."""

@@ -43,6 +43,7 @@ SMALL: dict[str, dict[str, Any]] = {
         ]
     },
     "eframe": {"rollout.strategy.members": 4, "advantage.filters": [{"name": "beyond", "size": 1.0, "members": 4}]},
+    "latr": {"rollout.strategy.min_probability": 0.0, "rollout.strategy.max_gap": 1.0, "rollout.strategy.ages": [1]},
     "repo": {"rollout.strategy.num": 2, "rollout.strategy.per_prompt": 4, "rollout.strategy.least": 2},
     "raif": {
         "rollout.prompt_templates.without_thought.text": "!",
@@ -79,6 +80,7 @@ FIRST = (
     "exgrpo",
     "g2rpo-a",
     "igrpo",
+    "latr",
     "luffy",
     "ps-grpo",
     "r1-sharevl",
@@ -158,10 +160,7 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
         assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)
         assert all(line["rollout/logprob_mean"] < -1 for line in lines)
         assert lines[1]["config/rollout.strategy.temperature"] == 0.8
-    if name in (
-        "trimpi",
-        "spec-rl",
-    ):  # rows with the policy text, or kept, train as if sampled after the bare prompt
+    if name in ("latr", "trimpi", "spec-rl"):  # rows that were searched, kept, or had the policy's text, as if sampled
         assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)
     if name == "repo":  # at the first step nothing is remembered
         assert lines[0]["policy/on_policy_gap"] < 1e-5

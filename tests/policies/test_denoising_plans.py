@@ -181,7 +181,7 @@ def test_text_only_plan_features_raise() -> None:
     for plan in (Plan(environment=dict), Plan(continues=(Continuation([1]),))):
         with pytest.raises(PolicyError, match="support neither multi-turn rollouts nor prefixes"):
             policy.rollout(prompts, group_size=2, seed=SEED, plan=plan)
-    with pytest.raises(PolicyError, match=r"Plan.continues, Plan.token_window and Prompt.prefix"):
+    with pytest.raises(PolicyError, match=r"Plan.continues, Plan.token_window, Plan.lookahead and Prompt.prefix"):
         policy.rollout([replace(prompts[0], prefix="a")], group_size=2, seed=SEED)
 
 

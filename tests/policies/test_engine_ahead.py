@@ -226,6 +226,10 @@ def algorithm_of(rollout: Mapping[str, Any] | None = None, **sections: Any) -> A
             r"the strategy on_failure requests samples by earlier",
         ),
         (
+            algorithm_of({"strategy": {"name": "with_lookahead"}}),
+            r"the strategy with_lookahead requests samples by earlier rewards, memory or weights",
+        ),
+        (
             algorithm_of({"environment": {"name": "tools", "functions": ["python:math:sqrt"]}}),
             r"rollout\.environment answers the turns of a sample: set it to 0",
         ),
@@ -238,7 +242,7 @@ def algorithm_of(rollout: Mapping[str, Any] | None = None, **sections: Any) -> A
             r"schedules of policy\.temperature follow metrics",
         ),
     ],
-    ids=["weights", "strategy", "environment", "sampler", "schedule"],
+    ids=["weights", "strategy", "lookahead", "environment", "sampler", "schedule"],
 )
 def test_samples_that_depend_on_update_raise_error(algorithm: Algorithm, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"rollout\.engine\.steps_ahead: .*{message}"):

@@ -21,6 +21,7 @@ from mmgrpo.maths.forgetting import Forgetting
 from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.strategies.branch_points import Places
 from mmgrpo.memory import Column, Memory, PartialRow, ReplayRow
+from mmgrpo.splits import Lookahead
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Request:
             within its length limit, is stored in the memory and is not scored. None: no maximum.
         partial_rows: with a window, the unfinished row of an earlier step that each member continues.
         continues: the position in another row of the group from which they continue; None: the prompt.
+        lookahead: the search for different beginnings of the members; None: they are sampled from their first token on.
         after: group and member of rows of earlier rounds; the prompt template inserts their texts for all members. A
             prompt that no earlier round requested has the data row of the first of these.
     """
@@ -75,6 +77,7 @@ class Request:
     window: int | None = None
     partial_rows: Sequence[PartialRow] = ()
     continues: Branch | None = None
+    lookahead: Lookahead | None = None
     after: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -101,6 +104,11 @@ class Request:
             raise ConfigError(
                 "a request that continues another row uses the prompt unchanged: leave out prompt_template and "
                 "off_policy_rows"
+            )
+        if self.lookahead is not None and (self.off_policy_rows or self.continues or self.window is not None):
+            raise ConfigError(
+                "a request with a lookahead samples complete texts from the prompt: leave out off_policy_rows, "
+                "continues and window"
             )
 
 
@@ -265,6 +273,7 @@ class Strategy:
             sampled from.
         window: the maximum number of tokens of a row at a step; unfinished rows continue at the next step. None: rows
             are complete within their step.
+        looks_ahead: whether its requests may have a lookahead, a search by the current weights.
         evaluation: the rounds of an evaluation, whose setting has the held-out prompts and the samples of each; no
             reward applied to the rows of its rounds, and none of them is random.
     """
@@ -280,6 +289,7 @@ class Strategy:
     start: int = 0
     off_policy: bool = False
     window: int | None = None
+    looks_ahead: bool = False
     evaluation: Ask = unchanged_prompts
 
 
@@ -294,6 +304,7 @@ def strategy(
     start: Callable[..., int] | int = 0,
     off_policy: Callable[..., bool] | bool = False,
     window: Callable[..., int | None] | int | None = None,
+    looks_ahead: bool = False,
     evaluation: Callable[..., Ask] = lambda: unchanged_prompts,
     check: Callable[..., Any] | None = None,
 ) -> Callable[
@@ -311,6 +322,7 @@ def strategy(
         start: as ``looks_back``.
         off_policy: as ``looks_back``.
         window: as ``looks_back``.
+        looks_ahead: as the attribute.
         evaluation: a function of the settings that it names, which returns the attribute.
         check: raises ConfigError for settings that do not go together; called with those that it names.
 
@@ -330,6 +342,7 @@ def strategy(
         start=start,
         off_policy=off_policy,
         window=window,
+        looks_ahead=looks_ahead,
         evaluation=evaluation,
     )
 
