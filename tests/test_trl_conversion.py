@@ -153,6 +153,17 @@ def test_yaml_of_the_command_line_becomes_a_run_that_trains(folder: Path, monkey
     assert [(line["step"], line["reward/length/mean"]) for line in lines] == [(1, 1.0), (2, 1.0)]
 
 
+def test_arguments_of_earlier_versions_are_converted(folder: Path) -> None:
+    script = SCRIPT.replace("push_to_hub=True,", 'warmup_ratio=0.1, evaluation_strategy="steps", eval_steps=5,')
+    text = converted(written(folder / "train_grpo.py", script))
+    values = yaml.safe_load(text)
+    assert validated(values).update.num_updates == 1
+    assert values["update"]["optimizer"]["schedule"] == {"name": "cosine", "warmup_steps": 4}  # a tenth of 40
+    assert values["evaluation"]["every"] == 5
+    assert "warmup_ratio" not in text
+    assert "evaluation_strategy" not in text
+
+
 def test_epochs_become_a_comment_with_the_steps(folder: Path) -> None:
     text = converted(written(folder / "c.yaml", "num_train_epochs: 2\nnum_generations: 4\n"))
     assert (
