@@ -28,11 +28,13 @@ class ModelConfigs:
         source: their source.
         config: configuration of a single model.
         components: components of a pipeline: library, class and configuration by name.
+        pipeline: class of the pipeline; empty if unknown.
     """
 
     source: str
     config: Mapping[str, Any] = field(default_factory=dict)
     components: Mapping[str, tuple[str, str, Mapping[str, Any]]] = field(default_factory=dict)
+    pipeline: str = ""
 
 
 def to_meta(module: M) -> M:
@@ -60,7 +62,12 @@ def model_configs(model: str, revision: str | None = None) -> ModelConfigs:
         parts = {
             name: (component[0], component[1], component[2]) for name, component in stored.get("components", {}).items()
         }
-        return ModelConfigs(source=stored["source"], config=stored.get("config", {}), components=parts)
+        return ModelConfigs(
+            source=stored["source"],
+            config=stored.get("config", {}),
+            components=parts,
+            pipeline=stored.get("pipeline", ""),
+        )
     from huggingface_hub import snapshot_download
 
     try:
@@ -77,9 +84,9 @@ def _of_folder(folder: Path, model: str) -> ModelConfigs:
         raise ConfigError(f"the sizes of policy.model {model!r} are not known: it has no configuration files")
     if not index.is_file():
         return ModelConfigs(source=model, config=json.loads((folder / "config.json").read_text()))
-    parts = {}
-    for name, component in json.loads(index.read_text()).items():
+    parts, listed = {}, json.loads(index.read_text())
+    for name, component in listed.items():
         file = folder / name / "config.json"
         if isinstance(component, list) and component[0] in ("diffusers", "transformers") and file.is_file():
             parts[name] = (component[0], component[1], json.loads(file.read_text()))
-    return ModelConfigs(source=model, components=parts)
+    return ModelConfigs(source=model, components=parts, pipeline=listed.get("_class_name", ""))

@@ -39,7 +39,7 @@ READ = (*QUANTIZATION, *LOADING, *LORA, *DATA, *REWARDS)
 """Arguments of TRL's scripts that have keys here."""
 
 EARLIER = {"warmup_ratio": "warmup_steps", "evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu"}
-"""Argument of an earlier version -> the one of today that takes the same value: steps below 1 are a share of the run."""
+"""Argument of an earlier version -> that of today with the same values: steps below 1 are a share of the run."""
 
 STATED = ("policy.name", "steps", "rollout.prompts_per_step", "rollout.group_size", "update.optimizer.lr")
 """Keys that the file has even where their value is the default."""

@@ -24,7 +24,9 @@ from .single_file import single_file_of
 
 CLIP_TOKENS = 77  # of Stable Diffusion 3's two CLIP encoders; its T5 adds max_sequence_length
 
-Inputs = Callable[[Any, Mapping[str, Any], int, torch.dtype, int], dict[str, Tensor]]
+AUDIO_TEXT_TOKENS = 128  # of Stable Audio's T5, padded
+
+Inputs = Callable[[Any, Mapping[str, Any], int, torch.dtype, int], dict[str, Any]]
 
 
 def outline_of(
@@ -36,14 +38,14 @@ def outline_of(
     """
     source, dtype = require_model(settings.model), DTYPES[settings.dtype]
     if source.startswith("python:"):
-        components = call_builder(source).components.items()
-        modules = {name: to_meta(part) for name, part in components if isinstance(part, nn.Module)}
-        origin = source
+        pipeline = call_builder(source)
+        modules = {name: to_meta(part) for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
+        origin, pipeline_class = source, type(pipeline).__name__
     else:
         if single_file_of(source) is not None and settings.single_file_config is None:
             raise ConfigError(f"estimates for the one-file checkpoint {source} need policy.single_file_config")
         shapes = model_configs(settings.single_file_config or source, settings.revision)
-        modules, origin = _modules(shapes), shapes.source
+        modules, origin, pipeline_class = _modules(shapes), shapes.source, shapes.pipeline
     modules = {name: cast_as_loaded(module, dtype).requires_grad_(False).eval() for name, module in modules.items()}
     denoiser: Any = modules.get("transformer")
     kind = type(denoiser).__name__
@@ -59,7 +61,7 @@ def outline_of(
     with torch.device("meta"):
         targets = adapter_targets({"transformer": denoiser}) if settings.lora and not settings.lora.targets else ()
         Weights({"transformer": denoiser}, settings.lora, targets, DiffusersFiles())
-    inputs, guided = INPUTS[kind], _guided(kind, settings.call)
+    inputs, guided = INPUTS.get(pipeline_class, INPUTS[kind]), _guided(kind, settings.call)
     autocast = dtype if settings.lora is None and dtype != torch.float32 else None
     scale = _scale(modules)
 
@@ -162,6 +164,35 @@ def _flux_inputs(config: Any, call: Mapping[str, Any], rows: int, dtype: torch.d
     return inputs | ({"guidance": torch.empty(rows)} if config.guidance_embeds else {})
 
 
+def _kontext_inputs(
+    config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dtype, scale: int
+) -> dict[str, Tensor]:
+    """Those of FLUX with the tokens of an image, of the same size if it is not resized to a megapixel."""
+    inputs = _flux_inputs(config, call, rows, dtype, scale)
+    height, width = _size(call, "height", "width") if call.get("_auto_resize") is False else (1024, 1024)
+    num_tokens = (height // (2 * scale)) * (width // (2 * scale))
+    image = torch.empty(rows, num_tokens, config.in_channels, dtype=dtype)
+    joined = {
+        "hidden_states": torch.cat([inputs["hidden_states"], image], dim=1),
+        "img_ids": torch.cat([inputs["img_ids"], torch.empty(num_tokens, 3)]),
+    }
+    return inputs | joined
+
+
+def _stable_audio_inputs(
+    config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dtype, scale: int
+) -> dict[str, Any]:
+    """Latents of the full length, of which the pipeline returns the first seconds; a text, a start and an end."""
+    tokens, rotary = AUDIO_TEXT_TOKENS + 2, (config.sample_size + 1, config.attention_head_dim // 2)
+    return {
+        "hidden_states": torch.empty(rows, config.in_channels, config.sample_size, dtype=dtype),
+        "encoder_hidden_states": torch.empty(rows, tokens, config.cross_attention_input_dim, dtype=dtype),
+        "global_hidden_states": torch.empty(rows, 1, config.global_states_input_dim, dtype=dtype),
+        "timestep": torch.empty(1, dtype=dtype),
+        "rotary_embedding": (torch.empty(rotary), torch.empty(rotary)),
+    }
+
+
 def _wan_inputs(config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dtype, scale: int) -> dict[str, Tensor]:
     height, width, frames = _size(call, "height", "width", "num_frames")
     latent = (rows, config.in_channels, (frames - 1) // 4 + 1, height // scale, width // scale)
@@ -175,6 +206,8 @@ def _wan_inputs(config: Any, call: Mapping[str, Any], rows: int, dtype: torch.dt
 INPUTS: Mapping[str, Inputs] = {
     "SD3Transformer2DModel": _sd3_inputs,
     "FluxTransformer2DModel": _flux_inputs,
+    "FluxKontextPipeline": _kontext_inputs,
+    "StableAudioDiTModel": _stable_audio_inputs,
     "WanTransformer3DModel": _wan_inputs,
 }
-"""Inputs by denoiser class."""
+"""Inputs by pipeline class, else by denoiser class."""
