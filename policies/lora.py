@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from mmgrpo.config.sections import Section
 
 
-class LoraSettings(BaseModel):
+class LoraSettings(Section):
     """Low-rank adapters on the trained model (peft)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rank: int = Field(default=32, ge=1)
     alpha: float = Field(default=64.0, gt=0, description="the adapters' output is scaled by alpha / rank")

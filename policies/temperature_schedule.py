@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from mmgrpo.config.sections import Section
 
 
-class TemperatureSchedule(BaseModel):
+class TemperatureSchedule(Section):
     """Factor on the temperature of a token at sampling: 1 + high - exp(t / pace), at least low.
 
     t counts the tokens before it; the factor is 1 for the first ``after`` tokens.
     Source: Yang et al., arXiv:2510.05251, exploratory annealed decoding, and its code (yangalan123/EAD-RLVR,
     verl/workers/rollout/vllm_rollout/annealed_sampling.py, ``negexp``).
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     high: float = Field(default=1.2, gt=0, description="initial factor of the schedule")
     low: float = Field(default=0.1, gt=0, description="minimum of the factor")

@@ -55,7 +55,8 @@ KINDS = (
 
 CONTRACTS = (
     *("errors", "values", "scores", "splits", "types", "maths", "policy", "reward", "environment", "samples"),
-    *("tool_calls", "differentiating", "layouts", "shards", "outline", "serving.wire", "config.validating"),
+    *("tool_calls", "differentiating", "layouts", "shards", "outline", "serving.wire", "config.sections"),
+    "config.validating",
     *("data.image_loading", "data.audio_loading", "data.videos", "data.media_options"),
     "data.turn_media",
     *("system.lazy", "system.extras", "system.hub", "system.targets", "system.folders", "system.bounded_http"),

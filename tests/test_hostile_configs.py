@@ -142,3 +142,20 @@ def test_functions_and_their_numbers_are_checked_before_they_are_explained(overr
     result = CliRunner().invoke(app, ["explain", "quickstart/digits-image", override])
     assert result.exit_code == 2, result.exception
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=-1", "seed: must be greater than or equal to 0; got -1"),
+        ("seed=4294967296", "seed: must be less than 4294967296"),
+        ("policy.strength=.inf", "policy (denoising): strength: must be a finite number; got inf"),
+        ("policy.call.guidance_scale=.nan", "call.guidance_scale must be a finite number, got nan"),
+        ("update.optimizer.lr=.inf", "update.optimizer.lr: must be a finite number; got inf"),
+        ("advantage.scale={name: group, eps: .nan}", "advantage.scale: eps is not a number: got .nan"),
+    ],
+)
+def test_numbers_that_no_run_can_have_raise_before_it(override: str, message: str) -> None:
+    result = CliRunner().invoke(app, ["train", "quickstart/shapes-image", override])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())

@@ -268,7 +268,9 @@ class RunConfig(Section):
     """The configuration of a run."""
 
     about: AboutConfig = Field(default_factory=AboutConfig)
-    seed: int = Field(default=0, description="of the order of prompts, samples, windows and the warm-up")
+    seed: int = Field(
+        default=0, ge=0, lt=2**32, description="of the order of prompts, samples, windows and the warm-up"
+    )
     output: str = Field(default="runs", description="folder of the run folders")
     steps: int = Field(default=100, ge=0, description="rollouts, each with its updates; 0: warm-up and evaluation")
     policy: Named | None = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -17,15 +18,15 @@ Part = TypeVar("Part", bound=BaseModel)
 
 
 class Section(BaseModel):
-    """A part of the configuration: unknown keys are errors, values do not change."""
+    """A part of the configuration: unknown keys and infinite numbers are errors, values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Named(BaseModel):
     """A function or class by its registered name, with its settings."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     name: str
 
@@ -33,6 +34,13 @@ class Named(BaseModel):
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _require_numbers(self) -> Named:
+        for key, value in self.settings.items():
+            if isinstance(value, float) and math.isnan(value):
+                raise ValueError(f"{key} is not a number: got .nan")
+        return self
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from mmgrpo.config.sections import Section
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 
@@ -36,13 +38,11 @@ def require_single_results(setting: str, arguments: Mapping[str, Any]) -> None:
             )
 
 
-class ReadingSettings(BaseModel):
+class ReadingSettings(Section):
     """Renoising of finished samples at sampled noise levels, one decision each.
 
     A decision's log-probability is minus the network's mean squared error there, times ``weight * sigma**power``.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     num_levels: int = Field(default=4, ge=1, description="noise levels per sample, one decision each")
     levels: Literal["uniform", "stratified", "logit_normal"] = Field(
@@ -60,14 +60,12 @@ class ReadingSettings(BaseModel):
     power: float = Field(default=0.0, description="p of sigma^p, a further weight of the error")
 
 
-class CorrectionSettings(BaseModel):
+class CorrectionSettings(Section):
     """Points that the model's own step reaches, with a velocity target that leads back to the example.
 
     The noised example takes one deterministic step of the current model, without grad. The result is renoised towards
     the example's noise, and the velocity target there leads to the example; for flow matching only.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     points: int = Field(default=6, ge=1, description="points per example")
     weight: float = Field(default=1.0, gt=0, description="weight of a point, relative to the noised example")
@@ -79,14 +77,12 @@ class CorrectionSettings(BaseModel):
     )
 
 
-class FastRemainder(BaseModel):
+class FastRemainder(Section):
     """Fewer steps, of second order, after the last stochastic step of a rollout.
 
     For pipelines whose call has ``sigmas``: steps before it begin at 1 - i / N before any shift, the default of FLUX.
     Deterministic samples are unaffected.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     frac: float = Field(
         gt=0, lt=1, description="fraction of the remaining steps to keep, rounded down in schedule points"
@@ -94,10 +90,8 @@ class FastRemainder(BaseModel):
     order: Literal[1, 2] = Field(default=2, description="2: DPM-Solver++ with two predictions, midpoint")
 
 
-class SupervisionSettings(BaseModel):
+class SupervisionSettings(Section):
     """Training on examples, in a warm-up or alongside an objective."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     levels: Literal["uniform", "logit_normal"] = Field(
         default="uniform", description="noise levels of examples, as policy.reading.levels"
@@ -113,13 +107,11 @@ class SupervisionSettings(BaseModel):
         return ReadingSettings(num_levels=1, levels=self.levels, shift=self.shift)
 
 
-class BucketSettings(BaseModel):
+class BucketSettings(Section):
     """Sampling sizes. A group is sampled in one bucket, and rows of one bucket share runs of the pipeline.
 
     Finished samples and examples use the bucket nearest to their size.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sizes: tuple[dict[Literal["width", "height", "num_frames"], Annotated[int, Field(gt=0)]], ...] = Field(
         min_length=1,
@@ -139,10 +131,8 @@ class BucketSettings(BaseModel):
         return self
 
 
-class DecodeSettings(BaseModel):
+class DecodeSettings(Section):
     """Memory-saving decoding of images and videos; the autoencoder is changed during runs only."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rows: bool = Field(default=False, description="decode row by row, with the same pixels")
     frames: bool = Field(default=False, description="decode a few frames at a time, if the autoencoder supports it")
@@ -153,14 +143,13 @@ class DecodeSettings(BaseModel):
     )
 
 
-class DenoisingSettings(BaseModel):
+class DenoisingSettings(Section):
     """Sampling, training and batch sizes of a diffusers pipeline.
 
     ``call`` goes to the pipeline in rollout and update; ``evaluation_call`` overrides it for deterministic samples, so
     that a run may train at 10 steps and be evaluated at 40.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     decides: ClassVar[str] = "denoising"  # kind of methods that support it
     is_scheduled: ClassVar[bool] = True  # all samples have the same number of decisions
     resumable: ClassVar[tuple[str, ...]] = (
@@ -331,6 +320,9 @@ class DenoisingSettings(BaseModel):
             for name in COUNTS:
                 if isinstance(number := call.get(name), int | float) and number < 1:
                     raise ValueError(f"{section}.{name} must be at least 1, got {number}")
+            for name, value in call.items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise ValueError(f"{section}.{name} must be a finite number, got {value}")
         return self
 
     @classmethod

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from mmgrpo.config.sections import Section
 
 from ..lora import LoraSettings
 from ..overriding import override_settings
 from ..temperature_schedule import TemperatureSchedule
 
 
-class ImageTokensSettings(BaseModel):
+class ImageTokensSettings(Section):
     """Sampling, training and batching of a model that generates images as tokens."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     decides: ClassVar[str] = "tokens"  # the kind of methods that apply
     is_scheduled: ClassVar[bool] = True  # every image has the same number of codes
     resumable: ClassVar[tuple[str, ...]] = (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from mmgrpo.config.sections import Section
 from mmgrpo.data.media_options import OPTIONS, require_options
 from mmgrpo.errors import DataError
 
@@ -15,10 +16,9 @@ from ..overriding import override_settings
 from ..temperature_schedule import TemperatureSchedule
 
 
-class LanguageSettings(BaseModel):
+class LanguageSettings(Section):
     """Sampling, training and batching of a transformers language or vision-language model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     decides: ClassVar[str] = "tokens"  # the kind of methods that apply
     resumable: ClassVar[tuple[str, ...]] = (
         "attention", "system", "template", "video", "max_new_tokens", "temperature", "top_k", "top_p", "min_p",

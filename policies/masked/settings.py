@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from mmgrpo.config.sections import Section
 
 from ..lora import LoraSettings
 
 
-class MaskingSettings(BaseModel):
+class MaskingSettings(Section):
     """Masking of finished samples, ``num_levels`` times each.
 
     The masks are a function of the step's seed, the group, the member and the index of the masking, so that the current
     and the behavior policy are scored under the same masks.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     estimate: Literal["whole", "shares", "bound"] = Field(
         default="whole",
@@ -38,10 +38,8 @@ class MaskingSettings(BaseModel):
     )
 
 
-class CodesSettings(BaseModel):
+class CodesSettings(Section):
     """Tokens of a language model that are image codes, as in MMaDA."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     offset: int = Field(ge=0, description="token id of the first code")
     number: int = Field(ge=1, description="number of codes")
@@ -55,10 +53,9 @@ class CodesSettings(BaseModel):
     after: str = Field(default="", description="text after the codes, for example <|eoi|>")
 
 
-class MaskedSettings(BaseModel):
+class MaskedSettings(Section):
     """Sampling, training and batch sizes of a masked model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     resumable: ClassVar[tuple[str, ...]] = (
         "attention", "system", "num_steps", "block_length", "schedule", "order", "order_noise", "temperature",
         "evaluation_temperature", "guidance_scale", "decision", "reduction", "reading", "suppress", "rollout_batch",

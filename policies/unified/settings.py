@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from mmgrpo.config.sections import Section
 from mmgrpo.system.targets import import_attribute
 
 from ..lora import LoraSettings
@@ -15,10 +16,9 @@ DRAWS = "mmgrpo.policies.image_tokens.settings:ImageTokensSettings"
 OF_BOTH = ("model", "revision", "dtype", "attention", "processor", "lora", "adapter", "gradient_checkpointing")
 
 
-class UnifiedSettings(BaseModel):
+class UnifiedSettings(Section):
     """One transformers model that generates texts and images, with the settings of each."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     decides: ClassVar[str] = "tokens"  # the kind of methods that apply
     resumable: ClassVar[tuple[str, ...]] = ("attention", "gradient_checkpointing", "write", "draw")
     """Settings that may differ in a resumed run."""
