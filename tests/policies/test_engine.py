@@ -17,7 +17,7 @@ from mmgrpo.data.image_loading import load_image
 from mmgrpo.errors import ConfigError, DataError, EngineError, PolicyError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import EngineContext
-from mmgrpo.types import Continuation, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Continuation, Lookahead, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, SAMPLER_LOGPROB
 from tests.policies.contract import largest_difference, move, values
 from tests.policies.test_language_exchanges import Asking, terse
@@ -248,6 +248,21 @@ def test_unfinished_rows_continue_with_later_weights(server: TokenServer) -> Non
     assert float(gap_BT.abs().max()) < 1e-4
     requests = server.samplings
     assert [request["sampling_params"]["max_tokens"] for request in requests] == [3] * (2 + len(rows))
+
+
+def test_server_continues_the_beginnings_that_the_trainer_searches(server: TokenServer) -> None:
+    policy = served(server)
+    lookahead = Lookahead(max_tokens=3, min_probability=0.0, max_gap=1.0, ages=(), min_distance=0.0, symbols="")
+    searched = policy_of("llama").rollout(prompts_of("llama"), group_size=4, seed=SEED, plan=Plan(lookahead=lookahead))
+    rollout = policy.rollout(prompts_of("llama"), group_size=4, seed=SEED, plan=Plan(lookahead=lookahead))
+    beginnings = [list(sample.tokens or ())[:3] for sample in rollout.samples]
+    assert beginnings == [list(sample.tokens or ())[:3] for sample in searched.samples]
+    assert len({tuple(tokens) for tokens in beginnings}) == 8
+    assert rollout.mask_BT.sum(1).tolist() == [len(sample.tokens or ()) for sample in rollout.samples]
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
+    gap_BT = (rollout.values[SAMPLER_LOGPROB] - rollout.old_logprob_BT)[rollout.mask_BT]
+    assert float(gap_BT.abs().max()) < 1e-4
+    assert {request["sampling_params"]["max_tokens"] for request in server.samplings} == {4}
 
 
 @pytest.mark.nightly
