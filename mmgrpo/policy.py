@@ -124,6 +124,22 @@ class NamedWeights(ABC):
         """
 
     @abstractmethod
+    def training(self, name: str) -> AbstractContextManager[None]:
+        """A context in which weights of that name are trained in place of the policy's: a further weight set.
+
+        Inside it ``trainable`` is that of the set, and its weights are the current ones, which ``store`` stores.
+
+        Args:
+            name: as of ``store``; a new set starts as the reference.
+
+        Returns:
+            The context manager.
+
+        Raises:
+            ConfigError: the name is not allowed, or the policy cannot have further trained weights.
+        """
+
+    @abstractmethod
     def using(self, name: str) -> AbstractContextManager[None]:
         """A context in which the policy has the weights of that name, frozen; ``reference`` always exists.
 

@@ -43,6 +43,11 @@ class WeightStore(Protocol):
         """A context inside ``using`` in which the trained weights are active again."""
         ...
 
+    def training(self, name: str) -> AbstractContextManager[Mapping[str, nn.Module]]:
+        """A context in which weights under a name, which start as the reference, are the trained ones; gives the
+        modules to call in place of others, if any."""
+        ...
+
 
 def require_name(name: str, decay: float) -> None:
     """Raises ConfigError for a name or a decay that is not allowed."""
@@ -78,6 +83,7 @@ class ModuleCopies:
         """
         self.modules = modules
         self.copies: dict[str, Mapping[str, nn.Module]] = {}
+        self._trained: Mapping[str, nn.Module] = {}  # the copies that are trained in place of the modules
         self._copy: Callable[[str], nn.Module] = lambda name: _frozen(modules[name])
 
     def shard(self, shard: Callable[[str, nn.Module], None]) -> None:
@@ -108,16 +114,32 @@ class ModuleCopies:
         return self.copies.keys()
 
     def of(self, name: str) -> Mapping[str, nn.Module]:
-        """The copies under a name, made from the current weights if there are none."""
+        """The copies under a name, made from the modules if there are none."""
         if name not in self.copies:
             self.copies[name] = {key: self._copy(key) for key in self.modules}
         return self.copies[name]
 
+    @contextmanager
+    def training(self, name: str) -> Iterator[Mapping[str, nn.Module]]:
+        """Gives the copies to train and to call in place of the modules."""
+        if name not in self.copies:
+            self.copies[name] = {key: _frozen(module) for key, module in self.of(REFERENCE).items()}
+        before, self._trained = self._trained, self.copies[name]
+        for module in self._trained.values():
+            module.requires_grad_(True)
+        try:
+            yield self._trained
+        finally:
+            for module in self._trained.values():
+                module.requires_grad_(False)
+            self._trained = before
+
     @torch.no_grad()
     def store(self, name: str, *, decay: float) -> None:
         """As ``WeightStore.store``; buffers are copied from the current modules."""
+        decay = decay if name in self.copies else 0.0
         for key, stored in self.of(name).items():
-            current = self.modules[key]
+            current = self._trained.get(key, self.modules[key])
             for target, source in zip(stored.parameters(), current.parameters(), strict=True):
                 _blend(local_part(target), local_part(source), decay)
             for target, source in zip(stored.buffers(), current.buffers(), strict=True):
@@ -130,8 +152,8 @@ class ModuleCopies:
         yield self.of(name)
 
     def current(self) -> AbstractContextManager[Mapping[str, nn.Module]]:
-        """Gives no copies: the modules always have the trained weights."""
-        return nullcontext({})
+        """Gives no copies, except within ``training``: the modules always have the trained weights."""
+        return nullcontext(self._trained)
 
 
 class NamedAdapters:
@@ -150,6 +172,7 @@ class NamedAdapters:
         """
         self.modules = modules
         self.names: set[str] = set()
+        self._trained = ADAPTER  # peft's name of the adapters that are trained
         self._layers = [layer for module in modules.values() for layer in _tuned(module)]
         self._magnitude = {
             id(parameter): parameter.detach().clone()
@@ -167,16 +190,26 @@ class NamedAdapters:
         is_new = name not in self.names
         if is_new:
             self.add(name)
-        pairs = zip(self._parameters(self.key(name)), self._parameters(ADAPTER), strict=True)
-        for (target, attribute), (source, _) in pairs:
-            if is_new and name == REFERENCE and attribute in LAST_FACTORS:
-                target.zero_()
-            if is_new and name == REFERENCE and attribute == MAGNITUDE:
-                target.copy_(self._magnitude[id(source)])
+        if is_new and name == REFERENCE:
+            self._clear(name)
+        if is_new and name != REFERENCE:
+            decay = 0.0
+        pairs = zip(self._parameters(self.key(name)), self._parameters(self._trained), strict=True)
+        for (target, _), (source, _) in pairs:
             _blend(target, source, decay)
 
+    def _clear(self, name: str) -> None:
+        """Makes adapters add nothing."""
+        for (target, attribute), (source, _) in zip(
+            self._parameters(self.key(name)), self._parameters(ADAPTER), strict=True
+        ):
+            if attribute in LAST_FACTORS:
+                target.zero_()
+            if attribute == MAGNITUDE:
+                target.copy_(self._magnitude[id(source)])
+
     def add(self, name: str) -> None:
-        """Adds adapters with the current weights."""
+        """Adds frozen adapters with the weights of the policy's adapters."""
         key = self.key(name)
         for layer in self._layers:
             for container in (*vars(layer).values(), *layer.children()):
@@ -199,8 +232,22 @@ class NamedAdapters:
     @contextmanager
     def current(self) -> Iterator[Mapping[str, nn.Module]]:
         """Gives no copies: inside it the modules have the trained adapters."""
-        with self._active(ADAPTER):
+        with self._active(self._trained):
             yield {}
+
+    @contextmanager
+    def training(self, name: str) -> Iterator[Mapping[str, nn.Module]]:
+        """Gives no copies: inside it adapters that at first add nothing are trained in place of the policy's."""
+        if name not in self.names:
+            self.add(name)
+            with torch.no_grad():
+                self._clear(name)
+        before, self._trained = self._trained, self.key(name)
+        try:
+            with self._active(self._trained):
+                yield {}
+        finally:
+            self._trained = before
 
     @contextmanager
     def _active(self, active: str | None) -> Iterator[None]:
@@ -211,7 +258,7 @@ class NamedAdapters:
         for layer in self._layers:
             layer.enable_adapters(enabled=active is not None)
             if active is not None:
-                layer.set_adapter([active], inference_mode=active != ADAPTER)
+                layer.set_adapter([active], inference_mode=active != self._trained)
         try:
             yield
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.layouts import has_deferred_moves, move_modules
+from mmgrpo.layouts import has_deferred_moves, layout_of, move_modules
 from mmgrpo.policy import NamedWeights
 from mmgrpo.shards import is_sharded, load_module, save_module
 from mmgrpo.system.embedding_weights import mark_embeddings
@@ -70,13 +70,15 @@ class Weights(NamedWeights):
                 move_modules([module], lambda part: part.float())
         self._store = ModuleCopies(self.modules) if self.lora is None else NamedAdapters(self.modules)
         self._active_copies: Mapping[str, nn.Module] = {}
+        self._trained_copies: Mapping[str, nn.Module] = {}  # the modules of ``training``, if these are copies
         self._is_current = True
         self._initial: Path | None = None  # weights to load once the modules are sharded
 
     @property
     def trainable(self) -> list[nn.Parameter]:
         """Float32 master weights, in a fixed order."""
-        return [p for module in self.modules.values() for p in module.parameters() if p.requires_grad]
+        modules = self._trained_copies or self.modules
+        return [p for module in modules.values() for p in module.parameters() if p.requires_grad]
 
     @property
     def names(self) -> Collection[str]:
@@ -118,6 +120,27 @@ class Weights(NamedWeights):
         """A context inside ``using`` in which the modules have the trained weights again."""
         with self._activated(self._store.current(), is_current=True):
             yield
+
+    @contextmanager
+    def training(self, name: str) -> Iterator[None]:
+        """A context in which further adapters, or copies of the modules, are trained in place of the policy's.
+
+        Raises ConfigError for a name that is not allowed, and for sharded weights.
+        """
+        require_name(name, 0.0)
+        if any(layout_of(p) is not None for module in self.modules.values() for p in module.parameters()):
+            raise ConfigError(
+                "update.weight_sets needs complete weights in every process, and these are sharded (FSDP, ZeRO): start "
+                "the processes without it"
+            )
+        before = self._trained_copies
+        try:
+            with self._store.training(name) as self._trained_copies, self._activated(
+                nullcontext(self._trained_copies), is_current=True
+            ):
+                yield
+        finally:
+            self._trained_copies = before
 
     @contextmanager
     def _activated(
