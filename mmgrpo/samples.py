@@ -249,6 +249,23 @@ TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys")
 """The fields of a sample with a number or a text per turn of a conversation."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trajectory:
+    """The steps of a sampler without noise, from the initial noise to the sample.
+
+    Attributes:
+        state_T: (T, 1, ...) the state before each step, on the CPU.
+        clean_T: (T, 1, ...) float32, the clean sample that the network predicted in it.
+        level_T: noise level before each step.
+        end_level: noise level after the last one.
+    """
+
+    state_T: Tensor
+    clean_T: Tensor
+    level_T: Sequence[float]
+    end_level: float
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One generation, as a reward sees it.
@@ -267,6 +284,7 @@ class Sample:
             keeps it: the state after the last step, in the layout of the pipeline's scheduler (FLUX: packed tokens).
         latent_size: the arguments of the pipeline's call that set the size it decodes to: ``width``, ``height``,
             ``num_frames``, or the length of audio.
+        trajectory: the steps to the latent, if the policy keeps them for states that are renoised and trained on.
         tokens: generated token ids, if the decisions are tokens.
         finished: False if the generation was cut off by its length limit, or is partial.
         is_partial: whether it is unfinished at this step and continues at the next one: no reward is called with it.
@@ -319,6 +337,7 @@ class Sample:
     failure: str | None = None
     is_partial: bool = False
     latent_size: Mapping[str, float] = field(default_factory=dict)
+    trajectory: Trajectory | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_scored(self) -> bool:

@@ -135,8 +135,9 @@ class Weights(NamedWeights):
             )
         before = self._trained_copies
         try:
-            with self._store.training(name) as self._trained_copies, self._activated(
-                nullcontext(self._trained_copies), is_current=True
+            with (
+                self._store.training(name) as self._trained_copies,
+                self._activated(nullcontext(self._trained_copies), is_current=True),
             ):
                 yield
         finally:

@@ -260,6 +260,8 @@ class InstrumentedPipeline:
                 return stock.step(scheduler_copy, *args, **kwargs)
             if run.on_step is None:
                 run.leave_step()
+                if run.recorder is not None and scheduler_copy._mmgrpo_stream == 0:
+                    run.recorder(scheduler_copy, signature.bind(scheduler_copy, *args, **kwargs).arguments)
                 result = stock.step(scheduler_copy, *args, **kwargs)
                 run.note_result(scheduler_copy, result)
                 return result

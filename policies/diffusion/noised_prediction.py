@@ -22,6 +22,7 @@ from .instrumented_pipeline import InstrumentedPipeline
 from .noising import Noised, noised
 from .pipeline_run import PipelineRun, StepCall, Stop
 from .proxies import call_argument, leading_rows
+from .sampler_steps import SamplerStep, noised_further, stored_states
 from .scheduler_families import advance, schedule_index
 from .settings import ReadingSettings
 
@@ -40,12 +41,14 @@ class CleanSample:
         data: (1, ...) the final state, float32.
         seed: of level and noise.
         level_index: index of the level among the sample's levels.
+        step: of the sampler, if the decision is one of its states.
     """
 
     row: DenoisingRow
     data: Tensor
     seed: int
     level_index: int = 0
+    step: SamplerStep | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +115,13 @@ def predict_at_levels(
         PolicyError: the pipeline's scheduler, states or denoiser do not fit; the message names them.
     """
     seeds, level_indices = [clean.seed for clean in clean_samples], [clean.level_index for clean in clean_samples]
+    steps = [clean.step for clean in clean_samples if clean.step is not None]
 
     def noising(step: StepCall, data: Tensor, integer_timesteps: bool) -> Noised:
+        if reading.states == "steps":
+            return stored_states(step, steps)
+        if reading.states != "sample":
+            return noised_further(step, steps, seeds, reading, integer_timesteps=integer_timesteps)
         return noised(step, data, seeds, level_indices, reading, integer_timesteps=integer_timesteps)
 
     return predict_noised(instrumented, clean_samples, call, noising, grad=grad)

@@ -84,6 +84,7 @@ class PipelineRun:
         rewrite: Callable[[int, Any, Any, Any], tuple[Any, Any]] | None = None,
         is_untrained: Callable[[int], bool] | None = None,
         intercept: Callable[[int, str, Callable[..., Any], Any, Any], Any | None] | None = None,
+        recorder: Callable[[Any, Mapping[str, Any]], None] | None = None,
     ) -> None:
         """A run before its first iteration.
 
@@ -97,6 +98,7 @@ class PipelineRun:
                 iteration's may.
             intercept: returns the output of a denoiser call, None to make the call: (iteration, component, forward,
                 args, kwargs).
+            recorder: called before each step of the stock sampler, with the scheduler and the arguments of the step.
         """
         self.on_step = on_step
         self.ghost = ghost
@@ -105,6 +107,7 @@ class PipelineRun:
         self.rewrite = rewrite
         self.is_untrained = is_untrained
         self.intercept = intercept
+        self.recorder = recorder
         self.iteration = -1
         self.grad = False
         self.num_forwards: float = 0

@@ -181,6 +181,7 @@ class DenoisingPolicy(
             ),
             parity=self._parity,
             segments=settings.segments,
+            keeps_steps=settings.reading.states != "sample",
             evaluation_call=settings.evaluation_call,
             frame_rate=settings.frame_rate,
             sampling_rate=sampling_rate,
@@ -366,7 +367,7 @@ class DenoisingPolicy(
         """
         selected = list(range(len(rollout.samples))) if rows is None else [int(row) for row in rows]
         if isinstance(rollout.trace, RenoisedTrace):
-            require_renoising_values(values, self.weights.names)
+            require_renoising_values(values, self.weights.names, rollout.trace.reading.states)
             yield from self._renoiser.evaluate(rollout, selected, values)
         else:
             require_denoising_values(values, self.weights.names)

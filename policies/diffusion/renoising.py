@@ -1,4 +1,10 @@
-"""Finished samples as rows of decisions: renoised at keyed levels; a decision's score is the network's error there."""
+"""Finished samples as rows of decisions: renoised at keyed levels; a decision's score is the network's error there.
+
+With ``policy.reading.states`` the decisions are states of the sampler. Those of ``steps`` also have the values with
+which the clean sample that the network predicts is trained by predictions of others, in the state after the step,
+noised further: ``clean_shift@VIEW(s, g)`` is the mean of (x0 - sg(x0 + s (x0_view - x0_reference)))^2, sg = no gradient,
+and ``clean_distance@VIEW(g)`` that of |sg x0 - x0_view|, where g = 1 takes the guided prediction of the view.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,7 @@ from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.matching import MatchingErrors, matching_errors
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.types import Evaluation, Example, OffPolicySample, Plan, Rollout
-from mmgrpo.values import OLD, Value
+from mmgrpo.values import OLD, REFERENCE, Value
 
 from .batches import Batches
 from .buckets import Buckets
@@ -25,8 +31,9 @@ from .denoising_scorer import require_grad
 from .instrumented_pipeline import InstrumentedPipeline
 from .noised_prediction import CleanSample, NoisedPrediction, predict_at_levels, two_step_call
 from .parity import BatchParity
+from .sampler_steps import steps_of
 from .sampling_params import checked_call
-from .settings import ReadingSettings
+from .settings import ReadingSettings, reading_of
 from .state_sharing import branching_of
 from .supervised_denoising import Targets
 
@@ -34,6 +41,11 @@ RENOISING = -2  # seed key of levels and their noise, distinct from sampled deci
 ERROR, LEVEL = Value("error"), Value("level")
 IMPLIED = ("positive_error", "negative_error")
 DIVERGENCES = ("velocity_mse", *LOGPROB_DIVERGENCES)
+CLEAN = {"clean_shift": 2, "clean_distance": 1}  # number of the parameters
+PLAIN, GUIDED = "plain", "guided"
+Prediction = tuple[str, str]
+"""A view, and the kind of its prediction: empty, in the state of the decision; plain or guided, in the state after the
+step, noised further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +65,13 @@ class RenoisedTrace:
     old: tuple[tuple[Tensor, ...], ...] | None = None
 
 
-def require_renoising_values(values: Collection[Value], stored_views: Collection[str]) -> None:
+def require_renoising_values(values: Collection[Value], stored_views: Collection[str], states: str = "sample") -> None:
     """Raises ConfigError for a value that renoised rows do not have, or of a view without stored weights."""
     views = {OLD, *stored_views}
     for value in values:
+        if value.name in CLEAN:
+            _require_clean_value(value, stored_views, states)
+            continue
         names = ("logprob", *IMPLIED, *DIVERGENCES)
         is_supported = value in (ERROR, LEVEL) or (value.view in views and value.name in names)
         if is_supported and len(value.numbers) == (value.name in IMPLIED):
@@ -64,6 +79,16 @@ def require_renoising_values(values: Collection[Value], stored_views: Collection
         raise ConfigError(
             f"renoised samples have no value {value}; supported are {ERROR}, {LEVEL}, and {', '.join(names)} of "
             f"{', '.join(sorted(views))}, {' and '.join(IMPLIED)} with their strength"
+        )
+
+
+def _require_clean_value(value: Value, stored_views: Collection[str], states: str) -> None:
+    if states != "steps":
+        raise ConfigError(f"{value} needs the states before steps of the sampler: set policy.reading.states: steps")
+    if value.view not in stored_views or len(value.numbers) != CLEAN[value.name] or value.numbers[-1] not in (0, 1):
+        raise ConfigError(
+            f"{value}: {value.name} has {CLEAN[value.name]} parameters, the last one 0 or 1 (guided), and a view of "
+            f"stored weights: {', '.join(sorted(stored_views))}"
         )
 
 
@@ -94,8 +119,7 @@ class Renoiser:
     def read(self, items: Sequence[OffPolicySample], seed: int, plan: Plan) -> Rollout:
         """``SupportsOffPolicyScoring.read``."""
         reading, call = _settings(self, plan.settings, self.instrumented.form)
-        T = reading.num_levels
-        _require_renoisable(items, T)
+        _require_renoisable(items)
         noise_plan = replace(plan, same_initial_noise=True) if reading.shared else plan
         branching = branching_of(noise_plan, 1 + max(item.sample.member for item in items))
         rows = [
@@ -115,11 +139,12 @@ class Renoiser:
         calls = self.buckets.calls(examples, call)
         for shared in {id(row_call): row_call for row_call in calls}.values():
             self.parity.ensure([row for row, row_call in zip(rows, calls, strict=True) if row_call is shared], shared)
+        states = self._states(items, examples, rows, calls)
+        clean_samples = tuple(_decisions(*each, reading) for each in zip(items, rows, states, strict=True))
+        T = len(clean_samples[0])
+        _require_lengths(items, [len(samples) for samples in clean_samples])
         trace = RenoisedTrace(
-            clean_samples=tuple(
-                tuple(CleanSample(row=row, data=state, seed=_key(row, t), level_index=t) for t in range(T))
-                for row, state in zip(rows, self._states(items, examples, rows, calls), strict=True)
-            ),
+            clean_samples=clean_samples,
             reading=reading,
             calls=tuple(calls),
         )
@@ -173,14 +198,16 @@ class Renoiser:
 
     def _score(self, rollout: Rollout, cells: Sequence[tuple[int, int]], values: Collection[Value]) -> Evaluation:
         trace: RenoisedTrace = rollout.trace
-        others, num_forwards = {}, 0
-        for view in sorted({value.view for value in values if value.view is not None}):
+        others: dict[Prediction, Tensor] = {}
+        num_forwards = 0.0
+        for view, kind in sorted({part for value in values for part in _predictions(value, trace.reading)}):
             if view == OLD:
-                others[view] = _stored(trace, cells)
+                others[view, kind] = _stored(trace, cells)
                 continue
             with torch.no_grad(), self.using(view):
-                prediction = self._predict(trace, cells)
-            others[view], num_forwards = prediction.output, num_forwards + prediction.num_forwards
+                prediction = self._predict(trace, cells, kind)
+            others[view, kind] = prediction.noised.clean(prediction.output) if kind else prediction.output
+            num_forwards += prediction.num_forwards
         current = self._predict(trace, cells)
         logprob_N = _logprob_N(current, trace.reading)
         require_grad(logprob_N, "the prediction of a renoised sample", self.instrumented)
@@ -226,11 +253,14 @@ class Renoiser:
         if run:
             yield run
 
-    def _predict(self, trace: RenoisedTrace, cells: Sequence[tuple[int, int]]) -> NoisedPrediction:
+    def _predict(self, trace: RenoisedTrace, cells: Sequence[tuple[int, int]], kind: str = "") -> NoisedPrediction:
         clean_samples = [trace.clean_samples[row][level] for row, level in cells]
-        return predict_at_levels(
-            self.instrumented, clean_samples, trace.calls[cells[0][0]], trace.reading, grad=torch.is_grad_enabled()
-        )
+        call, reading = trace.calls[cells[0][0]], trace.reading
+        if kind:
+            reading = reading.model_copy(update={"states": "boundaries"})
+        if kind == GUIDED:
+            call = {**call, **checked_call(reading.guided_call, self.instrumented.form)}
+        return predict_at_levels(self.instrumented, clean_samples, call, reading, grad=torch.is_grad_enabled())
 
     def _states(
         self,
@@ -258,18 +288,45 @@ def _settings(
     if unknown := sorted(set(changes) - set(ReadingSettings.model_fields)):
         names = ", ".join(ReadingSettings.model_fields)
         raise ConfigError(f"Plan.settings: reading takes {names}; got {', '.join(unknown)}")
-    reading = ReadingSettings(**{**renoiser.reading.model_dump(), **changes})
+    reading = reading_of({**renoiser.reading.model_dump(exclude_unset=True), **changes})
     return reading, two_step_call({**renoiser.call, **checked_call(settings.get("call", {}), form)})
 
 
-def _require_renoisable(items: Sequence[OffPolicySample], num_levels: int) -> None:
+def _decisions(
+    item: OffPolicySample, row: DenoisingRow, state: Tensor, reading: ReadingSettings
+) -> tuple[CleanSample, ...]:
+    """The decisions of a row, each keyed by its number."""
+    if reading.states == "sample":
+        T, steps = reading.num_levels, None
+    else:
+        steps = steps_of(item.sample, state)
+        T = len(steps)
+    return tuple(
+        CleanSample(
+            row=row,
+            data=state if steps is None else steps[t].next_state,
+            seed=_key(row, t),
+            level_index=t,
+            step=None if steps is None else steps[t],
+        )
+        for t in range(T)
+    )
+
+
+def _require_renoisable(items: Sequence[OffPolicySample]) -> None:
     if not items:
         raise DataError("renoising needs at least one sample, got none")
     if any(item.num_forced for item in items):
         raise DataError("num_forced must be 0 for renoised samples: they have no forced prefix")
-    wrong = [item.old_logprob_T.shape for item in items if item.old_logprob_T is not None]
-    if wrong := [tuple(shape) for shape in wrong if shape != (num_levels,)]:
-        raise DataError(f"old_logprob_T must have {num_levels} numbers, one per level, got shape {wrong[0]}")
+
+
+def _require_lengths(items: Sequence[OffPolicySample], lengths: Sequence[int]) -> None:
+    """Raises DataError for rows of several lengths, and for log-probabilities of other numbers of decisions."""
+    if len(set(lengths)) > 1:
+        raise DataError(f"samples of one rollout must have as many steps of the sampler, got {sorted(set(lengths))}")
+    shapes = [tuple(item.old_logprob_T.shape) for item in items if item.old_logprob_T is not None]
+    if wrong := [shape for shape in shapes if shape != (lengths[0],)]:
+        raise DataError(f"old_logprob_T must have {lengths[0]} numbers, one per level, got shape {wrong[0]}")
 
 
 def _key(row: DenoisingRow, level_index: int) -> int:
@@ -296,14 +353,20 @@ def _weight_N(prediction: NoisedPrediction, reading: ReadingSettings) -> Tensor:
 
 
 def _value_N(
-    value: Value, current: NoisedPrediction, others: Mapping[str, Tensor], logprob_N: Tensor, reading: ReadingSettings
+    value: Value,
+    current: NoisedPrediction,
+    others: Mapping[Prediction, Tensor],
+    logprob_N: Tensor,
+    reading: ReadingSettings,
 ) -> Tensor:
     """A value of N renoised samples."""
     if value == ERROR:
         return current.error_N
     if value.view is None:
         return current.sigma_N
-    output = others[value.view].to(current.output.device)
+    if value.name in CLEAN:
+        return _clean_value_N(value, current, others, reading)
+    output = others[value.view, ""].to(current.output.device)
     if value.name == "velocity_mse":
         return (current.output - output).square().reshape(current.num_rows, -1).mean(1)
     if value.name in IMPLIED:
@@ -322,3 +385,26 @@ def _implied_errors(current: NoisedPrediction, old_output: Tensor, *, strength: 
     data, clean, old_clean = by_row
     ones_N = torch.ones(current.num_rows, device=data.device)
     return matching_errors(data, torch.zeros_like(data), ones_N, -clean, -old_clean, strength=strength)
+
+
+def _predictions(value: Value, reading: ReadingSettings) -> list[Prediction]:
+    """The predictions of views that a value is computed from."""
+    if value.view is None:
+        return []
+    if value.name not in CLEAN:
+        return [(value.view, "")]
+    kind = GUIDED if value.numbers[-1] and reading.guided_call else PLAIN
+    return [(value.view, kind), *([(REFERENCE, PLAIN)] if value.name == "clean_shift" else [])]
+
+
+def _clean_value_N(
+    value: Value, current: NoisedPrediction, others: Mapping[Prediction, Tensor], reading: ReadingSettings
+) -> Tensor:
+    """``clean_shift`` or ``clean_distance`` of N steps."""
+    clean, (target, *start) = current.noised.clean(current.output), _predictions(value, reading)
+    if not start:
+        difference = (clean.detach() - others[target].to(clean)).abs()
+    else:
+        shift = value.numbers[0] * (others[target] - others[start[0]]).to(clean)
+        difference = (clean - (clean + shift).detach()).square()
+    return difference.reshape(current.num_rows, -1).mean(1)

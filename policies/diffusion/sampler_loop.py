@@ -30,6 +30,7 @@ from .outputs import latent_size, samples_of, undecoded_samples
 from .parity import BatchParity
 from .pipeline_run import PipelineRun, StepCall, Stop
 from .recorder import Recorder, owner_of, split_rows
+from .sampler_steps import StepRecorder
 from .sampling_params import SamplingParams
 from .state_sharing import Branch, Stem, branches
 
@@ -50,6 +51,7 @@ class SamplerLoop:
         exactness: replay measurements of the first rows of each kind.
         parity: compares rows alone with rows in a batch with longer prompts.
         segments: segment lengths of a rollout, in steps.
+        keeps_steps: whether samples without noise that are trained on keep their trajectory.
         evaluation_call: overrides the call for deterministic samples that are not renoised and trained on.
         frame_rate: frames per second of videos; None: from the call.
         sampling_rate: of the pipeline's audio, in Hz, if known.
@@ -61,6 +63,7 @@ class SamplerLoop:
     exactness: Exactness
     parity: BatchParity
     segments: tuple[int, ...] | None
+    keeps_steps: bool
     evaluation_call: Mapping[str, Any]
     frame_rate: float | None
     sampling_rate: int | None
@@ -93,11 +96,15 @@ class SamplerLoop:
         for row_set, call in zip(row_sets, calls, strict=True):
             size = row_set.params.batch(self.batches.rollout)
             for chunk in chunked(row_set.rows, size, self.instrumented.form.can_share_run):
-                run = PipelineRun(on_step=None, is_untrained=untrained_iterations(plan))
+                recorder = StepRecorder() if self.keeps_steps and plan.for_rescoring else None
+                run = PipelineRun(on_step=None, is_untrained=untrained_iterations(plan), recorder=recorder)
                 output = self._run(run, chunk, self._decoding(call, plan))
                 states = [] if run.last_state is None else [run.last_state]
                 latents = split_rows(states[0], len(chunk)) if plan.keep_latents and states else None
                 samples = self._samples(chunk, output, latents, call, run, states, plan)
+                if recorder is not None:
+                    trajectories = recorder.trajectories(len(chunk))
+                    samples = [replace(s, trajectory=t) for s, t in zip(samples, trajectories, strict=True)]
                 plan.emit_samples(samples)
                 outputs += [(row, sample, row_set.params) for row, sample in zip(chunk, samples, strict=True)]
                 num_forwards, T = num_forwards + run.num_forwards, max(T, run.iteration + 1)

@@ -44,6 +44,13 @@ class ReadingSettings(Section):
     A decision's log-probability is minus the network's mean squared error there, times ``weight * sigma**power``.
     """
 
+    states: Literal["sample", "boundaries", "predictions", "steps"] = Field(
+        default="sample",
+        description="sample: the finished sample, at num_levels levels. With a flow-matching scheduler a decision per "
+        "step of the sampler: boundaries, the state after it, noised further; predictions, the same states, whose "
+        "target is the clean sample that the network predicted in the step; steps, the state before it, where the "
+        "network's error is the distance from that prediction",
+    )
     num_levels: int = Field(default=4, ge=1, description="noise levels per sample, one decision each")
     levels: Literal["uniform", "stratified", "logit_normal"] = Field(
         default="stratified",
@@ -58,6 +65,38 @@ class ReadingSettings(Section):
     shared: bool = Field(default=False, description="use the same levels and noise for all members of a group")
     weight: float = Field(default=1.0, gt=0, description="weight of the error in a decision's log-probability")
     power: float = Field(default=0.0, description="p of sigma^p, a further weight of the error")
+    margin: float = Field(
+        default=0.02,
+        gt=0,
+        lt=1,
+        description="of states of the sampler: least distance of a level from that of the state, before the shift",
+    )
+    guided_call: dict[str, Any] = Field(
+        default_factory=dict,
+        description="of states of the sampler: overrides call in guided predictions, {guidance_scale: 4.5}",
+    )
+
+    @model_validator(mode="after")
+    def _require_states(self) -> ReadingSettings:
+        if self.states == "sample":
+            if unused := sorted({"margin", "guided_call"} & self.model_fields_set):
+                raise ValueError(f"{', '.join(unused)} is for states of the sampler: leave it out, or set states")
+            return self
+        if self.levels != "uniform" or "num_levels" in self.model_fields_set:
+            raise ValueError(
+                f"states: {self.states} has a level per step of the sampler: set levels: uniform, and leave out "
+                "num_levels"
+            )
+        return self
+
+
+def reading_of(values: Mapping[str, Any]) -> ReadingSettings:
+    """The settings from a mapping of fields. Raises ConfigError for an invalid value."""
+    try:
+        return ReadingSettings(**values)
+    except ValidationError as error:
+        problems = "; ".join(problem["msg"].replace("Value error, ", "") for problem in error.errors())
+        raise ConfigError(f"policy.reading: {problems}") from error
 
 
 class CorrectionSettings(Section):
@@ -300,6 +339,15 @@ class DenoisingSettings(Section):
     @model_validator(mode="after")
     def _require_adapters(self) -> DenoisingSettings:
         require_adapters(self.quantization_config, self.lora)
+        return self
+
+    @model_validator(mode="after")
+    def _require_exact_steps(self) -> DenoisingSettings:
+        if self.reading.states != "sample" and (self.cache is not None or self.step_quantization is not None):
+            raise ValueError(
+                f"reading.states: {self.reading.states} trains on the steps of the sampler, which cache and "
+                "step_quantization approximate: remove them"
+            )
         return self
 
     @model_validator(mode="after")
