@@ -164,6 +164,19 @@ class AdvantageChain:
             yield from ((f"{key}: {named.name}", part) for named, part in zip(names, parts, strict=True))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSet:
+    """A section of ``update.weight_sets``.
+
+    Attributes:
+        objective: the loss.
+        average: step -> share of the copy that stays when the weights join it; None: no copy.
+    """
+
+    objective: Objective
+    average: Callable[[int], float] | None
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
@@ -184,6 +197,7 @@ class Algorithm:
         answer_weights: pass rates of groups -> weights of their supervised answers, by label of the auxiliary loss.
         reward_schedules: step -> factor of the weight, by label of the reward.
         prompt_sampler: chooses the prompts of a step; None: the shuffled order.
+        weight_sets: the further weights that are trained, by name.
         schedules: those of the values that change during the run.
         step_config: the configuration of the step, with the values of the schedules.
     """
@@ -201,6 +215,7 @@ class Algorithm:
     answer_weights: Mapping[str, Callable[[Tensor], Tensor]]
     reward_schedules: Mapping[str, Callable[[int], float]]
     prompt_sampler: PromptSampler | None
+    weight_sets: Mapping[str, WeightSet]
     schedules: RunSchedules
     step_config: StepConfig
     _latest: list[Algorithm] = field(default_factory=list, repr=False, compare=False)
@@ -245,6 +260,7 @@ class Algorithm:
                 reward.logged_name: reward_schedule(reward) for reward in config.rewards if reward.schedule is not None
             },
             prompt_sampler=prompt_sampler(section.sampler) if section and section.sampler else None,
+            weight_sets=weight_sets_of(config),
             schedules=schedules,
             step_config=step_config,
         )
@@ -472,6 +488,23 @@ def objective_of(config: ObjectiveConfig) -> Objective:
     )
 
 
+def weight_sets_of(config: RunConfig) -> dict[str, WeightSet]:
+    """The further weights that are trained, by name. Raises ConfigError as ``objective_of``."""
+    aggregate = bound("objective.aggregate", AGGREGATES, config.objective.aggregate)
+    sets = {}
+    for name, section in config.update.weight_sets.items():
+        key = f"update.weight_sets.{name}"
+        average = None if section.average is None else bound(f"{key}.average", SCHEDULES, section.average)
+        if average is not None and not 0 <= average(0) <= 1:
+            raise ConfigError(f"{key}.average: the share of the copy that stays is from 0 to 1, got {average(0)}")
+        terms = tuple(_term(term, f"{key}.terms") for term in section.terms)
+        objective = Objective(surrogate=None, aggregate=aggregate, further=terms)
+        if objective.through:
+            raise ConfigError(f"{key}.terms: no gradient goes through a view: leave out grad")
+        sets[name] = WeightSet(objective=objective, average=average)
+    return sets
+
+
 def estimators_of(config: AdvantageConfig) -> tuple[Estimator, ...]:
     """The estimators of the advantage of each decision, in order. Raises ConfigError as ``objective_of``."""
     return tuple(_call("advantage.estimators", ESTIMATORS, named, Estimator) for named in config.estimators)
@@ -622,8 +655,8 @@ def _with_lr(named: Named, lr: float) -> Named:
     return named.model_copy(update={"lr": lr})
 
 
-def _term(config: TermConfig) -> Term:
-    term = _call("objective.terms", TERMS, config, Term)
+def _term(config: TermConfig, key: str = "objective.terms") -> Term:
+    term = _call(key, TERMS, config, Term)
     if config.sources is not None:
         term = from_sources(term, [SOURCES[name] for name in config.sources])
     return weighted(term if config.label is None else replace(term, name=config.label), config.weight)

@@ -103,6 +103,7 @@ class Step:
     def plan_update(self, advantages: Advantages, before_apply: Callable[[], None] = lambda: None) -> UpdatePlan:
         """The updates of these rows, before the first is taken: the objective, auxiliary losses and the critic."""
         components, critic, config = self.components, self.components.critic, self.components.algorithm.config
+        advantages = components.weight_sets.update(self.algorithm, advantages, self.number, self.metrics, before_apply)
         self.log = StepLog(self.number, self.metrics, advantages, components.job)
         first_update = self.number * config.update.num_updates
         extra = components.auxiliaries.extra_gradient(self.algorithm, advantages, first_update)

@@ -124,13 +124,14 @@ class NamedWeights(ABC):
         """
 
     @abstractmethod
-    def training(self, name: str) -> AbstractContextManager[None]:
+    def training(self, name: str, *, restart: bool = False) -> AbstractContextManager[None]:
         """A context in which weights of that name are trained in place of the policy's: a further weight set.
 
         Inside it ``trainable`` is that of the set, and its weights are the current ones, which ``store`` stores.
 
         Args:
-            name: as of ``store``; a new set starts as the reference.
+            name: as of ``store``.
+            restart: whether the set becomes the reference, which must be called before a new set is trained.
 
         Returns:
             The context manager.

@@ -43,8 +43,8 @@ class WeightStore(Protocol):
         """A context inside ``using`` in which the trained weights are active again."""
         ...
 
-    def training(self, name: str) -> AbstractContextManager[Mapping[str, nn.Module]]:
-        """A context in which weights under a name, which start as the reference, are the trained ones; gives the
+    def training(self, name: str, *, restart: bool) -> AbstractContextManager[Mapping[str, nn.Module]]:
+        """A context in which weights under a name are the trained ones, after a restart from the reference; gives the
         modules to call in place of others, if any."""
         ...
 
@@ -120,11 +120,12 @@ class ModuleCopies:
         return self.copies[name]
 
     @contextmanager
-    def training(self, name: str) -> Iterator[Mapping[str, nn.Module]]:
+    def training(self, name: str, *, restart: bool) -> Iterator[Mapping[str, nn.Module]]:
         """Gives the copies to train and to call in place of the modules."""
-        if name not in self.copies:
-            self.copies[name] = {key: _frozen(module) for key, module in self.of(REFERENCE).items()}
-        before, self._trained = self._trained, self.copies[name]
+        before, self._trained = self._trained, self.of(name)
+        if restart:
+            for key, module in self.of(REFERENCE).items():
+                self._trained[key].load_state_dict(module.state_dict())
         for module in self._trained.values():
             module.requires_grad_(True)
         try:
@@ -191,12 +192,22 @@ class NamedAdapters:
         if is_new:
             self.add(name)
         if is_new and name == REFERENCE:
-            self._clear(name)
+            self._clear(name)  # what adds nothing is the share of the reference that stays
         if is_new and name != REFERENCE:
             decay = 0.0
         pairs = zip(self._parameters(self.key(name)), self._parameters(self._trained), strict=True)
         for (target, _), (source, _) in pairs:
             _blend(target, source, decay)
+
+    @torch.no_grad()
+    def _restart(self, name: str) -> None:
+        """Gives adapters the weights of the reference's; if it has none, they add nothing, with the policy's first
+        factors."""
+        source = self.key(REFERENCE) if REFERENCE in self.names else ADAPTER
+        for (target, _), (current, _) in zip(self._parameters(self.key(name)), self._parameters(source), strict=True):
+            target.copy_(current)
+        if source == ADAPTER:
+            self._clear(name)
 
     def _clear(self, name: str) -> None:
         """Makes adapters add nothing."""
@@ -236,12 +247,13 @@ class NamedAdapters:
             yield {}
 
     @contextmanager
-    def training(self, name: str) -> Iterator[Mapping[str, nn.Module]]:
-        """Gives no copies: inside it adapters that at first add nothing are trained in place of the policy's."""
+    def training(self, name: str, *, restart: bool) -> Iterator[Mapping[str, nn.Module]]:
+        """Gives no copies: inside it further adapters are trained in place of the policy's; after a restart they add
+        nothing, or what an updated reference adds."""
         if name not in self.names:
             self.add(name)
-            with torch.no_grad():
-                self._clear(name)
+        if restart:
+            self._restart(name)
         before, self._trained = self._trained, self.key(name)
         try:
             with self._active(self._trained):

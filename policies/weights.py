@@ -122,8 +122,12 @@ class Weights(NamedWeights):
             yield
 
     @contextmanager
-    def training(self, name: str) -> Iterator[None]:
+    def training(self, name: str, *, restart: bool = False) -> Iterator[None]:
         """A context in which further adapters, or copies of the modules, are trained in place of the policy's.
+
+        Args:
+            name: of the weights.
+            restart: whether they become the reference.
 
         Raises ConfigError for a name that is not allowed, and for sharded weights.
         """
@@ -136,8 +140,8 @@ class Weights(NamedWeights):
         before = self._trained_copies
         try:
             with (
-                self._store.training(name) as self._trained_copies,
-                self._activated(nullcontext(self._trained_copies), is_current=True),
+                self._store.training(name, restart=restart) as self._trained_copies,
+                self._activated(nullcontext(self._trained_copies), is_current=False),
             ):
                 yield
         finally:

@@ -25,7 +25,7 @@ DESCRIPTION = ("include", "about", "use_paper_hparams", "rewards")
 SCALE = ("steps", "policy.call", "policy.model", "rollout.prompts_per_step", "rollout.group_size", "update")
 """Keys that a method leaves to the run."""
 
-NO_SCALE = ("update.reference",)
+NO_SCALE = ("update.reference", "update.weight_sets")
 """Keys under ``SCALE`` that a method sets."""
 
 RUNS_OF = {

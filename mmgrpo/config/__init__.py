@@ -314,7 +314,12 @@ class RunConfig(Section):
     def optimizers(self) -> dict[str, OptimizerConfig]:
         """The optimizers of the policy, the warm-up and the critic, by key."""
         parts = {"update": self.update, "update.warmup": self.update.warmup, "advantage.critic": self.advantage.critic}
-        return {f"{key}.optimizer": part.optimizer for key, part in parts.items() if part is not None}
+        optimizers = {f"{key}.optimizer": part.optimizer for key, part in parts.items() if part is not None}
+        sets = {
+            f"update.weight_sets.{name}.optimizer": section.optimizer.over(self.update.optimizer)
+            for name, section in self.update.weight_sets.items()
+        }
+        return optimizers | sets
 
     @property
     def held_out(self) -> EvaluationConfig | None:

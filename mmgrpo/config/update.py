@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mmgrpo.config.optimizer import OptimizerConfig
 from mmgrpo.config.references import ReferenceConfig
 from mmgrpo.config.sections import Named, Section
+from mmgrpo.config.views import RESERVED
 from mmgrpo.config.warmup import WarmupConfig
+from mmgrpo.config.weight_sets import WeightSetConfig
 
 
 class EmaConfig(Section):
@@ -54,6 +56,20 @@ class UpdateConfig(Section):
         "or extrapolates along the path of `inner` updates before `slow` more; {name: mask, share, seed} "
         "trains a share of the weights",
     )
+    weight_sets: dict[str, WeightSetConfig] = Field(
+        default_factory=dict,
+        description="further weights of the policy by name, trained in order before its updates; terms read them as "
+        "they read the reference",
+    )
+
+    @model_validator(mode="after")
+    def _require_weight_sets(self) -> UpdateConfig:
+        averages = [f"{name}_average" for name, section in self.weight_sets.items() if section.average]
+        if reserved := sorted({*RESERVED, *averages} & self.weight_sets.keys()):
+            raise ValueError(
+                f"weight_sets must not have the names of other weights of the run, got {', '.join(reserved)}"
+            )
+        return self
 
     @property
     def num_updates(self) -> int:

@@ -30,6 +30,7 @@ from mmgrpo.training.components import Components
 from mmgrpo.training.critic import CriticTrainer
 from mmgrpo.training.optimizer import Average, GuardedOptimizer
 from mmgrpo.training.supervision import Warmup
+from mmgrpo.training.weight_sets import WeightSets
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class TrainedState:
         average: of the weights, if one is kept.
         warmup: the supervised stage, if there is one.
         critic: the critic of the run, if there is one.
+        weight_sets: the further weights that are trained, if any.
         owns: whether checkpoints hold the weights; otherwise those of the task do whose policy it is.
     """
 
@@ -52,13 +54,15 @@ class TrainedState:
     average: Average | None
     warmup: Warmup | None
     critic: CriticTrainer | None = None
+    weight_sets: WeightSets | None = None
     owns: bool = True
 
     @classmethod
     def of(cls, components: Components) -> TrainedState:
         """The state of the components of a run."""
         owns, average, critic = components.owner is None, components.average, components.critic
-        return cls(components.policy, components.optimizer, average, components.warmup, critic, owns)
+        weight_sets = components.weight_sets if components.weight_sets.parameters else None
+        return cls(components.policy, components.optimizer, average, components.warmup, critic, weight_sets, owns)
 
     def save(
         self,
@@ -86,6 +90,8 @@ class TrainedState:
             state["warmup"] = self.warmup.state_dict()
         if self.critic:
             state["critic"] = self.critic.state_dict()
+        if self.weight_sets:
+            state["weight_sets"] = self.weight_sets.state_dict()
         averaged = average.applied() if average else None
         policy, checkpoint_job = self.policy if self.owns else None, job if job.is_sharded else None
         save_checkpoint(folder, position, policy, state, keep=keep, best=best, averaged=averaged, job=checkpoint_job)
@@ -117,6 +123,8 @@ class TrainedState:
                 self.warmup.load_state_dict(state["warmup"])
             if self.critic:
                 self.critic.load_state_dict(state["critic"], num_updates=num_updates)
+            if self.weight_sets:
+                self.weight_sets.load_state_dict(state["weight_sets"])
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{checkpoint} is of a run of another kind: {error}") from error
         return position, memory.restored(state.get("memory"))

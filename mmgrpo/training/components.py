@@ -36,6 +36,7 @@ from mmgrpo.training.loss_scaler import LossScaler
 from mmgrpo.training.optimizer import Average, GuardedOptimizer, ensure_reference, require_movable
 from mmgrpo.training.supervision import Warmup, warmup_of
 from mmgrpo.training.views import View
+from mmgrpo.training.weight_sets import WeightSets
 from mmgrpo.types import Prompt
 
 
@@ -56,6 +57,7 @@ class Components:
         auxiliaries: auxiliary losses.
         critic: the critic with its optimizer; None: none.
         warmup: the supervised warm-up; None: none.
+        weight_sets: the further weights that are trained.
         owner: of a task that trains the policy of another task, the components of that task; None: this task
             owns the policy.
     """
@@ -71,6 +73,7 @@ class Components:
     auxiliaries: Auxiliaries
     critic: CriticTrainer | None
     warmup: Warmup | None
+    weight_sets: WeightSets
     owner: Components | None = None
 
     @classmethod
@@ -109,11 +112,12 @@ class Components:
         step_rewards.apply_schedules(algorithm.at(0, Memory()))
         job.local_share(range(config.rollout.prompts_per_step), "rollout.prompts_per_step")
         require_movable(policy, config.update.reference)
+        weight_sets = WeightSets(algorithm, policy, job)
         require_weights(algorithm, policy)
         require_advantages(algorithm)
         plan_at(algorithm, policy, 0)
         require_engine_support(algorithm, policy, job)
-        _require_engine_of_owner(algorithm, owner)
+        _require_owner(algorithm, owner)
         loss = algorithm.advantages.critic_loss
         average = owner.average if owner else Average(parameters, config.update.ema) if config.update.ema else None
         return cls(
@@ -130,6 +134,7 @@ class Components:
             auxiliaries=Auxiliaries(policy, config.objective.auxiliary, seed=config.seed, job=job),
             critic=None if loss is None else CriticTrainer(config, build_critic(config, job.device), loss, job),
             warmup=warmup_of(policy, config, job),
+            weight_sets=weight_sets,
             owner=owner,
         )
 
@@ -151,13 +156,18 @@ class Components:
         return nullcontext() if self.owner else engine_of_run(self.algorithm, self.policy, self.job, log)
 
     def start(self) -> None:
-        """Makes the current weights the reference, and the first weights of the average."""
+        """Makes the current weights the reference, and the first weights of the average and of the weight sets."""
         ensure_reference(self.policy, self.algorithm)
+        self.weight_sets.start()
         if self.average:
             self.average.restart()
 
 
-def _require_engine_of_owner(algorithm: Algorithm, owner: Components | None) -> None:
+def _require_owner(algorithm: Algorithm, owner: Components | None) -> None:
+    if owner and algorithm.weight_sets:
+        raise ConfigError(
+            "update.weight_sets: a task with policy_of trains the policy of another task: set them in that task"
+        )
     if owner and algorithm.config.rollout.engine != owner.algorithm.config.rollout.engine:
         raise ConfigError(
             "rollout.engine: a task with policy_of has the engine of the policy's owner: set the same one"

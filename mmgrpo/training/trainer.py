@@ -177,7 +177,8 @@ class Trainer:
     def begin(self, context: RunContext) -> None:
         """Prepares the folder, starts the engine, passes earlier lines to the watchdog, and tries the rewards."""
         self._context = context
-        self.job.broadcast_weights([*self.parameters, *(self.critic.parameters if self.critic else ())])
+        further = [*(self.critic.parameters if self.critic else ()), *self.components.weight_sets.parameters]
+        self.job.broadcast_weights([*self.parameters, *further])
         for note in (*idle_mechanisms(self.algorithm), *self.session.begin(self._explanation, self._context.within)):
             self._context.progress.print_line(note)
         context.resources.enter_context(self.components.engine(self.folder.path / ENGINE_LOG))

@@ -2,8 +2,8 @@
 
 With ``policy.reading.states`` the decisions are states of the sampler. Those of ``steps`` also have the values with
 which the clean sample that the network predicts is trained by predictions of others, in the state after the step,
-noised further: ``clean_shift@VIEW(s, g)`` is the mean of (x0 - sg(x0 + s (x0_view - x0_reference)))^2, sg = no gradient,
-and ``clean_distance@VIEW(g)`` that of |sg x0 - x0_view|, where g = 1 takes the guided prediction of the view.
+noised further: ``clean_shift@VIEW(s, g)`` is the mean of (x0 - sg(x0 + s (x0_view - x0_reference)))^2, sg = no
+gradient, and ``clean_distance@VIEW(g)`` that of |sg x0 - x0_view|, where g = 1 takes the guided prediction of the view.
 """
 
 from __future__ import annotations

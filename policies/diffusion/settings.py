@@ -44,13 +44,6 @@ class ReadingSettings(Section):
     A decision's log-probability is minus the network's mean squared error there, times ``weight * sigma**power``.
     """
 
-    states: Literal["sample", "boundaries", "predictions", "steps"] = Field(
-        default="sample",
-        description="sample: the finished sample, at num_levels levels. With a flow-matching scheduler a decision per "
-        "step of the sampler: boundaries, the state after it, noised further; predictions, the same states, whose "
-        "target is the clean sample that the network predicted in the step; steps, the state before it, where the "
-        "network's error is the distance from that prediction",
-    )
     num_levels: int = Field(default=4, ge=1, description="noise levels per sample, one decision each")
     levels: Literal["uniform", "stratified", "logit_normal"] = Field(
         default="stratified",
@@ -65,6 +58,13 @@ class ReadingSettings(Section):
     shared: bool = Field(default=False, description="use the same levels and noise for all members of a group")
     weight: float = Field(default=1.0, gt=0, description="weight of the error in a decision's log-probability")
     power: float = Field(default=0.0, description="p of sigma^p, a further weight of the error")
+    states: Literal["sample", "boundaries", "predictions", "steps"] = Field(
+        default="sample",
+        description="sample: the finished sample, at num_levels levels. With a flow-matching scheduler a decision per "
+        "step of the sampler: boundaries, the state after it, noised further; predictions, the same states, whose "
+        "target is the clean sample that the network predicted in the step; steps, the state before it, where the "
+        "network's error is the distance from that prediction",
+    )
     margin: float = Field(
         default=0.02,
         gt=0,

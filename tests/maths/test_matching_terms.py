@@ -9,8 +9,8 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.matching import matching_errors
-from mmgrpo.maths.terms.group_losses import optimality
-from mmgrpo.methods.group_losses.dgpo import dgpo, group_weight
+from mmgrpo.maths.terms.group_losses import group_weight, optimality
+from mmgrpo.methods.group_losses.dgpo import dgpo
 from mmgrpo.methods.sampling.diffusion_nft import diffusion_nft, negative_error, positive_error
 from mmgrpo.values import Value
 from tests.maths.decision_rows import decisions_at

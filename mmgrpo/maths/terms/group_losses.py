@@ -277,3 +277,17 @@ def optimality(advantage_BT: Tensor, *, limit: float) -> Tensor:
     Shapes: (B, T) -> (B, T).   Source: DiffusionNFT, arXiv:2509.16117.
     """
     return (advantage_BT / (2 * limit) + 0.5).clamp(0, 1)
+
+
+def group_weight(gain_BT: Tensor, mask_BT: Tensor, group_BT: Tensor | None, *, beta: float) -> Tensor:
+    """sigmoid(beta mean_g gain) of each group and column, on its members.
+
+    Source: DGPO, arXiv:2510.08425; TDM-R1, arXiv:2603.07700.
+    Shapes: (B, T), bool (B, T), integer (B, T) -> (B, T).   Raises: ConfigError without groups.
+    """
+    if group_BT is None:
+        raise ConfigError("a weight of groups needs group_BT: give the decisions the groups of their samples")
+    groups = grouped(group_BT[:, 0])
+    gain_TPG, count_TPG = groups.matrix(gain_BT.T), groups.valid(mask_BT.T)
+    mean_TP1 = gain_TPG.where(count_TPG, 0.0).sum(-1, keepdim=True) / count_TPG.sum(-1, keepdim=True).clamp(min=1)
+    return groups.rows((beta * mean_TP1).sigmoid().expand_as(gain_TPG)).T.to(gain_BT)

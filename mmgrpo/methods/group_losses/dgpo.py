@@ -5,18 +5,12 @@ Errors are weighted by advantage, and groups by how far their preference is from
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
-from mmgrpo.maths.group_stats import grouped
 from mmgrpo.maths.terms import GROUP, TERMS, Loss, log_ratio, ratio_of, term
+from mmgrpo.maths.terms.group_losses import group_weight
 from mmgrpo.maths.terms.view_terms import mean_of
 from mmgrpo.values import Value
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @TERMS.register
@@ -45,16 +39,3 @@ def dgpo(decisions: Decisions, *, beta: float = 100.0, clip: float | None = None
     part = mean_of("dgpo", decisions, weight_BT * advantage_BT * error_BT)
     high, low = clipped_BT & (advantage_BT > 0), clipped_BT & (advantage_BT < 0)
     return Loss(part.value, part.diagnostics + Diagnostics(clip_high_count=total(high), clip_low_count=total(low)))
-
-
-def group_weight(gain_BT: Tensor, mask_BT: Tensor, group_BT: Tensor | None, *, beta: float) -> Tensor:
-    """sigmoid(beta mean_g gain) of each group and column, on its members.
-
-    Shapes: (B, T), bool (B, T), integer (B, T) -> (B, T).   Raises: ConfigError without groups.
-    """
-    if group_BT is None:
-        raise ConfigError("dgpo needs group_BT: give the decisions the groups of their samples")
-    groups = grouped(group_BT[:, 0])
-    gain_TPG, count_TPG = groups.matrix(gain_BT.T), groups.valid(mask_BT.T)
-    mean_TP1 = gain_TPG.where(count_TPG, 0.0).sum(-1, keepdim=True) / count_TPG.sum(-1, keepdim=True).clamp(min=1)
-    return groups.rows((beta * mean_TP1).sigmoid().expand_as(gain_TPG)).T.to(gain_BT)

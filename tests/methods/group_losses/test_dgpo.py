@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.methods.group_losses.dgpo import dgpo, group_weight
+from mmgrpo.maths.terms.group_losses import group_weight
+from mmgrpo.methods.group_losses.dgpo import dgpo
 from mmgrpo.values import from_reference, of_view
 from tests.configs.method_rows import ONE_OF_TWO
 from tests.configs.method_steps import Step, assert_loss
