@@ -250,7 +250,7 @@ TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trajectory:
+class SamplerSteps:
     """The steps of a sampler without noise, from the initial noise to the sample.
 
     Attributes:
@@ -284,7 +284,7 @@ class Sample:
             keeps it: the state after the last step, in the layout of the pipeline's scheduler (FLUX: packed tokens).
         latent_size: the arguments of the pipeline's call that set the size it decodes to: ``width``, ``height``,
             ``num_frames``, or the length of audio.
-        trajectory: the steps to the latent, if the policy keeps them for states that are renoised and trained on.
+        sampler_steps: the steps to the latent, if the policy keeps them for states that are renoised and trained on.
         tokens: generated token ids, if the decisions are tokens.
         finished: False if the generation was cut off by its length limit, or is partial.
         is_partial: whether it is unfinished at this step and continues at the next one: no reward is called with it.
@@ -337,7 +337,7 @@ class Sample:
     failure: str | None = None
     is_partial: bool = False
     latent_size: Mapping[str, float] = field(default_factory=dict)
-    trajectory: Trajectory | None = field(default=None, compare=False, repr=False)
+    sampler_steps: SamplerSteps | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_scored(self) -> bool:

@@ -16,7 +16,7 @@ from mmgrpo.samples import Audio as Audio
 from mmgrpo.samples import Example as Example
 from mmgrpo.samples import Prompt as Prompt
 from mmgrpo.samples import Sample as Sample
-from mmgrpo.samples import Trajectory as Trajectory
+from mmgrpo.samples import SamplerSteps as SamplerSteps
 from mmgrpo.samples import Video as Video
 from mmgrpo.scores import Scope as Scope
 from mmgrpo.scores import Score as Score

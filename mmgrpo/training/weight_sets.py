@@ -14,8 +14,8 @@ from typing import Any, final
 from torch import nn
 
 from mmgrpo.algorithm import Algorithm
+from mmgrpo.config.update import WeightSetConfig
 from mmgrpo.config.validating import policy_settings
-from mmgrpo.config.weight_sets import WeightSetConfig
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed

@@ -51,7 +51,7 @@ class SamplerLoop:
         exactness: replay measurements of the first rows of each kind.
         parity: compares rows alone with rows in a batch with longer prompts.
         segments: segment lengths of a rollout, in steps.
-        keeps_steps: whether samples without noise that are trained on keep their trajectory.
+        keeps_steps: whether samples without noise that are trained on keep their steps.
         evaluation_call: overrides the call for deterministic samples that are not renoised and trained on.
         frame_rate: frames per second of videos; None: from the call.
         sampling_rate: of the pipeline's audio, in Hz, if known.
@@ -103,8 +103,8 @@ class SamplerLoop:
                 latents = split_rows(states[0], len(chunk)) if plan.keep_latents and states else None
                 samples = self._samples(chunk, output, latents, call, run, states, plan)
                 if recorder is not None:
-                    trajectories = recorder.trajectories(len(chunk))
-                    samples = [replace(s, trajectory=t) for s, t in zip(samples, trajectories, strict=True)]
+                    steps_of_rows = recorder.by_row(len(chunk))
+                    samples = [replace(s, sampler_steps=t) for s, t in zip(samples, steps_of_rows, strict=True)]
                 plan.emit_samples(samples)
                 outputs += [(row, sample, row_set.params) for row, sample in zip(chunk, samples, strict=True)]
                 num_forwards, T = num_forwards + run.num_forwards, max(T, run.iteration + 1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.self_correction import shifted
-from mmgrpo.types import Sample, Trajectory
+from mmgrpo.types import Sample, SamplerSteps
 
 from .noising import Noised, per_row
 from .pipeline_run import StepCall
@@ -69,11 +69,11 @@ class StepRecorder:
         self.levels.append(step.level.sigma)
         self.end_level = step.next_level.sigma
 
-    def trajectories(self, num_rows: int) -> list[Trajectory]:
+    def by_row(self, num_rows: int) -> list[SamplerSteps]:
         """The steps of each row; a single row has every entry of its states."""
         rows = [slice(row, row + 1) if num_rows > 1 else slice(None) for row in range(num_rows)]
         return [
-            Trajectory(
+            SamplerSteps(
                 state_T=torch.stack([state[row] for state in self.states]),
                 clean_T=torch.stack([clean[row].cpu() for clean in self.clean]),
                 level_T=tuple(self.levels),
@@ -84,15 +84,15 @@ class StepRecorder:
 
 
 def steps_of(sample: Sample, latent: Tensor) -> tuple[SamplerStep, ...]:
-    """The steps of a sample that ends on its latent. Raises DataError for a sample without a trajectory."""
-    trajectory = sample.trajectory
-    if trajectory is None:
+    """The steps of a sample that ends on its latent. Raises DataError for a sample without a recorded."""
+    recorded = sample.sampler_steps
+    if recorded is None:
         raise DataError(
             f"{SETTING}: the sample of prompt {sample.group}, member {sample.member}, has no recorded steps: only "
             "samples of a step are trained on so; use states: sample for images of the data"
         )
-    states = [*trajectory.state_T, latent]
-    levels = [*trajectory.level_T, trajectory.end_level]
+    states = [*recorded.state_T, latent]
+    levels = [*recorded.level_T, recorded.end_level]
     return tuple(
         SamplerStep(
             state=states[t].float(),
@@ -101,7 +101,7 @@ def steps_of(sample: Sample, latent: Tensor) -> tuple[SamplerStep, ...]:
             level=levels[t],
             next_level=levels[t + 1],
         )
-        for t, clean in enumerate(trajectory.clean_T)
+        for t, clean in enumerate(recorded.clean_T)
     )
 
 

@@ -72,6 +72,19 @@ def tdm_r1(decisions: Decisions, *, guidance: float = 0.3, fake: str = "fake", s
     return mean_of("tdm_r1", decisions, score_BT + guidance * guide_BT + (1 - guidance) * reward_BT)
 
 
+@TERMS.register
+@term(values=(REFERENCE_DISTANCE,))
+def tdm_r1_score(decisions: Decisions, *, penalty: float = 0.02) -> Loss:
+    """The score of the samples: its error on them, and its squared distance from the reference.
+
+    L = sum v (e + p D), e the error, D the squared distance of the prediction from the reference's.
+
+    Units: squared latents; penalty is dimensionless.
+    Source: TDM-R1, arXiv:2603.07700, and its code (Luo-Yihong/TDM-R1, ``train_tdmr1_pub.py``, loss_fake).
+    """
+    return mean_of("tdm_r1_score", decisions, penalty * decisions[REFERENCE_DISTANCE] - decisions.logprob_BT)
+
+
 def _check_surrogate(beta: float, clip: float, threshold: float, penalty: float) -> None:
     if min(beta, clip, threshold) <= 0 or penalty < 0:
         raise ConfigError(

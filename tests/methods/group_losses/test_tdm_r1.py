@@ -112,10 +112,10 @@ class Step:
     """A step of a sample, noised further by the authors' formulas."""
 
     def __init__(self, sample: Sample, step: int, *, member: int, low: float = 0.0) -> None:
-        trajectory = sample.trajectory
-        assert trajectory is not None
+        recorded = sample.sampler_steps
+        assert recorded is not None
         assert sample.latent is not None
-        levels, states = [*trajectory.level_T, trajectory.end_level], [*trajectory.state_T, sample.latent]
+        levels, states = [*recorded.level_T, recorded.end_level], [*recorded.state_T, sample.latent]
         self.text, self.level, self.next_level = sample.prompt.text, levels[step], levels[step + 1]
         self.state, self.next_state = states[step].float(), states[step + 1].float()
         uniform, self.noise = draws(sample.group, member, step, self.state.shape)
@@ -238,13 +238,13 @@ def surrogate_loss(
         dsm, old, ref, distance = dsm_BT[:, j], old_BT[:, j], ref_BT[:, j], distance_BT[:, j]
         ratio = torch.exp(-dsm + old)
         should_clip = torch.where(advantage_B > 0, ratio > 1 + clip, ratio < 1 - clip)
-        kept = torch.where(should_clip, dsm.detach(), dsm)
-        ref_ratio = torch.exp(-kept + ref)
+        stopped = torch.where(should_clip, dsm.detach(), dsm)
+        ref_ratio = torch.exp(-stopped + ref)
         too_far = (distance > threshold) & torch.where(advantage_B > 0, ref_ratio > 1, ref_ratio < 1)
-        kept = torch.where(too_far, kept.detach(), kept)
-        terms = (advantage_B * beta * (kept.detach() - ref.detach()) / 2).reshape(-1, 2).sum(1)
+        stopped = torch.where(too_far, stopped.detach(), stopped)
+        terms = (advantage_B * beta * (stopped.detach() - ref.detach()) / 2).reshape(-1, 2).sum(1)
         weights = torch.sigmoid(terms).repeat_interleave(2)
-        dgpo_loss = (weights * advantage_B * kept).mean()
+        dgpo_loss = (weights * advantage_B * stopped).mean()
         probability = (j + 1) / sum(range(1, num_steps + 1))
         loss = loss + probability * (j + 1) / num_steps * (dgpo_loss + penalty * distance.mean())
     return loss
@@ -287,7 +287,7 @@ def test_surrogate_gradient_is_that_of_the_authors_code() -> None:
     items, hand = samples_of(policy), Hand("sd3", policy)
     rows = steps_of_rows(items, shared=True, low=0.125)
     with_sets(policy, ("surrogate", "surrogate_average"))
-    numbers = {"beta": 10.0, "clip": 0.02, "threshold": 2e-3, "penalty": 1e-3}
+    numbers = {"beta": 10.0, "clip": 0.1, "threshold": 0.03, "penalty": 1e-3}
 
     def targets(step: Step) -> Tensor:
         to_noise = (step.tau + step.next_level**2 * step.alpha / (1 - step.next_level)) / step.beta
@@ -407,8 +407,6 @@ def test_each_step_trains_the_three_sets(uninterrupted: Trainer) -> None:
         # guided prediction; for the score, reading, the score and the reference; for the surrogate, reading, and twice,
         # as groups are weighed first, the surrogate, its slow copy and the reference
         assert line["count/forwards_per_sample"] == pytest.approx(3 * (2 + 7 + 3 + 7))
-    assert lines[0]["weight_sets/fake/velocity_mse_reference_mean"] == 0
-    assert lines[2]["weight_sets/fake/velocity_mse_reference_mean"] > 0
     assert {line["weight_sets/fake/lr"] for line in lines} == {3e-4}
     # at the first step the copy keeps 0.001 of the reference, and at the next 0.002 of itself
     key = next(key for key in steps[0] if "kept/surrogate/" in key and "lora_B" in key)
