@@ -55,7 +55,8 @@ def cost_rows(
     if of_tokens or (config.policy is not None and (settings is None or "call" not in settings)):
         yield "forwards", "counted by the policy as it runs: count/forwards_per_sample in metrics.jsonl"
         return
-    num_steps, num_levels = num_steps_of(settings, "call"), _num_levels(settings)
+    num_steps = num_steps_of(settings, "call")
+    num_levels = num_levels_of(settings, num_steps)
     if num_steps is None and config.rollout.tree is not None:
         yield "forwards", "the states of a tree are counted once policy.call.num_inference_steps is known"
         return
@@ -68,6 +69,7 @@ def cost_rows(
     counted = forwards_per_sample(algorithm, num_steps, num_levels)
     views = " and ".join(counted.view_names)
     parts = {"rollout": counted.rollout, "values": counted.values, views: counted.views}
+    parts |= {"weight sets": counted.weight_sets}
     parts = {name: count for name, count in parts.items() if count != StepForwards(0, 0)} | {"update": counted.update}
     text = ", ".join(f"{name} {_count_text(count, num_steps)}" for name, count in parts.items())
     if num_steps is not None and counted.rollout is not None:
@@ -96,12 +98,14 @@ def _call(settings: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
     return {} if settings is None else settings.get(name, {})
 
 
-def _num_levels(settings: Mapping[str, Any] | None) -> int | None:
-    return None if settings is None else settings.get("reading", {}).get("num_levels")
+def num_levels_of(settings: Mapping[str, Any] | None, num_steps: int | None) -> int | None:
+    """The number of renoised decisions of a sample: one per noise level, or per step of the sampler; None: unknown."""
+    reading = {} if settings is None else settings.get("reading", {})
+    return reading.get("num_levels") if reading.get("states", "sample") == "sample" else num_steps
 
 
 def _trained_forwards(counted: SampleForwards) -> StepForwards:
-    return counted.values + counted.views + counted.update
+    return counted.values + counted.views + counted.update + counted.weight_sets
 
 
 def _sampling_cost(case: SimulatedRounds, counted: SampleForwards, num_steps: int, num_levels: int | None) -> float:

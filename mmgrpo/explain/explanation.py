@@ -353,6 +353,12 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
     if update.ema:
         due = _plural(update.ema.every, "update") + (f", {update.ema.times} times" if update.ema.times > 1 else "")
         yield "average", f"decay = min((1 + n) / (10 + n), {update.ema.decay:g}), every {due}; evaluations use it"
+    for name, section in update.weight_sets.items():
+        terms = ", ".join(term.name for term in section.terms)
+        states = f", on {section.reading['states']}" if "states" in section.reading else ""
+        follows = f"; {name}_average follows" if section.average else ""
+        lr = section.optimizer.over(optimizer).lr
+        yield f"weights {name}", f"{terms}{states}; {_plural(section.updates, 'update')} before, lr = {lr:g}{follows}"
     if config.update.warmup:
         updates = _plural(config.update.warmup.steps, "supervised update")
         yield "warm-up", f"{updates} of {_plural(config.update.warmup.batch_size, 'example')} before the first step"

@@ -59,6 +59,7 @@ class SampleForwards:
         views: of other weights: the frozen reference, and other named weights.
         update: with grad, each followed by a backward.
         view_names: names of the views.
+        weight_sets: all of the updates of further weights, those with grad among them.
     """
 
     rollout: StepForwards | None
@@ -66,6 +67,7 @@ class SampleForwards:
     views: StepForwards
     update: StepForwards
     view_names: tuple[str, ...] = ()
+    weight_sets: StepForwards = StepForwards(0, 0)
 
 
 def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels: int | None = None) -> SampleForwards:
@@ -124,7 +126,19 @@ def forwards_per_sample(algorithm: Algorithm, num_steps: int | None, num_levels:
         views=per_pass.times(per_view * len(in_loss) + len(frozen - in_credit) + sum(map(len, credit_views))),
         update=per_pass.times(passes),
         view_names=tuple(sorted({*in_loss, *frozen, *in_credit})),
+        weight_sets=per_pass.times(_weight_set_passes(algorithm)),
     )
+
+
+def _weight_set_passes(algorithm: Algorithm) -> float:
+    """Passes of the updates of weight sets: renoised rows are read first, and values that couple decisions precede."""
+    renoised = algorithm.config.rollout.training_states == "renoised"
+    passes = 0.0
+    for name, section in algorithm.config.update.weight_sets.items():
+        objective = algorithm.weight_sets[name].objective
+        per_update = (1 + len(objective.views - {OLD})) * (2 if objective.needs_values else 1)
+        passes += section.updates * (renoised + per_update)
+    return passes
 
 
 def _generates(algorithm: Algorithm) -> bool:

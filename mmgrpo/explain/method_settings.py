@@ -66,7 +66,8 @@ def _rows(label: str, method: MethodConfig, published: Values, values: Values) -
     others = {key: at(plain, key) for key, value in settings.items() if at(plain, key, value) != value}
     if others:
         values_text = (
-            f"{key} {'not set' if value is None else f'= {_value_or_none(value)}'}" for key, value in others.items()
+            f"{key} {'not set' if value in (None, {}) else f'= {_value_or_none(value)}'}"
+            for key, value in others.items()
         )
         yield "plain GRPO", f"has {', '.join(values_text)}"
     if method.needs:

@@ -16,7 +16,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.registry import outline_of
 from mmgrpo.config.validating import policy_settings
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.costs import num_steps_of
+from mmgrpo.explain.costs import num_levels_of, num_steps_of
 from mmgrpo.explain.forward_counts import forwards_per_sample
 from mmgrpo.explain.measured_passes import cache_file, read_passes, write_passes
 from mmgrpo.explain.memory_meter import Passes, passes_of
@@ -384,12 +384,16 @@ def _forwards(config: RunConfig) -> tuple[float, float, float]:
         counted = (
             None
             if num_steps is None
-            else forwards_per_sample(Algorithm.of(config), num_steps, settings["reading"]["num_levels"])
+            else forwards_per_sample(Algorithm.of(config), num_steps, num_levels_of(settings, num_steps))
         )
         if num_steps is None or counted is None or counted.rollout is None:
             raise ConfigError("predicting the time needs the number of steps: set policy.call.num_inference_steps")
-        no_grad = counted.values.at(num_steps) + counted.views.at(num_steps)
-        return counted.rollout.at(num_steps), no_grad, counted.update.at(num_steps)
+        grad = counted.update.at(num_steps)
+        of_sets = sum(section.updates for section in config.update.weight_sets.values()) * grad / config.update.epochs
+        no_grad = (
+            counted.values.at(num_steps) + counted.views.at(num_steps) + counted.weight_sets.at(num_steps) - of_sets
+        )
+        return counted.rollout.at(num_steps), no_grad, grad + of_sets
     objective, passes = Algorithm.of(config).objective, float(config.update.epochs)
     values = 0.0
     if objective.needs_values:

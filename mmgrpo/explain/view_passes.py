@@ -19,10 +19,17 @@ def view_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     through = algorithm.objective.through
     for name in sorted(algorithm.views_read().keys() - {REFERENCE}):
         section = algorithm.config.objective.views.get(name)
-        weights = "the saved weights of that name" if section is None else _view_text(section)
+        named = (
+            "the weights of update.weight_sets" if _is_weight_set(algorithm, name) else "the saved weights of that name"
+        )
+        weights = named if section is None else _view_text(section)
         with_grad = ", and one with gradient" if name in through else ""
         passes = EVERY_PASS if name in algorithm.objective.views_with_logits else _passes_text(section)
         yield f"view {name}", f"{weights}; {passes}{with_grad}"
+
+
+def _is_weight_set(algorithm: Algorithm, name: str) -> bool:
+    return name.removesuffix("_average") in algorithm.weight_sets
 
 
 def frozen_views(config: RunConfig) -> frozenset[str]:
@@ -42,7 +49,8 @@ def reads_reference(algorithm: Algorithm) -> bool:
     Raises:
         ConfigError: as ``Algorithm.at`` and ``Algorithm.views_read``.
     """
-    return algorithm.config.update.reference is not None or compares_with_reference(algorithm)
+    is_read = algorithm.config.update.reference is not None or bool(algorithm.weight_sets)
+    return is_read or compares_with_reference(algorithm)
 
 
 def compares_with_reference(algorithm: Algorithm) -> bool:
