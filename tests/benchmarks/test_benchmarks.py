@@ -151,6 +151,7 @@ UNCOUNTED = {
     "diffusion-dpo": "renoised",
     "diffusion-nft": "positive_error",
     "promptecho": "renoised",
+    "tdm-r1": "clean_shift",
 }
 """Methods that train on other decisions than each step of each sample, and a part of the message about that."""
 

@@ -91,6 +91,7 @@ def test_expected_methods_ship() -> None:
         "flow-dppo",
         "g2rpo",
         "sage-grpo",
+        "tdm-r1",
         "tempflow-grpo",
     }
     any_kind = {"grpo", "dr-grpo", "dapo", "gspo", "cispo", "sapo", "gmpo", "gpg", "luspo", "bnpo", "vespo", "rloo"}

@@ -62,7 +62,8 @@ PEER = Peer(
     },
     replacements={
         "train.trainer_type": (
-            "a method in include: methods/flow-grpo, methods/diffusion-nft, methods/awm, methods/dgpo or methods/crd"
+            "a method in include: methods/flow-grpo, methods/diffusion-nft, methods/awm, methods/dgpo, methods/crd or "
+            "methods/tdm-r1"
         ),
         "model.model_type": texts.CLASS,
         "train.gradient_accumulation_steps": "update.minibatches, the number of updates",
