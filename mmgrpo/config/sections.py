@@ -58,7 +58,10 @@ def unknown_keys(model: type[BaseModel], values: Mapping[str, Any], prefix: str 
         kinds = (field.annotation, *typing.get_args(field.annotation))
         inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
         if inner is not None and isinstance(value, Mapping):
-            yield from unknown_keys(inner, value, f"{prefix}{key}.")
+            is_named = typing.get_origin(field.annotation) is dict  # of sections that users name
+            for name, part in value.items() if is_named else [("", value)]:
+                if isinstance(part, Mapping):
+                    yield from unknown_keys(inner, part, f"{prefix}{key}.{name}." if name else f"{prefix}{key}.")
 
 
 def updated(section: Part, key: str, value: Any) -> Part:
