@@ -42,6 +42,7 @@ from mmgrpo.training.critic import with_critic_values
 from mmgrpo.training.optimizer import Average
 from mmgrpo.training.request_sampling import sample_requests
 from mmgrpo.training.views import Views
+from mmgrpo.training.weight_sets import create_weight_sets
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 from mmgrpo.values import DRIFT, REFERENCE, VALUE
 
@@ -106,6 +107,7 @@ def examine(
 def _views(algorithm: Algorithm, policy: Policy, rollout: Rollout, device: torch.device | None) -> Views:
     config = algorithm.config
     average = Average(policy.trainable, config.update.ema) if config.update.ema else None
+    create_weight_sets(algorithm, policy)
     views = build_views(algorithm, policy, device=device or "cpu", average=average)
     ones_B = torch.ones(len(rollout.samples), dtype=torch.float64)
     return Views(views, policy, rollout, reward_B=ones_B, scored_B=ones_B.bool(), seed=config.seed)
@@ -213,6 +215,7 @@ def _updates(subject: CheckedPolicy, rollout_s: float, device: torch.device | No
         checks["turns"] = lambda: turn_gaps(subject)
     if REFERENCE in subject.objective.views:
         checks["reference"] = lambda: reference_is_untrained(subject)
+    if subject.objective.kl_beta > 0:
         checks["KL gradient"] = lambda: kl_gradient(subject)
     if DRIFT in subject.objective.values:
         checks["drift"] = lambda: stored_drift(subject)

@@ -53,10 +53,9 @@ class WeightSets:
         Raises:
             ConfigError: the policy cannot have further weights, or no other loss reads a set.
         """
-        self._policy, self._job = policy, job
+        self._algorithm, self._policy, self._job = algorithm, policy, job
         self._optimizers: dict[str, GuardedOptimizer] = {}
         self.parameters: list[nn.Parameter] = []
-        self._averages: list[str] = []
         if not algorithm.weight_sets:
             return
         _require_readers(algorithm)
@@ -75,15 +74,10 @@ class WeightSets:
                 )
             if weight_set.average is not None:
                 weights.store(_average_of(name))
-        self._averages = [name for name, part in algorithm.weight_sets.items() if part.average is not None]
 
     def start(self) -> None:
         """Makes the reference the weights of all sets, and of the copies that follow them, before the first step."""
-        for name in self._optimizers:
-            weights = _weights_of(self._policy)
-            with weights.training(name, restart=True):
-                if name in self._averages:
-                    weights.store(_average_of(name))
+        create_weight_sets(self._algorithm, self._policy)
 
     def update(
         self,
@@ -157,6 +151,23 @@ class WeightSets:
                 f"{rollout.shape[1]}: set as many"
             )
         return replace(renoised, samples=rollout.samples).keep(rollout.mask_BT)
+
+
+def create_weight_sets(algorithm: Algorithm, policy: Policy) -> None:
+    """Makes the reference the weights of all sets, and of the copies that follow them.
+
+    Args:
+        algorithm: of the run.
+        policy: the policy, before its first step.
+
+    Raises:
+        ConfigError: the policy cannot have further weights.
+    """
+    for name, weight_set in algorithm.weight_sets.items():
+        weights = _weights_of(policy)
+        with weights.training(name, restart=True):
+            if weight_set.average is not None:
+                weights.store(_average_of(name))
 
 
 def _average_of(name: str) -> str:
