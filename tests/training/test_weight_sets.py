@@ -12,6 +12,8 @@ from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
 from mmgrpo import Trainer
+from mmgrpo.config import RunConfig
+from mmgrpo.config.sections import unknown_keys
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policy import SupportsNamedWeights
 from mmgrpo.types import OffPolicySample, Plan, Prompt, Sample
@@ -111,6 +113,11 @@ def test_sets_of_a_language_policy_train(tmp_path: Path) -> None:
 
 def test_without_sets_no_metric_is_added(tmp_path: Path) -> None:
     assert not [key for key in lines(run(tmp_path))[0] if "weight_sets" in key]
+
+
+def test_unknown_keys_of_a_set_are_found() -> None:
+    sections = {"copy": {"terms": ENTROPY, "optimiser": {}}, "other": {"optimizer": {"rate": 1.0, "lr": 1.0}}}
+    assert list(unknown_keys(RunConfig, {"update": {"weight_sets": sections}})) == ["update.weight_sets.copy.optimiser"]
 
 
 SETS: list[tuple[dict[str, Any], str]] = [
