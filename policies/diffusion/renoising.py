@@ -140,6 +140,8 @@ class Renoiser:
         for shared in {id(row_call): row_call for row_call in calls}.values():
             self.parity.ensure([row for row, row_call in zip(rows, calls, strict=True) if row_call is shared], shared)
         states = self._states(items, examples, rows, calls)
+        finite_B = torch.tensor([bool(state.isfinite().all()) for state in states])  # others fail, and train nothing
+        states = [state.nan_to_num(0.0, 0.0, 0.0) for state in states]
         clean_samples = tuple(_decisions(*each, reading) for each in zip(items, rows, states, strict=True))
         T = len(clean_samples[0])
         _require_lengths(items, [len(samples) for samples in clean_samples])
@@ -153,7 +155,7 @@ class Renoiser:
             samples=[item.sample for item in items],
             prompt_index_B=torch.tensor([row.group for row in rows]),
             old_logprob_BT=torch.zeros(B, T),
-            mask_BT=torch.ones(B, T, dtype=torch.bool),
+            mask_BT=finite_B[:, None].expand(B, T).clone(),
             state_BT=torch.arange(B * T).reshape(B, T),
             segment_BT=torch.arange(T).expand(B, T),
             trace=trace,

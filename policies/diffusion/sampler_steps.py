@@ -91,7 +91,7 @@ def steps_of(sample: Sample, latent: Tensor) -> tuple[SamplerStep, ...]:
             f"{SETTING}: the sample of prompt {sample.group}, member {sample.member}, has no recorded steps: only "
             "samples of a step are trained on so; use states: sample for images of the data"
         )
-    states = [*recorded.state_T, latent]
+    states = [state.nan_to_num(0.0, 0.0, 0.0) for state in (*recorded.state_T, latent)]  # of samples that failed
     levels = [*recorded.level_T, recorded.end_level]
     return tuple(
         SamplerStep(
@@ -101,7 +101,7 @@ def steps_of(sample: Sample, latent: Tensor) -> tuple[SamplerStep, ...]:
             level=levels[t],
             next_level=levels[t + 1],
         )
-        for t, clean in enumerate(recorded.clean_T)
+        for t, clean in enumerate(recorded.clean_T.nan_to_num(0.0, 0.0, 0.0))
     )
 
 

@@ -124,6 +124,18 @@ def test_guidance_is_part_of_the_prediction() -> None:
 
 
 @pytest.mark.nightly
+def test_samples_without_finite_latents_are_not_trained_on() -> None:
+    policy = measured_policy_of("sd3", reading=READING)
+    samples = latents_of(policy)
+    expected = policy.read(samples, seed=SEED).old_logprob_BT[0]
+    latent = samples[1].sample.latent
+    assert latent is not None
+    failed = replace(samples[1], sample=replace(samples[1].sample, latent=torch.full_like(latent, torch.nan)))
+    rollout = policy.read([samples[0], failed], seed=SEED)
+    assert rollout.mask_BT.tolist() == [[True] * T, [False] * T]
+    torch.testing.assert_close(rollout.old_logprob_BT[0], expected, rtol=1e-5, atol=1e-7)
+
+
 def test_noise_depends_on_keys_and_can_be_shared_by_a_group() -> None:
     policy = measured_policy_of("sd3", reading=READING)
     samples = latents_of(policy)
