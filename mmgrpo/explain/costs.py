@@ -100,7 +100,7 @@ def _call(settings: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
 
 def num_levels_of(settings: Mapping[str, Any] | None, num_steps: int | None) -> int | None:
     """The number of renoised decisions of a sample: one per noise level, or per step of the sampler; None: unknown."""
-    reading = {} if settings is None else settings.get("reading", {})
+    reading: Mapping[str, Any] = {} if settings is None else settings.get("reading", {})
     return reading.get("num_levels") if reading.get("states", "sample") == "sample" else num_steps
 
 

@@ -33,7 +33,8 @@ KL = {"name": "divergence", "form": "k2", "view": "copy"}
 def run(output: Path, *, lora: bool = True, **changes: Any) -> Trainer:
     torch.manual_seed(0)  # of fresh adapters
     policy = make_policy(**({"lora": LORA} if lora else {}))
-    return test_trainer.run(output, policy, **{"steps": 1, "update": {}, "objective": {}, **changes})
+    values: dict[str, Any] = {"steps": 1, "update": {}, "objective": {}, **changes}
+    return test_trainer.run(output, policy, **values)
 
 
 def with_set(weight: float = 0.0, **section: Any) -> dict[str, Any]:
