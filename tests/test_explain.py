@@ -235,6 +235,8 @@ def test_selections_alone_take_values_first() -> None:
     assert lines["coupled values"].startswith("a pass before every update of a rollout but the first")
     assert lines["coupled values"].endswith("selections read all values first")
     assert lines["skipped"].startswith("decisions without an advantage or a weight take no forward")
+    every_decision = {"surrogate": None, "terms": ({"name": "dgpo"},), "kl": {"beta": 0}}
+    assert "skipped" not in rows(changed(objective=every_decision))
     assert (
         "pass before every update: "
         in rows(changed(objective={"selections": ({"name": "top_entropy", "share": 0.2},), "kl": {"beta": 0}}))[

@@ -50,6 +50,8 @@ def test_bytes_by_hand() -> None:
     # 2 (6 + 3) + 4 = 22 numbers of 4 bytes; 6 parameters whose steps are counted
     assert (complete.trained, complete.gradients, complete.average, complete.copies) == (88, 88, 88, 88)
     assert (complete.moments, complete.total) == (2 * 88 + 6 * 4, 4 * 88 + 2 * 88 + 24)
+    sets = resident_memory([module], copied=[module], num_sets=2, num_set_averages=1)
+    assert (sets.weight_sets, sets.copies) == (2 * (88 + 2 * 88 + 24) + 88, 0)
     parts = resident_memory([module], sharded=[module], num_processes=2)
     # of 3 rows the larger part is 2: 2 (2 * 2 + 2) + 4 = 16 numbers
     assert parts.trained == 64

@@ -386,6 +386,25 @@ def test_compiled_blocks_are_sharded(family: str, weights: str, tmp_path: Path) 
     assert result == {name: pytest.approx([0.0, 0.0, 0.0], abs=1e-5)}
 
 
+def error_of_weight_sets(folder: Path, names: Sequence[str]) -> str:
+    """The error of further trained weights of a sharded policy."""
+    ask(in_parts=True)
+    job = Job(Accelerator())
+    assert job.sharding is not None
+    policy = tiny_policies.policy_of(names[0])
+    policy.shard(job.sharding.shard)
+    with pytest.raises(ConfigError) as raised, policy.weights.training("copy"):
+        pass
+    job.barrier()
+    return str(raised.value)
+
+
+@pytest.mark.nightly
+def test_weight_sets_of_a_sharded_policy_are_an_error(tmp_path: Path) -> None:
+    message = on_two(tmp_path, ("sd3",), function="error_of_weight_sets")
+    assert message.startswith("update.weight_sets needs complete weights in every process, and these are sharded")
+
+
 def test_unsupported_sharding_raises() -> None:
     accelerator = Accelerator(cpu=True)
     with pytest.raises(ConfigError, match="set fsdp_version: 2"):

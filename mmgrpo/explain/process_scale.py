@@ -154,7 +154,7 @@ class ProcessPlan:
         """The memory of each process."""
         outline, parts = self.outline, self._parts(engine)
         full = [] if self._lora else [outline.modules[name] for name in outline.trained]
-        sizes = sum(block_sizes(parts))
+        sizes, sets = sum(block_sizes(parts)), self.config.update.weight_sets
         return ProcessMemory(
             resident=resident_memory(
                 outline.modules.values(),
@@ -163,6 +163,8 @@ class ProcessPlan:
                 num_processes=self.num_processes,
                 averages=self.config.update.ema is not None,
                 num_copies=self.num_copies,
+                num_sets=len(sets),
+                num_set_averages=sum(section.average is not None for section in sets.values()),
                 moments_of=getattr(optimizer_factory(self.config.update.optimizer), "state_bytes", None),
                 stored_bytes=outline.stored_bytes,
                 offloaded=outline.offloaded,
@@ -353,6 +355,7 @@ def scale_rows(plan: ProcessPlan, speed: MachineSpeed, engine: ShardingEngine) -
         "moments": resident.moments,
         "average": resident.average,
         "copies": resident.copies,
+        "weight sets": resident.weight_sets,
         "blocks gathered in the rollout": memory.rollout_blocks,
         "in the update": memory.update_blocks,
         "a layer from the host": memory.loaded,

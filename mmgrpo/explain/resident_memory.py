@@ -27,6 +27,7 @@ class ResidentMemory:
         average: moving average of the trained weights, if ``update.ema`` is set.
         copies: float32 copies of the weights and buffers of fully trained modules, one per name of saved weights
             including the reference. Adapters need none: they are switched off.
+        weight_sets: the sets of ``update.weight_sets`` with their moments, and their averages: adapters, or copies.
     """
 
     trained: int
@@ -36,6 +37,7 @@ class ResidentMemory:
     moments: int
     average: int
     copies: int
+    weight_sets: int = 0
 
     @property
     def total(self) -> int:
@@ -51,6 +53,8 @@ def resident_memory(
     num_processes: int = 1,
     averages: bool = False,
     num_copies: int = 0,
+    num_sets: int = 0,
+    num_set_averages: int = 0,
     moments_of: Callable[[Sequence[int]], int] | None = None,
     stored_bytes: Mapping[nn.Module, int] = MappingProxyType({}),
     offloaded: Sequence[nn.Module] = (),
@@ -64,6 +68,8 @@ def resident_memory(
         num_processes: number of processes.
         averages: whether there is a moving average.
         num_copies: number of copies.
+        num_sets: number of further trained weight sets.
+        num_set_averages: number of averages of these.
         moments_of: shape of a trained weight -> bytes of the optimizer's state, for one that does not support sharding;
             None: AdamW.
         stored_bytes: bytes of the weights of quantized layers.
@@ -81,6 +87,11 @@ def resident_memory(
     copied_parameters = _unique(parameter for module in copied for parameter in module.parameters())
     copy_bytes = sum(_local_size(parameter, sharded_ids, num_processes) for parameter in copied_parameters)
     copy_bytes += sum(map(_size, _unique(buffer for module in copied for buffer in module.buffers())))
+    moments = (
+        2 * trained_bytes + STEP_BYTES * len(sizes)
+        if moments_of is None
+        else sum(moments_of(parameter.shape) for parameter in parameters if parameter.requires_grad)
+    )
     return ResidentMemory(
         trained=trained_bytes,
         frozen=sum(
@@ -91,11 +102,10 @@ def resident_memory(
         - sum(frozen_in_layers(offloaded)),
         buffers=sum(map(_size, _unique(buffer for module in modules for buffer in module.buffers()))),
         gradients=trained_bytes,
-        moments=2 * trained_bytes + STEP_BYTES * len(sizes)
-        if moments_of is None
-        else sum(moments_of(parameter.shape) for parameter in parameters if parameter.requires_grad),
+        moments=moments,
         average=trained_bytes if averages else 0,
         copies=num_copies * copy_bytes,
+        weight_sets=num_sets * moments + (num_sets + num_set_averages) * (copy_bytes or trained_bytes),
     )
 
 

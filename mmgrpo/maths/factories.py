@@ -65,7 +65,10 @@ def factory(
             if check is not None:
                 check(**arguments["check"])
             fields = declared | {name: value(**arguments[name]) for name, value in computed.items()}
-            fields |= {name: partial(value, **arguments[name]) for name, value in functions.items()}
+            fields |= {
+                name: partial(value, **arguments[name]) if names_of[name] else value
+                for name, value in functions.items()
+            }
             fields[field] = partial(function, **{name: bound.kwargs[name] for name in parameter_names})
             return record(**fields)
 

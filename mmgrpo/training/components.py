@@ -166,7 +166,7 @@ class Components:
 def _require_owner(algorithm: Algorithm, owner: Components | None) -> None:
     if owner and algorithm.weight_sets:
         raise ConfigError(
-            "update.weight_sets: a task with policy_of trains the policy of another task: set them in that task"
+            "update.weight_sets: a policy that several tasks train has no further weights: remove them, or policy_of"
         )
     if owner and algorithm.config.rollout.engine != owner.algorithm.config.rollout.engine:
         raise ConfigError(

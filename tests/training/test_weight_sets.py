@@ -11,7 +11,7 @@ from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
-from mmgrpo import Trainer
+from mmgrpo import MixedTrainer, Trainer
 from mmgrpo.config import RunConfig
 from mmgrpo.config.sections import unknown_keys
 from mmgrpo.errors import ConfigError, DataError
@@ -50,6 +50,23 @@ def weights_of(trainer: Trainer, name: str) -> Tensor:
     assert isinstance(policy, SupportsNamedWeights)
     with policy.weights.training(name):
         return weights(trainer)
+
+
+def mixed(output: Path, *, owner: dict[str, Any], guest: dict[str, Any]) -> MixedTrainer:
+    """Two tasks that train one policy."""
+    rollout = {"prompts_per_step": 2, "group_size": 2}
+    tasks = {
+        "one": {"rollout": rollout, **owner},
+        "other": {"rollout": {**rollout, "task": {"policy_of": "one"}}, **guest},
+    }
+    values = {"about": {"name": "two"}, "output": str(output), "steps": 1, "tasks": tasks}
+    rewards, prompts = {"brightness": brightness}, digit_prompts()
+    return MixedTrainer(
+        values,
+        policies={"one": make_policy(lora=LORA)},
+        rewards={"one": rewards, "other": rewards},
+        prompts={"one": prompts, "other": prompts},
+    )
 
 
 def alone(output: Path, *, lora: bool = True, epochs: int = 1, **optimizer: Any) -> Trainer:
@@ -178,3 +195,8 @@ def test_samples_of_the_data_have_no_steps() -> None:
     sample = Sample(prompt, 0, 0, latent=torch.zeros(1, 4, 8, 8))
     with pytest.raises(DataError, match=r"has no recorded steps.*use states: sample"):
         policy.read([OffPolicySample(sample=sample)], seed=0, plan=Plan())
+
+
+def test_policy_of_several_tasks_has_no_sets(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"update.weight_sets: a policy that several tasks train has no further"):
+        mixed(tmp_path, owner=with_set(), guest={"objective": with_set()["objective"]})
