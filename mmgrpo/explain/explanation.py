@@ -177,12 +177,12 @@ def _engine_row(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:
     values = settings or policy.settings
-    line = f"{policy.name} {values.get('model') or ''}".rstrip()
-    if settings is None or "lora" not in settings:
-        return line
-    lora = settings["lora"]
-    trained = "every weight" if lora is None else f"LoRA, rank {lora['rank']}, alpha {lora['alpha']:g}"
-    return "; ".join([line, f"trains {trained}", *_quantization(settings.get("quantization_config"))])
+    parts = [f"{policy.name} {values.get('model') or ''}".rstrip()]
+    if settings is not None and "lora" in settings:
+        lora = settings["lora"]
+        trained = "every weight" if lora is None else f"LoRA, rank {lora['rank']}, alpha {lora['alpha']:g}"
+        parts.append(f"trains {trained}")
+    return "; ".join([*parts, *_quantization(values.get("quantization_config"))])
 
 
 def _quantization(values: Mapping[str, Any] | None) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -208,9 +209,11 @@ class LanguageSettings(Section):
             trained = f"LoRA on the language model, rank {self.lora.rank}, alpha {self.lora.alpha:g}"
         else:
             trained = "the language model" if self.freeze_vision else "every weight"
+        system = () if self.system is None else (("system", f"of prompts without one: {shorten(self.system, 200)}"),)
         return [
             ("trained", trained),
             ("sampling", f"{warmth}; {support}; at most {self.max_new_tokens} tokens"),
+            *system,
             ("prompt", f"read once per group in the rollout; in the update {self._update_reading()}"),
         ]
 
