@@ -232,10 +232,10 @@ def test_a_sampler_that_changes_the_marginals_is_marked() -> None:
 def test_weights_in_4_bit_and_the_system_turn_of_a_language_policy_are_rows() -> None:
     quantized = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     policy = {"name": "language", "model": "tiny", "lora": {}, "quantization_config": quantized, "system": "Be  brief."}
-    lines = rows(changed(policy=policy))
+    lines = rows(validated({"policy": policy}))
     assert lines["policy"] == "language tiny; frozen weights in 4 bit"
     assert lines["system"] == "of prompts without one: Be brief."
-    assert "system" not in rows(changed(policy={"name": "language", "model": "tiny"}))
+    assert "system" not in rows(validated({"policy": {"name": "language", "model": "tiny"}}))
 
 
 def test_selections_alone_take_values_first() -> None:
