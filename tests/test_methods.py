@@ -243,6 +243,14 @@ def test_methods_for_a_problem_have_its_word() -> None:
     assert "tempo" in listed("--for", "token-credit", "--policy", "tokens")
     assert "--for 'entropy' is unknown; use one of baseline, sparse-reward" in failure("--for", "entropy")
     assert "mmgrpo methods entropy" in failure("--for", "entropy")
+    hacking = listed("--for", "reward-hacking")
+    assert (
+        listed("--for", "hacking")
+        == listed("--for", "Reward hacking")
+        == listed("--for", "overoptimization")
+        == hacking
+    )
+    assert listed("--for", "labels") == listed("--for", "no-labels")
     assert "remove --papers" in failure("--papers", "--for", "length")
 
 

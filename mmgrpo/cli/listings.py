@@ -68,7 +68,7 @@ def methods(
     ] = None,
     kind: Annotated[str | None, typer.Option(help="Only those of this kind; with --papers, of this group.")] = None,
     use: Annotated[
-        str | None, typer.Option("--for", help="Only those for this problem: length, diversity, agents.")
+        str | None, typer.Option("--for", help="Only those for this problem: length, diversity, agents; ? lists all.")
     ] = None,
 ) -> None:
     """List the published methods by kind, by problem or by search, or the papers, or show one."""

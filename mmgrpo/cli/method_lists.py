@@ -9,7 +9,7 @@ from rich.text import Text
 
 from mmgrpo.config import POLICIES
 from mmgrpo.config.methods import USES
-from mmgrpo.docgen.method_search import Entry, method_entries, search
+from mmgrpo.docgen.method_search import Entry, method_entries, search, use_of
 from mmgrpo.docgen.methods import KINDS, method_index, method_section
 from mmgrpo.docgen.papers import (
     HEAD,
@@ -59,7 +59,7 @@ def method_lines(
     Args:
         policy: tokens, denoising or masked; None: all.
         kind: kind of the methods; None: all.
-        use: a word of ``USES``; None: all.
+        use: a word of ``USES``, or another one for the same problem; None: all.
         query: words to search for; None: no search.
         width: maximum length of a line; None: no maximum.
 
@@ -71,9 +71,10 @@ def method_lines(
     """
     if kind is not None:
         _require_kind(kind, tuple(KINDS))
-    if use is not None and use not in USES:
+    wanted = use
+    if wanted is not None and (use := use_of(wanted)) is None:
         raise ConfigError(
-            f"--for {use!r} is unknown; use one of {', '.join(USES)}, or search all texts: mmgrpo methods {use}"
+            f"--for {wanted!r} is unknown; use one of {', '.join(USES)}, or search all texts: mmgrpo methods {wanted}"
         )
     headings = {row.include: row.heading for row in method_index() if kind in (None, row.method.kind)}
     entries = [

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import final
+from typing import final, get_args
 
 from mmgrpo.config.loading import find_config, shipped
 from mmgrpo.config.methods import Use
@@ -130,6 +130,22 @@ class _Term:
 
     stems: tuple[str, ...]
     use: Use | None = None
+
+
+def use_of(words: str) -> Use | None:
+    """The need that words name: one of ``USES`` or its parts (``reward hacking``, ``labels``), or a word for it.
+
+    Args:
+        words: in any case, with spaces or hyphens.
+
+    Returns:
+        The word of ``USES``; None if there is none, or several.
+    """
+    spaced = " ".join(words.lower().replace("-", " ").replace("_", " ").split())
+    named = [use for use in get_args(Use) if use.replace("-", " ") == spaced]
+    parts = [use for use in get_args(Use) if {*spaced.split()} <= {*use.split("-")}] if spaced else []
+    found = named or ([NEEDS[spaced]] if spaced in NEEDS else parts)
+    return found[0] if len(found) == 1 else None
 
 
 def search(entries: Iterable[Entry], query: str) -> list[Entry]:
