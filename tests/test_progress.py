@@ -262,3 +262,10 @@ class TestBars:
             assert "4/60" in screen
             assert "kl 1.23e-04" in screen
             assert "…" not in screen
+
+
+def test_piped_tables_are_wide_enough_for_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert PlainConsole().width == 160
+    monkeypatch.setenv("COLUMNS", "90")
+    assert PlainConsole().width == 90

@@ -105,6 +105,10 @@ class EncodableStream:
             return self._stream.write(text.encode("ascii", "backslashreplace").decode("ascii"))
 
 
+PIPED_WIDTH = 160
+"""Columns of tables that no terminal shows: names of keys and modules fit."""
+
+
 @final
 class PlainConsole(Console):
     """A console that prints strings literally, also in tables and titles, and never raises an encoding error."""
@@ -117,6 +121,8 @@ class PlainConsole(Console):
             quiet: whether to write nothing.
         """
         super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
+        if not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = PIPED_WIDTH
 
     @property
     def file(self) -> Any:
