@@ -235,3 +235,22 @@ def test_ratio_level_of_a_decision_has_the_name_of_the_policy(run: str, level: s
             load_config(run, override)
         return
     assert objective_of(load_config(run, override).objective).ratio_level == "token"  # of each decision
+
+
+def test_file_of_another_library_gets_a_line_for_each_key(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text(
+        "job: extension\n"
+        "config:\n"
+        "  name: my_lora\n"
+        "  process:\n"
+        "    - network: {type: lora, linear: 16, linear_alpha: 16}\n"
+        "      save: {dtype: float16, save_every: 250}\n"
+        "      datasets: [{folder_path: x, caption_ext: txt}]\n"
+        "      train: {batch_size: 1, steps: 2000, lr: 1e-4}\n"
+    )
+    result = CliRunner().invoke(app, ["explain", str(tmp_path / "train.yaml")])
+    lines = result.output.splitlines()
+    assert lines[0] == "error: unknown key 'job'"
+    assert "  ai-toolkit's network.linear is policy.lora.rank" in lines
+    assert "  ai-toolkit's train.lr is update.optimizer.lr" in lines
+    assert [line for line in lines[1:] if not line.startswith(("  ai-toolkit's ", "  unknown key 'config'"))] == []

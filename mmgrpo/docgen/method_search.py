@@ -144,8 +144,8 @@ def use_of(words: str) -> Use | None:
     spaced = " ".join(words.lower().replace("-", " ").replace("_", " ").split())
     named = [use for use in get_args(Use) if use.replace("-", " ") == spaced]
     parts = [use for use in get_args(Use) if {*spaced.split()} <= {*use.split("-")}] if spaced else []
-    found = named or ([NEEDS[spaced]] if spaced in NEEDS else parts)
-    return found[0] if len(found) == 1 else None
+    uses = named or ([NEEDS[spaced]] if spaced in NEEDS else parts)
+    return uses[0] if len(uses) == 1 else None
 
 
 def search(entries: Iterable[Entry], query: str) -> list[Entry]:

@@ -129,12 +129,12 @@ def search_beginnings(
     owners = [n for n, num in enumerate(num_rows) for _ in range(num)]
     size = max(params.batch_size, *num_rows)
     batches = path.decode_batches([start.read(path.fill) for start in starts], owners, size)
-    search, found = _Search(path, params, lookahead, decode), dict[int, list[Completion]]()
+    search, beginnings = _Search(path, params, lookahead, decode), dict[int, list[Completion]]()
     for batch in batches:
         chosen = list(dict.fromkeys(owners[row] for row in batch))
         rows_of = search.run([starts[n] for n in chosen], [num_rows[n] for n in chosen])
-        found |= dict(zip(chosen, rows_of, strict=True))
-    return [found[n] for n in range(len(starts))]
+        beginnings |= dict(zip(chosen, rows_of, strict=True))
+    return [beginnings[n] for n in range(len(starts))]
 
 
 @final
