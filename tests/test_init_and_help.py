@@ -25,6 +25,7 @@ from mmgrpo.cli.recipe_list import summary_of
 from mmgrpo.config.loading import load_config, shipped
 from mmgrpo.config.registry import REWARDS, resolve
 from mmgrpo.docgen.reward_signatures import signature_at
+from tests.breadth import assembly
 from tests.tiny.language_models import save
 from tests.tiny.pipelines import PIPELINES
 
@@ -65,6 +66,7 @@ def test_files_of_init_are_explained_and_trained_unchanged(tmp_path: Path, monke
     assert (folder / "run.yaml").read_text() == before
 
 
+AUDIO = "StableAudioPipeline"
 CALL = {"height": 16, "width": 16, "num_inference_steps": 6, "max_sequence_length": 16}
 TINY_DENOISER = {"lora": {"rank": 2}, "evaluation_call": {"num_inference_steps": 2}}
 TINY_TEXT = {"max_new_tokens": 4, "lora": {"rank": 2}}
@@ -74,6 +76,11 @@ TINY_RUNS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "image": ("sd3", TINY_DENOISER | {"call": CALL}, ["tint"]),
     "edit": ("flux-kontext", TINY_DENOISER | {"call": CALL | {"max_area": 256}}, ["recolored", "image_similarity"]),
     "video": ("wan", TINY_DENOISER | {"call": CALL | {"height": 32, "width": 32, "num_frames": 5}}, ["movement"]),
+    "audio": (
+        AUDIO,
+        TINY_DENOISER | {"call": {**assembly.arguments(AUDIO), "audio_end_in_s": 2.0}},
+        ["steadiness", "clipping"],
+    ),
 }
 """Kind -> its tiny model, the settings that make a call of it small, and the rewards of the run."""
 NIGHTLY = pytest.mark.nightly
@@ -118,7 +125,8 @@ def test_run_of_each_kind_trains_a_tiny_model(kind: str, first_run: Path) -> Non
     if kind in ("text", "vlm"):
         save(model, first_run / "model")
     else:
-        PIPELINES[model].build().save_pretrained(first_run / "model")
+        pipeline = assembly.build(AUDIO) if model == AUDIO else PIPELINES[model].build()
+        pipeline.save_pretrained(first_run / "model")
     for path in (first_run / "images").glob("*.png") if kind == "edit" else ():  # an edit has the size of its source
         Image.open(path).resize((16, 16)).save(path)
     small = {"include": ["run.yaml"], "policy": {"model": "model", "dtype": "float32", **policy}}
@@ -137,7 +145,7 @@ def test_run_of_each_kind_trains_a_tiny_model(kind: str, first_run: Path) -> Non
 def test_unknown_kind_names_the_nearest() -> None:
     refused = call("init", "mine", "--kind", "vlms")
     assert refused.exit_code == 2
-    assert "--kind vlms is unknown; did you mean vlm?; the kinds are digits, edit, image, text, video, vlm" in (
+    assert "--kind vlms is unknown; did you mean vlm?; the kinds are audio, digits, edit, image, text, video, vlm" in (
         " ".join(refused.stderr.split())
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +38,9 @@ def write_starter_files(folder: Path, kind: str) -> list[Path]:
     """
     kinds = starter_kinds()
     if kind not in kinds:
-        raise UnknownNameError(f"--kind {kind} is unknown{suggestion(kind, kinds)}; the kinds are {', '.join(kinds)}")
+        near = difflib.get_close_matches(kind, kinds, n=1)
+        typo = f"; did you mean {near[0]}?" if near else ""
+        raise UnknownNameError(f"--kind {kind} is unknown{typo}; the kinds are {', '.join(kinds)}")
     paths = [folder / path.name for path in sorted((STARTERS / kind).iterdir()) if path.name != "__pycache__"]
     if existing := [path.name for path in paths if path.exists()]:
         raise OutputError(f"{folder} has {' and '.join(existing)} already; use another folder: mmgrpo init FOLDER")
