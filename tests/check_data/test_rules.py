@@ -13,6 +13,7 @@ import pytest
 from mmgrpo.check_data import RULES, DataFiles, apply_rules
 from mmgrpo.check_data.__main__ import main
 from mmgrpo.config.loading import find_config
+from mmgrpo.system.folders import PACKAGE
 
 METHOD, RECIPE, PAPER = "methods/gfpo", "recipes/sd3.5-flow-grpo-ocr", "papers/visual-rft"
 RUN, TASK, REWARD = "quickstart/arithmetic-text", "tasks/ocr", "python:tests.check_data.documented_rewards:"
@@ -46,7 +47,7 @@ BROKEN = (
            "# Generates more members and trains the shortest, or those of most reward\n# per token.\n",
            "about.method.against", "repeats a comment"),
     Broken("loads", METHOD, r"use_for: \[length\]", "use_for: [lengths]", "", "'video'; got 'lengths'"),
-    Broken("round-trip", RUN, "temperature: 1.0", "temperature: .nan", "", "loads to another one"),
+    Broken("round-trip", RUN, "temperature: 1.0", "temperature: 1.0\n  template: {x: .nan}", "", "loads to another one"),
     Broken("explained", RUN, "{name: exact_match}", "{name: exact_match, colum: x}", "", "did you mean column"),
     Broken("method-sources", METHOD, r"      advantage\.scale: .*\n", "", "advantage.scale", "has no source"),
     Broken("method-sources", METHOD, r"      advantage\.scale:", "      advantage.eps: 1\n      advantage.scale:",
@@ -225,3 +226,11 @@ def test_command_prints_each_fault_with_its_file_key_and_rule(
         f"{tmp_path}/methods/gfpo.yaml: about.method.name: is 'gfpo-2'; the file is methods/gfpo [method-name]",
         "1 faults; 2 rules, 2 checks",
     ]
+
+
+def test_installed_package_without_tests_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mmgrpo.check_data.__main__.TOP", PACKAGE)
+    assert main([]) == 2
+    assert "clone the repository" in capsys.readouterr().err
