@@ -13,6 +13,7 @@ import torch
 import yaml
 from mmgrpo.examples.digits import digit_prompts
 from peft import PeftModel
+from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -178,12 +179,16 @@ def test_diffusers_loads_the_adapters_of_a_pipeline(tmp_path: Path) -> None:
     }
     values = {**BASE, "steps": 1, "output": str(tmp_path), "policy": policy}
     run = Trainer(build_policy(validated(values), "cpu"), {"b": brightness}, digit_prompts(), values).train()
+    Image.new("RGB", (4, 2)).save(run / "preview.png")
     done = call("export", str(run), "--to", str(tmp_path / "x"))
     assert done.exit_code == 0, done.output
     name = "pytorch_lora_weights.safetensors"
     assert (tmp_path / "x" / name).read_bytes() == (run / "checkpoints/step-000001/average" / name).read_bytes()
     assert head_of(tmp_path / "x")["library_name"] == "diffusers"
-    assert 'pipeline.load_lora_weights("THIS_FOLDER_OR_REPOSITORY")' in (tmp_path / "x/README.md").read_text()
+    card = (tmp_path / "x/README.md").read_text()
+    assert 'pipeline.load_lora_weights("THIS_FOLDER_OR_REPOSITORY")' in card
+    assert "![The same requests before and after training](preview.png)" in card
+    assert Image.open(tmp_path / "x/preview.png").size == (4, 2)
 
 
 @pytest.mark.nightly

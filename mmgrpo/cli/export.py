@@ -130,9 +130,13 @@ def _write_full_model(settings: RunConfig, checkpoint: Path, directory: Path, dt
 
 def _write_card(run: Path, directory: Path, *, name: str, weights: str) -> None:
     from mmgrpo.report.model_card import card_of
+    from mmgrpo.report.page import PREVIEW
+    from mmgrpo.report.run_files import RunFiles
     from mmgrpo.runs.folder import CONFIG as RUN_CONFIG
 
     shutil.copyfile(run / RUN_CONFIG, directory / CONFIG)
+    if picture := RunFiles(run).regular_file(run / PREVIEW):
+        shutil.copyfile(picture, directory / PREVIEW)
     (directory / CARD).write_text(card_of(run, directory, name=name, weights=weights), encoding="utf-8")
 
 

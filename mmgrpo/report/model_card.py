@@ -14,6 +14,7 @@ import yaml
 
 from mmgrpo.report.logs import Log, by_step, mean_or_none, read_log
 from mmgrpo.report.number_format import clip, number
+from mmgrpo.report.page import PREVIEW
 from mmgrpo.report.run_charts import measures, total_rewards
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.run_info import overview_rows, read_about
@@ -58,7 +59,7 @@ def card_of(run: Path, folder: Path, *, name: str, weights: str) -> str:
 
     Args:
         run: the run folder.
-        folder: the folder of the export.
+        folder: the folder of the export, with the picture of the run if there is one.
         name: name of the model.
         weights: description of the weights.
 
@@ -76,6 +77,7 @@ def card_of(run: Path, folder: Path, *, name: str, weights: str) -> str:
         f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---",
         f"# {code(name)}",
         f"{_content_name(exported)} of {code(_base(base, revision))}, trained from rewards by mmgrpo: {code(weights)}.",
+        *([f"![The same requests before and after training]({PREVIEW})"] if (folder / PREVIEW).is_file() else []),
         _fenced(usage(exported, _base_of(policy)), "python"),
         "## Base model and license",
         _rows([("base model", _base(base, revision)), *_license_rows(license_fields)]),
