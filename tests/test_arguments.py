@@ -108,11 +108,11 @@ def test_prompts_in_any_of_their_forms(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     for source in (ROWS, Dataset.from_list(ROWS), file, str(file)):
-        result = prompts_of(source, RunConfig())
+        result = prompts_of(source, None)
         assert [(prompt.text, prompt.columns["answer"]) for prompt in result] == [
             (row["prompt"], row["answer"]) for row in ROWS
         ]
-    mixed = prompts_of(["a cat", Prompt("a dog"), ROWS[0]], RunConfig())
+    mixed = prompts_of(["a cat", Prompt("a dog"), ROWS[0]], None)
     assert [prompt.text for prompt in mixed] == ["a cat", "a dog", "what number is this"]
 
 
@@ -123,12 +123,12 @@ def test_the_section_applies_to_live_rows(in_file: bool, tmp_path: Path) -> None
     file.write_text(json.dumps(rows[0]))
     reading = {"source": "elsewhere.jsonl", "columns": {"prompt": "question"}}
     source = file if in_file else rows
-    (result,) = prompts_of(source, validated({"prompts": reading | {"outside_media": ["urls"]}}))
+    (result,) = prompts_of(source, validated({"prompts": reading | {"outside_media": ["urls"]}}).prompts)
     assert result.text == "what is shown"
     with pytest.raises(DataError, match=r"http://127.0.0.1:9/a.png cannot be fetched"):
         list(result.images)
     with pytest.raises(DataError, match="outside_media"):
-        prompts_of(source, validated({"prompts": reading}))
+        prompts_of(source, validated({"prompts": reading}).prompts)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_invalid_arguments_raise(call: Any, message: str) -> None:
 )
 def test_invalid_prompts_raise(argument: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        prompts_of(argument, RunConfig())
+        prompts_of(argument, None)
 
 
 class Handmade:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import CONFIGS, load_config, shipped
+from mmgrpo.config.loading import CONFIGS, load_config, shipped, validated
 from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.explain.explanation import explanation
 
 NOTE = (
     "Needs flow_grpo/dataset/counting_edit: git clone --depth 1 https://github.com/yifan123/flow_grpo (MIT), and "
@@ -59,6 +61,22 @@ def test_explain_shows_the_note_and_the_sources() -> None:
     output = " ".join(CliRunner().invoke(app, ["explain", "recipes/kontext-flow-grpo-counting"]).output.split())
     assert f"note {NOTE}" in output
     assert f"prompts {FOLDER}/train_metadata.jsonl; evaluation: {FOLDER}/test_metadata.jsonl" in output
+
+
+@pytest.mark.parametrize(
+    ("sections", "row"),
+    [
+        ({}, "prompts passed in Python; the configuration names none, and `mmgrpo train` needs prompts.source"),
+        (
+            {"prompts": {"source": "a.jsonl"}, "evaluation": {"prompts": {"split": "test"}}},
+            "prompts a.jsonl; evaluation: passed in Python; the configuration names none, and `mmgrpo train` needs "
+            "evaluation.prompts.source",
+        ),
+    ],
+)
+def test_explain_states_that_the_configuration_has_no_source(sections: dict[str, Any], row: str) -> None:
+    config = validated({"policy": {"name": "language", "model": "m"}, "rewards": [{"name": "exact_match"}], **sections})
+    assert row in " ".join(explanation(config).split())
 
 
 def test_a_one_gpu_variant_is_its_recipe_with_a_smaller_batch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 import trl
-from datasets import Dataset
+from datasets import Dataset, load_dataset
+from mmgrpo.policies.language import LanguagePolicy
 from peft import LoraConfig, get_peft_model
+from PIL import Image
 from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
@@ -23,6 +26,7 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from mmgrpo import Trainer
 from mmgrpo.config.loading import validated
 from mmgrpo.config.validating import set_value
 from mmgrpo.errors import ConfigError
@@ -412,6 +416,52 @@ def test_evaluation_without_a_score_has_no_number(tmp_path: Path) -> None:
 
     trainer = GRPOTrainer(folder_of(tmp_path), unscored, short(tmp_path / "out"), ROWS, eval_dataset=ROWS)
     assert trainer.evaluate() == {}
+
+
+def width(prompts: list[Any], image_width: list[int], **columns: Any) -> list[float]:
+    return [float(number) for number in image_width]
+
+
+@pytest.mark.parametrize("form", ["relative", "absolute", "transformed"])
+def test_media_of_held_out_rows_are_located_as_those_of_training_rows(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    for size in (32, 40):
+        Image.new("RGB", (size, 32), "red").save(tmp_path / f"images/{size}.png")
+    folder = tmp_path / "images" if form == "absolute" else Path("images")
+    rows = [
+        {"prompt": CHATS[0]["prompt"], "images": [str(folder / f"{size}.png")], "image_width": size}
+        for size in (32, 40)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    dataset: Any = load_dataset("json", data_files="rows.jsonl", split="train", cache_dir=str(tmp_path / "cache"))
+    held_out = dataset.select([1])
+    if form == "transformed":
+        held_out.set_transform(lambda batch: {**batch, "image_width": [number + 1 for number in batch["image_width"]]})
+    save("qwen3-vl", tmp_path / "model")
+    config = short(tmp_path / "out", eval_strategy="steps", overrides={"evaluation.seed": 5})
+    trainer = GRPOTrainer("model", width, config, dataset, eval_dataset=held_out)
+    (prompt,) = trainer.trainer.held_out.prompts
+    assert list(prompt.images) == [str(folder / "40.png")]
+    assert trainer.evaluate()["eval_reward"] == (41 if form == "transformed" else 40)
+    assert trainer.evaluate(dataset.select([0]))["eval_reward"] == 32
+    assert (evaluation := trainer.trainer.config.evaluation) is not None
+    assert evaluation.seed == 5
+
+
+def test_held_out_prompts_that_have_no_effect_are_an_error(tmp_path: Path) -> None:
+    policy = LanguagePolicy(*make("llama"), {})
+    values: dict[str, Any] = {"output": str(tmp_path), "steps": 1}
+    with pytest.raises(ConfigError, match="evaluation_prompts have no effect without the section evaluation"):
+        Trainer(policy, length, TEXTS, values, evaluation_prompts=TEXTS)
+    values["evaluation"] = {"prompts": {"source": "held_out.jsonl"}}
+    with pytest.raises(ConfigError, match=r"take the place of evaluation\.prompts\.source=held_out\.jsonl"):
+        Trainer(policy, length, TEXTS, values, evaluation_prompts=TEXTS)
+    values["evaluation"] = {"prompts": {}}
+    with pytest.raises(ConfigError, match=r"set evaluation\.prompts\.source to a file or dataset"):
+        Trainer(policy, length, TEXTS, values)
 
 
 def test_evaluation_without_a_dataset_is_an_error(tmp_path: Path) -> None:

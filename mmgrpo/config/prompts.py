@@ -67,7 +67,7 @@ class SourceConfig(ReadingConfig):
 class HeldOutPromptsConfig(ReadingConfig):
     """The prompts of an evaluation: all rows of one source, in their order."""
 
-    source: str = Field(description="as prompts.source")
+    source: str | None = Field(default=None, description="as prompts.source; null: rows that are passed in Python")
 
     @property
     def sources(self) -> tuple[SourceConfig, ...]:

@@ -151,8 +151,7 @@ def load_prompts_of(
     """
     if config is None:
         raise ConfigError(f"the configuration has no {key}: section; set {key}.source to a file or dataset")
-    if config.source is None and not config.sources:
-        raise ConfigError(f"{key} names no source: set {key}.source to a file or dataset")
+    _require_named(config, key)
     if config.source is not None:
         return _load(config, config.source, f"{key}.source", note)
     return [
@@ -173,13 +172,19 @@ def _load(config: ReadingConfig, source: str, key: str, note: str | None) -> lis
         raise DataError(f"{key}: {error}; {_source_advice(config, key, note)}") from error
 
 
+def _require_named(config: PromptsConfig | HeldOutPromptsConfig, key: str) -> None:
+    if config.source is None and not config.sources:
+        raise ConfigError(f"{key} names no source: set {key}.source to a file or dataset")
+
+
 def reading_settings(config: ReadingConfig) -> dict[str, Any]:
     """Returns the settings of a section as keyword arguments of ``load_prompts``."""
     return config.model_dump(include=set(ReadingConfig.model_fields) - {"source"})
 
 
 def require_source(config: PromptsConfig | HeldOutPromptsConfig, *, key: str, note: str | None) -> None:
-    """Checks that the files of a section exist, before anything is loaded. Raises DataError."""
+    """Checks that the files of a section exist, before anything is loaded. Raises DataError, or ConfigError."""
+    _require_named(config, key)
     parts = [(config, config.source, f"{key}.source")]
     parts += [(part, part.source, f"{key}.sources[{number}].source") for number, part in enumerate(config.sources)]
     for part, source, where in parts:

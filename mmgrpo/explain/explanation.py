@@ -89,10 +89,7 @@ def _run_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     if config.about.note:
         yield "note", " ".join(config.about.note.split())
     yield from task_rows(config.rollout.task)
-    if config.prompts is not None:
-        held_out_prompts = config.evaluation and config.evaluation.prompts
-        held_out = f"; evaluation: {held_out_prompts.source}" if held_out_prompts else ""
-        yield from prompt_rows(config.prompts, held_out)
+    yield from prompt_rows(config)
     yield from recipe_rows(config)
     yield from method_rows(config)
     for number, sentence in enumerate(idle_mechanisms(algorithm)):

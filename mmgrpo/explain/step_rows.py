@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.config import PromptsConfig, TaskConfig
+from mmgrpo.config import HeldOutPromptsConfig, PromptsConfig, RunConfig, TaskConfig
 from mmgrpo.config.binding import named_in
 from mmgrpo.data.samplers import SAMPLERS
 from mmgrpo.explain.formulas import formula_of, numbers_text, with_defaults
@@ -14,10 +14,12 @@ from mmgrpo.maths.controllers import CONTROLLERS, METRICS
 from mmgrpo.maths.schedules import SCHEDULES
 
 
-def prompt_rows(prompts: PromptsConfig, held_out: str) -> Iterator[tuple[str, str]]:
-    """Rows on the source of prompts, and on their sampler if they are not in shuffled order."""
-    yield "prompts", f"{_sources(prompts)}{held_out}"
-    if prompts.sampler is not None:
+def prompt_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Rows on the sources of prompts, and on their sampler if they are not in shuffled order."""
+    prompts, evaluation = config.prompts, config.held_out
+    held_out = f"; evaluation: {_sources(evaluation.prompts, 'evaluation.prompts')}" if evaluation is not None else ""
+    yield "prompts", f"{_sources(prompts, 'prompts')}{held_out}"
+    if prompts is not None and prompts.sampler is not None:
         function = named_in("prompts.sampler", SAMPLERS, prompts.sampler.name)
         numbers = numbers_text(with_defaults(function, prompts.sampler.settings))
         yield "", f"{prompts.sampler.name}: {formula_of(function)}{numbers}"
@@ -73,10 +75,10 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def _sources(prompts: PromptsConfig) -> str:
-    if prompts.source is not None:
+def _sources(prompts: PromptsConfig | HeldOutPromptsConfig | None, key: str) -> str:
+    if prompts is not None and prompts.source is not None:
         return prompts.source
-    if not prompts.sources:
-        return "live ones"
+    if prompts is None or not prompts.sources:
+        return f"passed in Python; the configuration names none, and `mmgrpo train` needs {key}.source"
     total_weight = sum(part.weight for part in prompts.sources)
     return " + ".join(f"{part.weight / total_weight:.3g} of {part.logged_name}" for part in prompts.sources)

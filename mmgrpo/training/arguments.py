@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmgrpo.config import GateConfig, Named, PromptsConfig, RewardConfig, RunConfig
+from mmgrpo.config import GateConfig, Named, ReadingConfig, RewardConfig, RunConfig
 from mmgrpo.config.method_rewards import VERIFIERS, with_method_rewards
 from mmgrpo.config.methods import MethodConfig
 from mmgrpo.config.needs import require_needs
@@ -194,21 +194,21 @@ def rewards_of(
     return named_rewards([*map(_reward_of, many), *of_objects])
 
 
-def prompts_of(prompts: Any, config: RunConfig) -> list[Prompt]:
+def prompts_of(prompts: Any, section: ReadingConfig | None) -> list[Prompt]:
     """Prompts from a path, hub id or live dataset as ``prompts.source`` has them, or from a sequence.
 
     A sequence holds ``Prompt``s, texts, or rows of columns in any mixture. Raises DataError for anything else, of which
-    the items of a sequence are left out, with a warning, under ``prompts.on_error: skip``.
+    the items of a sequence are left out, with a warning, under ``on_error: skip`` of the section.
     """
     if isinstance(prompts, str | Path) or hasattr(prompts, "column_names"):
-        return load_prompts(prompts, **(reading_settings(config.prompts) if config.prompts else {}))
+        return load_prompts(prompts, **(reading_settings(section) if section else {}))
     if not isinstance(prompts, Sequence):
         raise DataError(
             f"prompts must be a path, a datasets.Dataset, or a list of texts, rows or Prompts, got "
             f"{type(prompts).__name__}; make a list of it"
         )
-    unreadable = UnreadableRows(skip=config.prompts is not None and config.prompts.on_error == "skip")
-    readers = (partial(_prompt_of, item, number, config.prompts) for number, item in enumerate(prompts))
+    unreadable = UnreadableRows(skip=section is not None and section.on_error == "skip")
+    readers = (partial(_prompt_of, item, number, section) for number, item in enumerate(prompts))
     loaded = [prompt for reader in readers for prompt in unreadable.read(reader)]
     unreadable.warn("prompts", len(loaded))
     return loaded
@@ -254,7 +254,7 @@ def _reward_of(reward: Any) -> Callable[..., Any] | NamedReward:
     return reward
 
 
-def _prompt_of(item: Any, number: int, section: PromptsConfig | None) -> Prompt:
+def _prompt_of(item: Any, number: int, section: ReadingConfig | None) -> Prompt:
     if isinstance(item, Prompt):
         return item
     if isinstance(item, str):

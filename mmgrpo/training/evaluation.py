@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from mmgrpo.config import EvaluationConfig, RunConfig
 from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.data.unreadable_rows import prompt_check, require_media, usable_prompts
-from mmgrpo.errors import MmgrpoError
+from mmgrpo.errors import ConfigError, MmgrpoError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
 from mmgrpo.runs.prompt_samples import PromptSamples, with_preview
 from mmgrpo.scoring import NamedReward, Scorer, with_reward_inputs
 from mmgrpo.scoring.required_columns import require_rows
+from mmgrpo.training.arguments import prompts_of
 from mmgrpo.training.build import build_rewards
 from mmgrpo.training.held_out_sampling import HeldOutSampler, conversations
 from mmgrpo.types import Plan, Prompt, Sample, Scores
@@ -34,31 +36,47 @@ class HeldOut:
     scorer: Scorer
 
     @classmethod
-    def of(cls, config: RunConfig, rewards: Sequence[NamedReward], policy: Policy) -> HeldOut:
+    def of(cls, config: RunConfig, rewards: Sequence[NamedReward], policy: Policy, prompts: Any = None) -> HeldOut:
         """The section ``evaluation`` of a run.
 
         Args:
             config: the run.
             rewards: the training rewards, which evaluate where ``evaluation.rewards`` is empty.
             policy: the policy that is evaluated.
+            prompts: the held-out prompts, in a form of the trainer's argument; None: those of the section.
 
         Returns:
             The prompts, loaded, and the rewards.
 
         Raises:
-            ConfigError: a reward cannot be created.
+            ConfigError: a reward cannot be created; or prompts are passed, and the run has no evaluation, or one with a
+                source.
             DataError: the prompts cannot be read, or lack a column that the policy or a reward needs.
         """
         evaluation = config.held_out
         section = None if evaluation is None else evaluation.prompts
         functions = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else rewards
         scorer = Scorer(functions, max_failure_frac=1.0)
-        prompts = [] if section is None else load_prompts_of(section, key="evaluation.prompts", note=config.about.note)
+        loaded = _loaded(config, prompts)
         if section is not None and section.on_error == "skip":
-            prompts = usable_prompts(prompts, "evaluation.prompts", prompt_check(policy))
-        require_media(prompts, section, prompt_check(policy))
-        require_rows(functions, prompts, "evaluation.prompts")
-        return cls(prompts, scorer)
+            loaded = usable_prompts(loaded, "evaluation.prompts", prompt_check(policy))
+        require_media(loaded, section, prompt_check(policy))
+        require_rows(functions, loaded, "evaluation.prompts")
+        return cls(loaded, scorer)
+
+
+def _loaded(config: RunConfig, prompts: Any) -> list[Prompt]:
+    """The held-out prompts that are passed, or else those of the section; empty without both."""
+    section = None if config.held_out is None else config.held_out.prompts
+    if prompts is None:
+        return [] if section is None else load_prompts_of(section, key="evaluation.prompts", note=config.about.note)
+    if section is None:
+        raise ConfigError(
+            "evaluation_prompts have no effect without the section evaluation: {prompts: {}, every: STEPS}"
+        )
+    if section.source is not None:
+        raise ConfigError(f"evaluation_prompts take the place of evaluation.prompts.source={section.source}: pass one")
+    return prompts_of(prompts, section)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ class Trainer:
         accelerator: Accelerator | None = None,
         resume: Path | str | None = None,
         before: Mapping[str, Trainer] | None = None,
+        evaluation_prompts: str | Path | Dataset | Sequence[Prompt | str | Mapping[str, Any]] | None = None,
     ) -> None:
         """Checks everything that can be checked before the first sample.
 
@@ -106,10 +107,11 @@ class Trainer:
             accelerator: accelerate's view of the processes; created if None.
             resume: a run folder or a checkpoint to resume from.
             before: for a task of a mixed run, which runs its steps, the tasks before it.
+            evaluation_prompts: the held-out prompts, in a form of ``prompts``; None: those of ``evaluation.prompts``.
         """
         self.config = with_policy(policy, resolve_config(with_policy_name(config, policy), resume))
         self.config = with_tools(self.config, tools, environment_factory)
-        loaded_prompts = prompts_of(rows_of_objects(prompts, self.config, environment_factory), self.config)
+        loaded_prompts = prompts_of(rows_of_objects(prompts, self.config, environment_factory), self.config.prompts)
         self.job = Job.of(self.config, accelerator)
         resumption = self.job.run_on_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
@@ -145,7 +147,7 @@ class Trainer:
         self.components = components
         self.parameters, self.optimizer, self.average = policy.trainable, components.optimizer, components.average
         self.stream, self.critic, self.warmup = components.stream, components.critic, components.warmup
-        self.held_out = HeldOut.of(self.config, self.rewards, policy)
+        self.held_out = HeldOut.of(self.config, self.rewards, policy, evaluation_prompts)
         self.held_out_sampler = held_out_sampler(self.algorithm, self.job, self.task_link)
         require_best(self.config, self.held_out.scorer.names)
         names = components.rewards.scorer.names, self.held_out.scorer.names

@@ -85,13 +85,13 @@ def run_values(args: GRPOConfig, data: TrainingData) -> dict[str, Any]:
     }
 
 
-def evaluation_values(args: GRPOConfig, data: TrainingData, source: str) -> dict[str, Any]:
+def evaluation_values(args: GRPOConfig, data: TrainingData, source: str | None = None) -> dict[str, Any]:
     """The section ``evaluation`` of held-out prompts.
 
     Args:
         args: the arguments.
         data: what they are applied to.
-        source: folder of the evaluation dataset.
+        source: source of the evaluation dataset; None: it is passed to the trainer.
 
     Returns:
         The values.
@@ -100,7 +100,7 @@ def evaluation_values(args: GRPOConfig, data: TrainingData, source: str) -> dict
         ConfigError: as ``run_values``.
     """
     return {
-        "prompts": {"source": source},
+        "prompts": {} if source is None else {"source": source},
         "samples_per_prompt": args.num_generations_eval or args.num_generations,
         "every": _Steps.of(args, data).between("eval_strategy", "eval_steps") or 1,
         "sampled": True,

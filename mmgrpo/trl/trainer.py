@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -112,14 +111,15 @@ class GRPOTrainer:
         )
         _require_loading_arguments(model, self.args, quantization_config)
         _require_no_balancing_loss(model_config(model), self.args)
+        _require_dataset("eval_dataset", eval_dataset)
         values = {**run_values(self.args, data), **_policy_values(model, peft_config, quantization_config)}
-        self._config, self._settings = _config_of(values, model)
-        self._data, self._log_interval = data, log_interval(self.args, data)
-        self._evaluation = None if eval_dataset is None else self._evaluation_of(eval_dataset)
-        if self.args.eval_strategy != "no":
-            if self._evaluation is None:
+        self._evaluation, self._held_out = evaluation_values(self.args, data), eval_dataset
+        if evaluates := self.args.eval_strategy != "no":
+            if eval_dataset is None:
                 raise ConfigError(f"eval_strategy={self.args.eval_strategy!r} needs eval_dataset")
-            self._config = _with_evaluation(self._config, self._evaluation)
+            values = {**{f"evaluation.{key}": value for key, value in self._evaluation.items()}, **values}
+        self._config, self._settings = _config_of(values, model)
+        self._log_interval = log_interval(self.args, data)
         for note in differences(self.args, data):
             logger.warning("unlike TRL: %s", note)
         self._accelerator = make_accelerator(self._config)
@@ -130,6 +130,7 @@ class GRPOTrainer:
             "prompts": train_dataset,
             "tools": tools,
             "environment_factory": environment_factory,
+            "evaluation_prompts": eval_dataset if evaluates else None,
         }
         self.trainer = self._new_trainer(self._new_policy())
 
@@ -198,11 +199,12 @@ class GRPOTrainer:
         Raises:
             ConfigError: there is no ``eval_dataset``.
         """
-        evaluation = self._evaluation if eval_dataset is None else self._evaluation_of(eval_dataset)
-        if evaluation is None:
+        _require_dataset("eval_dataset", eval_dataset)
+        dataset, trainer = self._held_out if eval_dataset is None else eval_dataset, self.trainer
+        if dataset is None:
             raise ConfigError("evaluate() needs eval_dataset")
-        config, trainer = _with_evaluation(self.trainer.config, evaluation), self.trainer
-        held_out = HeldOut.of(config, trainer.rewards, trainer.policy)
+        config = trainer.config if trainer.config.held_out else _with_evaluation(trainer.config, self._evaluation)
+        held_out = HeldOut.of(config, trainer.rewards, trainer.policy, dataset)
         assert config.held_out is not None
         with trainer.job.gathered_for_rollout(config.runtime):
             prompts, scorer, plan = held_out.prompts, held_out.scorer, exchange_plan(config)
@@ -234,10 +236,6 @@ class GRPOTrainer:
     @property
     def _policy(self) -> Any:
         return self.trainer.policy
-
-    def _evaluation_of(self, dataset: Dataset) -> dict[str, Any]:
-        _require_dataset("eval_dataset", dataset)
-        return evaluation_values(self.args, self._data, _stored(dataset, Path(self._config.output)))
 
     def _new_policy(self) -> Any:
         if isinstance(self._model, str) and self._processing_class is None:
@@ -336,19 +334,6 @@ def _means(result: EvaluationResult, prefix: str) -> dict[str, float]:
     total_B = (scores.value_BR * scores.weight_R * valid_BR).sum(1)[valid_BR.any(1)]
     combined = {f"{prefix}_reward": float(total_B.mean())} if len(total_B) else {}
     return combined | evaluation_means(result.metrics(), prefix)
-
-
-def _stored(dataset: Dataset, output: Path) -> str:
-    """The folder of a dataset on disk; the same dataset has the same folder, which several processes may write."""
-    folder = output / f"eval_dataset-{dataset._fingerprint}"
-    if not folder.is_dir():
-        partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-        dataset.save_to_disk(str(partial))
-        try:
-            partial.rename(folder)
-        except OSError:  # another process was faster
-            shutil.rmtree(partial)
-    return str(folder.absolute())
 
 
 def _newest_run(output: Path) -> Path:
