@@ -40,13 +40,18 @@ PROBE_ERROR = 0.05
 """Largest relative error of a gradient through a quantized layer: 8-bit kernels round inputs, and bfloat16 rounds."""
 
 
-def model_quantization(values: Mapping[str, Any]) -> Any:
-    """The quantization of a transformers model.
+COMPUTE_DTYPE = "bnb_4bit_compute_dtype"
+"""Argument of bitsandbytes with the dtype of the products of 4-bit layers; its default is float32."""
+
+
+def model_quantization(values: Mapping[str, Any], dtype: str) -> Any:
+    """The quantization of a transformers model; 4-bit layers of bitsandbytes compute in its dtype if they name none.
 
     Args:
         values: the arguments of a configuration class of transformers with its ``quant_method``, or with
             ``load_in_4bit`` or ``load_in_8bit`` alone; ``quant_type`` of torchao may be a mapping of the ``name`` of
             one of torchao's classes and its arguments.
+        dtype: the dtype of the model, by name.
 
     Returns:
         The configuration object of transformers.
@@ -55,17 +60,21 @@ def model_quantization(values: Mapping[str, Any]) -> Any:
         ConfigError: transformers does not accept it, or would ignore one of the arguments.
         MissingPackageError: its library is not installed.
     """
-    return _configuration(values, _reader("transformers"), KEY)
+    return _configuration(values, _reader("transformers"), KEY, dtype)
 
 
-def pipeline_quantization(values: Mapping[str, Any], index: Mapping[str, Any]) -> PipelineQuantizationConfig:
-    """The quantization of a pipeline.
+def pipeline_quantization(
+    values: Mapping[str, Any], index: Mapping[str, Any], dtype: str, dtypes: Mapping[str, str | None] = {}
+) -> PipelineQuantizationConfig:
+    """The quantization of a pipeline; 4-bit layers of bitsandbytes compute in its dtype if they name none.
 
     Args:
         values: the arguments of diffusers' ``PipelineQuantizationConfig``; each value of ``quant_mapping`` is a mapping
             as that of ``model_quantization``, of the library of its component. A mapping as that of
             ``model_quantization`` alone applies to the denoisers, and to the text encoders except for those of CLIP.
         index: the components of the pipeline with their libraries and classes, of ``model_index.json``.
+        dtype: the dtype of the pipeline, by name.
+        dtypes: components with another dtype; None: the component is omitted.
 
     Returns:
         The configuration object of diffusers.
@@ -88,11 +97,14 @@ def pipeline_quantization(values: Mapping[str, Any], index: Mapping[str, Any]) -
             value,
             _reader((index.get(name) or ["diffusers"])[0]),
             f"{KEY}.quant_mapping.{name}" if of_components else KEY,
+            dtypes.get(name) or dtype,
         )
         for name, value in (values.get("quant_mapping") or {}).items()
     }
     backend = str(values.get("quant_backend") or "")
     _require_library(backend, KEY)
+    if backend == "bitsandbytes_4bit" and isinstance(values.get("quant_kwargs"), Mapping):
+        values = {**values, "quant_kwargs": _with_compute_dtype(values["quant_kwargs"], dtype)}
     try:
         arguments: dict[str, Any] = {**values, **({"quant_mapping": mapping} if mapping else {})}
         config = PipelineQuantizationConfig(**arguments)
@@ -105,11 +117,13 @@ def pipeline_quantization(values: Mapping[str, Any], index: Mapping[str, Any]) -
     return config
 
 
-def pipeline_stored_bytes(values: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> dict[nn.Module, int]:
+def pipeline_stored_bytes(
+    values: Mapping[str, Any], modules: Mapping[str, nn.Module], dtype: str
+) -> dict[nn.Module, int]:
     """As ``stored_bytes``, of the components of a pipeline. Raises ConfigError as ``pipeline_quantization``."""
     kinds = {name: type(module) for name, module in modules.items()}
     index = {name: [kind.__module__.partition(".")[0], kind.__name__] for name, kind in kinds.items()}
-    config, result = pipeline_quantization(values, index), dict[nn.Module, int]()
+    config, result = pipeline_quantization(values, index, dtype), dict[nn.Module, int]()
     for name, module in modules.items():
         is_diffusers = not isinstance(module, PreTrainedModel)
         configuration = config._resolve_quant_config(is_diffusers=is_diffusers, module_name=name)
@@ -138,10 +152,12 @@ def _reader(library: str) -> Callable[[dict[str, Any]], Any]:
     return DiffusersAutoQuantizer.from_dict
 
 
-def _configuration(values: Any, read: Callable[[dict[str, Any]], Any], key: str) -> Any:
+def _configuration(values: Any, read: Callable[[dict[str, Any]], Any], key: str, dtype: str) -> Any:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key} must be a mapping, for example {{load_in_4bit: true}}; got {values!r}")
     arguments = dict(values)
+    if arguments.get("load_in_4bit"):
+        arguments = _with_compute_dtype(arguments, dtype)
     is_bitsandbytes = bool(arguments.get("load_in_4bit") or arguments.get("load_in_8bit"))
     _require_library("bitsandbytes" if is_bitsandbytes else str(arguments.get("quant_method") or ""), key)
     if isinstance(arguments.get("quant_type"), Mapping) and "name" in arguments["quant_type"]:
@@ -152,6 +168,10 @@ def _configuration(values: Any, read: Callable[[dict[str, Any]], Any], key: str)
         raise ConfigError(f"{key}: {_line(error)}") from error
     _require_read(config, arguments, key)
     return config
+
+
+def _with_compute_dtype(arguments: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    return {**arguments, COMPUTE_DTYPE: arguments.get(COMPUTE_DTYPE) or dtype}
 
 
 def _require_read(config: Any, arguments: Mapping[str, Any], key: str) -> None:

@@ -88,7 +88,7 @@ def pretrained(
         processor_class = AutoProcessor if takes_images or takes_audio else AutoTokenizer
         model_arguments: dict[str, Any] = {} if writer is config else {"config": writer}
         model_arguments |= {} if settings.attention is None else {"attn_implementation": settings.attention}
-        model_arguments |= _quantized_loading(source, config, quantization, device)
+        model_arguments |= _quantized_loading(source, config, quantization, device, dtype=settings.dtype)
         model = model_class.from_pretrained(**location, dtype=DTYPES[settings.dtype], **model_arguments)
         return model, processor_class.from_pretrained(**{**location, **settings.processor})
     except (ConfigError, MissingPackageError):
@@ -99,7 +99,7 @@ def pretrained(
 
 
 def _quantized_loading(
-    source: str, config: Any, quantization: Mapping[str, Any] | None, device: str | torch.device
+    source: str, config: Any, quantization: Mapping[str, Any] | None, device: str | torch.device, *, dtype: str
 ) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` for a model with quantized weights."""
     stored = getattr(config, "quantization_config", None)
@@ -110,7 +110,7 @@ def _quantized_loading(
             f"policy.model {source!r} has quantized weights already ({stored.get('quant_method')}): remove "
             "policy.quantization_config"
         )
-    return {"quantization_config": model_quantization(quantization), "device_map": {"": device}}
+    return {"quantization_config": model_quantization(quantization, dtype), "device_map": {"": device}}
 
 
 def language_parameters(model: PreTrainedModel) -> set[nn.Parameter]:

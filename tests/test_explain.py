@@ -318,6 +318,17 @@ def test_evaluations_are_conversations_of_roles_or_single_answers(strategy: dict
     assert evaluation_notes(load_config("quickstart/arithmetic-text")) == ()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "dtypes"),
+    [({}, "bfloat16"), ({"bnb_4bit_compute_dtype": "float32"}, "float32")],
+)
+def test_the_dtype_of_layers_in_4_bit_is_stated(arguments: dict[str, str], dtypes: str) -> None:
+    policy = {"name": "language", "model": "m", "dtype": "bfloat16", "lora": {"rank": 2}}
+    values = {"policy": policy | {"quantization_config": {"load_in_4bit": True, **arguments}}}
+    lines = " ".join(explanation(validated(values)).split())
+    assert f"; frozen weights in 4 bit; their layers compute in {dtypes}" in lines
+
+
 @pytest.mark.parametrize("registry", [SURROGATES, AGGREGATES, ADVANTAGES, BOUNDS, SELECTIONS, {"gdpo": gdpo_advantage}])
 def test_every_registered_function_documents_its_formula(registry: Mapping[str, Any]) -> None:
     for name, function in registry.items():

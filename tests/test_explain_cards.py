@@ -90,7 +90,7 @@ def test_full_fine_tuning_names_the_optimizer(llama: Path, monkeypatch: pytest.M
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", daily(["nf4", "int8", "torchao-int8"], "nf4"))
 def test_quantized_weights_count_as_they_are_stored(name: str, llama: Path) -> None:
-    config = model_quantization(FORMATS[name])
+    config = model_quantization(FORMATS[name], "float32")
     model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.Embedding(4, 4))
     (size,) = stored_bytes(model, config).values()
     ratio = {"nf4": 0.515, "int8": 1.0, "torchao-int8": 1.0}[name]

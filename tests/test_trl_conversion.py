@@ -227,6 +227,18 @@ def test_model_that_the_script_loads_is_loaded_likewise(tmp_path: Path, loaded: 
     assert "# * use_cache=False: it is not read; " in text
 
 
+def test_layers_in_4_bit_compute_as_in_trl(tmp_path: Path) -> None:
+    """``trl.get_quantization_config`` has the dtype of the model, and a bare ``BitsAndBytesConfig`` float32."""
+    arguments = "model_name_or_path: m\nuse_peft: true\nload_in_4bit: true\ndtype: bfloat16\nmax_steps: 1\n"
+    policy = yaml.safe_load(converted(written(tmp_path / "c.yaml", arguments)))["policy"]
+    assert (policy["dtype"], policy["quantization_config"]) == (
+        "bfloat16", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    )  # fmt: skip
+    script = QUANTIZED.replace("LOADED", LOADINGS[0]).replace(", bnb_4bit_compute_dtype=torch.bfloat16", "")
+    policy = yaml.safe_load(converted(written(tmp_path / "t.py", script)))["policy"]
+    assert policy["quantization_config"]["bnb_4bit_compute_dtype"] == "float32"
+
+
 def test_model_that_is_loaded_with_computed_arguments_is_left_to_the_user(tmp_path: Path) -> None:
     loaded = "model = AutoModelForCausalLM.from_pretrained(name, dtype=best_dtype(), revision=f'{name}-v2')"
     (tmp_path / "script.py").write_text(QUANTIZED.replace("LOADED", loaded))

@@ -90,6 +90,39 @@ def test_a_value_without_a_key_is_an_error_with_its_replacement() -> None:
     assert GRPOConfig(optim="adamw_torch", eval_delay=0.0, pad_to_multiple_of=None).optim == "adamw_torch"
 
 
+def test_arguments_of_earlier_versions_are_those_of_today() -> None:
+    values = values_of(warmup_ratio=0.1, max_steps=20)
+    assert values["update"]["optimizer"]["schedule"] == {"name": "linear", "warmup_steps": 2}
+    assert values == values_of(warmup_steps=0.1, max_steps=20)
+    assert values_of(warmup_ratio=0.1, max_steps=40)["update"]["optimizer"]["schedule"]["warmup_steps"] == 4
+    args: Any = GRPOConfig("out", evaluation_strategy="steps", no_cuda=True)  # pyrefly: ignore[unexpected-keyword]
+    assert (args.output_dir, args.eval_strategy, args.use_cpu) == ("out", "steps", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_prompt_length": 512}, "GRPOConfig has no argument max_prompt_length: .* instead: shorter prompts"),
+        (
+            {"overwrite_output_dir": True, "group_by_length": True},
+            "leave it out: each run .*; GRPOConfig has no",
+        ),
+        ({"model_name_or_path": "m"}, r"TRL's model_name_or_path is policy\.model"),
+        ({"learning_rte": 1e-5}, "GRPOConfig has no argument learning_rte: did you mean learning_rate"),
+        (
+            {"warmup_ratio": 0.1, "warmup_steps": 3},
+            "warmup_ratio is the earlier name of warmup_steps: set warmup_steps",
+        ),
+        ({"warmup_ratio": 1.0}, r"warmup_ratio=1\.0 must be from 0 to below 1; warmup_steps is a number of updates"),
+    ],
+)
+def test_another_argument_is_an_error_with_its_replacement(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GRPOConfig(**arguments)
+    with pytest.raises(ConfigError, match=r"GRPOTrainer has no argument ref_model: .* leave it out: the reference is"):
+        GRPOTrainer("m", length, ref_model="m")  # pyrefly: ignore[unexpected-keyword]
+
+
 def test_batch_sizes_are_those_of_trl() -> None:
     cases: list[dict[str, Any]] = [
         {},

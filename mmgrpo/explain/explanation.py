@@ -179,17 +179,22 @@ def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:
         lora = settings["lora"]
         trained = "every weight" if lora is None else f"LoRA, rank {lora['rank']}, alpha {lora['alpha']:g}"
         parts.append(f"trains {trained}")
-    return "; ".join([*parts, *_quantization(values.get("quantization_config"))])
+    return "; ".join([*parts, *_quantization(values)])
 
 
-def _quantization(values: Mapping[str, Any] | None) -> Iterator[str]:
+def _quantization(settings: Mapping[str, Any]) -> Iterator[str]:
     """The width of quantized frozen weights, or the settings of the quantization if it has no width in bits."""
+    values = settings.get("quantization_config")
     if values is None:
         return
     blocks = [values, values.get("quant_kwargs") or {}, *(values.get("quant_mapping") or {}).values()]
     bits = [number for number in (4, 8) if any(block.get(f"load_in_{number}bit") for block in blocks)]
     widths = " and ".join(f"{number} bit" for number in bits)
     yield f"frozen weights in {widths}" if bits else f"quantizes frozen weights: {formatted_value(values)}"
+    if 4 in bits:
+        dtypes = (block.get("bnb_4bit_compute_dtype") for block in blocks if block.get("load_in_4bit"))
+        names = dict.fromkeys(str(dtype or settings.get("dtype", "policy.dtype")) for dtype in dtypes)
+        yield f"their layers compute in {' and '.join(names)}"
 
 
 def _sampler_line(settings: Mapping[str, Any]) -> str:

@@ -11,15 +11,20 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
+from difflib import get_close_matches
 from enum import Enum
-from typing import Annotated, Any, final, get_type_hints
+from functools import wraps
+from inspect import signature
+from typing import Annotated, Any, TypeVar, final, get_type_hints
 
 from mmgrpo.config.peers.peer import Peer
 from mmgrpo.config.peers.texts import CLIPPED as CLIP
 from mmgrpo.config.peers.texts import PROJECT
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.yamls import parse_yaml
-from mmgrpo.trl.script_arguments import KEYS, REPLACEMENTS, REWARDS
+from mmgrpo.trl.script_arguments import KEYS, REPLACEMENTS, REWARDS, current_arguments
+
+T = TypeVar("T")
 
 CPU_DATA = "leave it out: prompts are read in the main process, without a data loader"
 DDP = "leave it out: gradients are summed by mmgrpo, not by DistributedDataParallel"
@@ -145,6 +150,37 @@ ROLLOUT_BATCH = Fixed("policy.rollout_batch: N", is_key=True)
 CHECKPOINTING = Fixed("policy.gradient_checkpointing: true", is_key=True)
 
 
+def with_trl_arguments(kind: type[T]) -> type[T]:
+    """A class decorator: the constructor takes arguments by their names in earlier versions of TRL.
+
+    Args:
+        kind: the class.
+
+    Returns:
+        The class. Its constructor raises ConfigError for another argument; the message has its key, its replacement or
+        the nearest names.
+    """
+    init, valid_names = kind.__init__, [*signature(kind).parameters]
+
+    @wraps(init)
+    def initialize(self: T, *positional: Any, **named: Any) -> None:
+        arguments = current_arguments(named)
+        if unknown := [name for name in arguments if name not in valid_names]:
+            fixes = (PEER.settings.get(name) or _nearest(name, valid_names) for name in unknown)
+            pairs = zip(unknown, fixes, strict=True)
+            raise ConfigError("; ".join(f"{kind.__name__} has no argument {name}: {fix}" for name, fix in pairs))
+        init(self, *positional, **arguments)
+
+    kind.__init__ = initialize
+    return kind
+
+
+def _nearest(name: str, valid_names: list[str]) -> str:
+    near = get_close_matches(name, valid_names, n=3)
+    return f"did you mean {' or '.join(near)}?" if near else "leave it out"
+
+
+@with_trl_arguments
 @dataclass
 class GRPOConfig:
     """The arguments of TRL 1.16's ``GRPOConfig``, with its names and defaults, for ``mmgrpo.trl.GRPOTrainer``.

@@ -18,6 +18,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.trl.arguments import ARGUMENTS, PEER, Fixed, GRPOConfig
 from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, run_values
 from mmgrpo.trl.script_arguments import REWARDS as FUNCTIONS
+from mmgrpo.trl.script_arguments import current_arguments
 from mmgrpo.trl.script_reading import TrlRun, read_trl_run
 from mmgrpo.trl.vllm_values import PAGE, PYTHON
 
@@ -37,9 +38,6 @@ DATA = ("model_name_or_path", "dataset_name", "dataset_train_split", "eval_datas
 REWARDS = ("reward_funcs", "reward_model_name_or_path")
 READ = (*QUANTIZATION, *LOADING, *LORA, *DATA, *REWARDS)
 """Arguments of TRL's scripts that have keys here."""
-
-EARLIER = {"warmup_ratio": "warmup_steps", "evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu"}
-"""Argument of an earlier version -> that of today with the same values: steps below 1 are a share of the run."""
 
 STATED = ("policy.name", "steps", "rollout.prompts_per_step", "rollout.group_size", "update.optimizer.lr")
 """Keys that the file has even where their value is the default."""
@@ -68,7 +66,7 @@ def converted(path: Path) -> str:
     """
     run = read_trl_run(path)
     notes = [f"{name}={text:.60}: it is not read; {_sentence(name)}" for name, text in run.unread.items()]
-    arguments = _supported(_renamed(run.arguments), notes)
+    arguments = _supported(current_arguments(run.arguments), notes)
     nested = _without_defaults(_values(arguments, run, notes))
     head = [f"# From {path.name}, written by mmgrpo init --from trl. Read it before you train:"]
     head += [f"# * {note}" for note in notes] or ["# * every argument has a key"]
@@ -95,13 +93,6 @@ def _dumped(values: Mapping[str, Any]) -> dict[str, Any]:
     """Every value of a configuration, those of its policy with their defaults."""
     settings = policy_settings(Named(**values["policy"]))
     return validated(values).model_dump() | {"policy": settings.model_dump()}
-
-
-def _renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by their names of today, which have precedence."""
-    return {EARLIER[name]: value for name, value in arguments.items() if name in EARLIER} | {
-        name: value for name, value in arguments.items() if name not in EARLIER
-    }
 
 
 def _supported(arguments: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:

@@ -271,17 +271,19 @@ def quantization_settings(quantization: Any) -> dict[str, Any]:
         quantization: a ``BitsAndBytesConfig``, or the arguments of any configuration of transformers.
 
     Returns:
-        The arguments, those of an object without defaults.
+        The arguments, those of an object without defaults but the dtype of 4-bit layers, which is policy.dtype without
+        it.
 
     Raises:
         ConfigError: it is neither.
     """
     if type(quantization).__name__ == "BitsAndBytesConfig":  # transformers takes seconds to import
-        return {name: value for name, value in quantization.to_diff_dict().items() if not name.startswith("_")}
+        quantization = {name: value for name, value in quantization.to_diff_dict().items() if not name.startswith("_")}
     if not isinstance(quantization, Mapping):
         kind = type(quantization).__name__
         raise ConfigError(f"quantization_config must be a BitsAndBytesConfig or a mapping of arguments, got {kind}")
-    return dict(quantization)
+    computes = {"bnb_4bit_compute_dtype": "float32"} if quantization.get("load_in_4bit") else {}
+    return computes | dict(quantization)
 
 
 def _advantage(args: GRPOConfig) -> dict[str, Any]:

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from mmgrpo.config.peers.texts import DROPOUT, FOUR_BIT, FUNCTION, LENGTH, PADDING_FREE, RSLORA
+from mmgrpo.errors import ConfigError
 from mmgrpo.system.site_pages import page_url
+
+EARLIER: Mapping[str, str] = {
+    "warmup_ratio": "warmup_steps",
+    "evaluation_strategy": "eval_strategy",
+    "no_cuda": "use_cpu",
+}
+"""Argument of an earlier version -> that of today with the same values: steps below 1 are a share of the run."""
 
 LORA_WEIGHTS = "leave it out: adapters are on linear layers, policy.lora.targets names them"
 SUPERVISED = "leave it out: it is for supervised training, for which mmgrpo has update.warmup and objective.auxiliary"
@@ -99,3 +108,24 @@ REPLACEMENTS: Mapping[str, str] = {
     ),
 }
 """Argument without a key -> its replacement."""
+
+
+def current_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by their names of today.
+
+    Args:
+        arguments: the arguments, also by names of earlier versions.
+
+    Returns:
+        The arguments.
+
+    Raises:
+        ConfigError: an argument has both names, or a ratio is not below 1.
+    """
+    for name, current in EARLIER.items():
+        if name in arguments and current in arguments:
+            raise ConfigError(f"{name} is the earlier name of {current}: set {current} alone")
+    ratio = arguments.get("warmup_ratio")
+    if isinstance(ratio, int | float) and not 0 <= ratio < 1:
+        raise ConfigError(f"warmup_ratio={ratio} must be from 0 to below 1; warmup_steps is a number of updates")
+    return {EARLIER.get(name, name): value for name, value in arguments.items()}

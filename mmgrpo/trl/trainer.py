@@ -27,7 +27,7 @@ from mmgrpo.scoring.trl_form import TrlReward
 from mmgrpo.training.build import build_rewards, exchange_plan
 from mmgrpo.training.evaluation import EvaluationResult, HeldOut, evaluate
 from mmgrpo.training.trainer import Trainer
-from mmgrpo.trl.arguments import GRPOConfig
+from mmgrpo.trl.arguments import GRPOConfig, with_trl_arguments
 from mmgrpo.trl.loaded_policy import lora_settings, model_config, policy_of_model
 from mmgrpo.trl.log_history import evaluation_means, log_history
 from mmgrpo.trl.run_values import (
@@ -49,6 +49,7 @@ UNSUPPORTED = ("reward_processing_classes", "callbacks", "rollout_func")
 """Arguments of TRL's constructor that must be None; ``script_arguments`` has their replacements."""
 
 
+@with_trl_arguments
 class GRPOTrainer:
     """TRL's ``GRPOTrainer``: its arguments, reward functions, tools and environments, trained by mmgrpo.
 

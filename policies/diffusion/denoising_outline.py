@@ -57,7 +57,7 @@ def outline_of(
     if settings.gradient_checkpointing:
         denoiser.enable_gradient_checkpointing()
     quantization = settings.quantization_config
-    stored = {} if quantization is None else pipeline_stored_bytes(quantization, modules)
+    stored = {} if quantization is None else pipeline_stored_bytes(quantization, modules, settings.dtype)
     with torch.device("meta"):
         targets = adapter_targets({"transformer": denoiser}) if settings.lora and not settings.lora.targets else ()
         Weights({"transformer": denoiser}, settings.lora, targets, DiffusersFiles())

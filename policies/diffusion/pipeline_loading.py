@@ -65,7 +65,9 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
         return load_single_file(file, configured, settings, absent)
     quantization: dict[str, Any] = {}
     if settings.quantization_config is not None:
-        quantization["quantization_config"] = pipeline_quantization(settings.quantization_config, index)
+        quantization["quantization_config"] = pipeline_quantization(
+            settings.quantization_config, index, settings.dtype, settings.components
+        )
     try:
         with _suppress_log("diffusers.pipelines.pipeline_utils", "Couldn't connect to the Hub"):
             return DiffusionPipeline.from_pretrained(

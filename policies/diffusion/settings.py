@@ -225,7 +225,8 @@ class DenoisingSettings(Section):
         description="quantization of frozen weights under lora, as that of a language model: of the denoisers and all "
         "text encoders but CLIP's, {load_in_4bit: true, bnb_4bit_quant_type: nf4} or {quant_method: torchao, "
         "quant_type: {name: Int8WeightOnlyConfig}}; or arguments of diffusers' PipelineQuantizationConfig, which names "
-        "components: {quant_mapping: {transformer: {load_in_4bit: true}}}; null: as they are stored",
+        "components: {quant_mapping: {transformer: {load_in_4bit: true}}}; null: as they are stored. Layers in 4 "
+        "bit compute in the dtype of their component without a bnb_4bit_compute_dtype",
     )
     scheduler: dict[str, Any] = Field(
         default_factory=dict, description="overrides the scheduler's configuration, for example {shift: 3.0}"

@@ -50,7 +50,7 @@ def language_outline(settings: LanguageSettings, *, prompt_tokens: int, group_si
     """
     model, source = _model(settings)
     quantization = settings.quantization_config
-    stored = {} if quantization is None else stored_bytes(model, model_quantization(quantization))
+    stored = {} if quantization is None else stored_bytes(model, model_quantization(quantization, settings.dtype))
     with torch.device("meta"):
         Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
     if settings.lora is None and settings.freeze_vision:

@@ -46,7 +46,8 @@ class LanguageSettings(Section):
         default=None,
         description="quantization of the frozen weights under lora, as transformers takes it, for example "
         "{load_in_4bit: true, bnb_4bit_quant_type: nf4} or {quant_method: torchao, quant_type: {name: "
-        "Int8WeightOnlyConfig}}; null: as they are stored",
+        "Int8WeightOnlyConfig}}; null: as they are stored. Layers in 4 bit compute in dtype without a "
+        "bnb_4bit_compute_dtype",
     )
     attention: str | None = Field(
         default=None,

@@ -70,7 +70,7 @@ class TestFormats:
             load_prompts(stream)  # pyrefly: ignore[bad-argument-type]
         config = validated({"prompts": {"source": "unused.txt"}})
         with pytest.raises(DataError, match="set limit, the number of rows to read"):
-            prompts_of(stream, config)
+            prompts_of(stream, config.prompts)
 
     @pytest.mark.parametrize("format_name", [None, "pandas", "arrow", "torch", "numpy"])
     def test_a_streamed_dataset_is_read_without_its_format(self, format_name: str | None) -> None:
@@ -120,7 +120,7 @@ class TestFormats:
     def test_rows_in_python_are_skipped_as_those_of_files(self, caplog: pytest.LogCaptureFixture) -> None:
         rows = [{"prompt": "a"}, {"prompt": 3}, {"question": "b"}, "c"]
         config = validated({"prompts": {"source": "unused.txt", "on_error": "skip"}})
-        assert [prompt.text for prompt in prompts_of(rows, config)] == ["a", "c"]
+        assert [prompt.text for prompt in prompts_of(rows, config.prompts)] == ["a", "c"]
         assert "2 of 4 rows" in caplog.text
 
     def test_json_features_are_decoded(self, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ class TestMessages:
         with pytest.raises(DataError, match=r"line 2: the text holds '.ud83d', half of a surrogate pair"):
             load_prompts(path)
         with pytest.raises(DataError, match="item 0: the text holds"):
-            prompts_of(["a\ud83d"], validated({}))
+            prompts_of(["a\ud83d"], None)
 
     def test_blank_texts_and_truths_as_json_are_read(self) -> None:
         row = {"prompt": "a", "tools": "", "chat_template_kwargs": " ", "reward_model": '{"ground_truth": "4"}'}

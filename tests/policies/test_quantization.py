@@ -264,13 +264,59 @@ INDEX = {
 
 def test_arguments_of_a_model_apply_to_denoisers_and_large_text_encoders() -> None:
     values = read_layers(find_config("qlora"))["policy"]["quantization_config"]
-    mapping = pipeline_quantization(values, INDEX).quant_mapping
+    mapping = pipeline_quantization(values, INDEX, "bfloat16").quant_mapping
     assert mapping is not None
     libraries = {name: type(value).__module__.partition(".")[0] for name, value in mapping.items()}
     assert libraries == {"text_encoder_3": "transformers", "transformer": "diffusers"}
     assert {(value.bnb_4bit_quant_type, value.bnb_4bit_compute_dtype) for value in mapping.values()} == {  # pyrefly: ignore[missing-attribute]
         ("nf4", torch.bfloat16)
     }
+
+
+def compute_dtypes(module: nn.Module) -> set[torch.dtype]:
+    layers: dict[str, Any] = quantized_layers(module)
+    return {layer.compute_dtype for layer in layers.values()}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "arguments", "expected"),
+    [
+        ("bfloat16", {}, torch.bfloat16),
+        ("bfloat16", {"bnb_4bit_compute_dtype": None}, torch.bfloat16),
+        ("bfloat16", {"bnb_4bit_compute_dtype": "float32"}, torch.float32),
+        ("float32", {}, torch.float32),
+        ("float16", {}, torch.float16),
+    ],
+)
+def test_layers_in_4_bit_compute_in_the_dtype_of_the_policy(
+    dtype: str, arguments: dict[str, Any], expected: torch.dtype, llama: Path
+) -> None:
+    policy = language_policy(llama, {"load_in_4bit": True, **arguments}, dtype=dtype)
+    assert compute_dtypes(policy.model) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "components", "expected"),
+    [
+        ({"quant_mapping": {"text_encoder_3": NF4}}, {}, torch.bfloat16),
+        ({"quant_mapping": {"text_encoder_3": NF4}}, {"text_encoder_3": "float16"}, torch.float16),
+        (
+            {
+                "quant_backend": "bitsandbytes_4bit",
+                "quant_kwargs": {"load_in_4bit": True},
+                "components_to_quantize": "text_encoder_3",
+            },
+            {},
+            torch.bfloat16,
+        ),
+    ],
+)
+def test_components_in_4_bit_compute_in_their_dtype(
+    quantization: dict[str, Any], components: dict[str, str], expected: torch.dtype, sd3: Path
+) -> None:
+    settings = {"model": str(sd3), "quantization_config": quantization, "lora": LORA, "components": components}
+    pipeline = load_pipeline(DenoisingSettings.model_validate({**settings, "dtype": "bfloat16"}))
+    assert compute_dtypes(pipeline.text_encoder_3) == {expected}
 
 
 @pytest.mark.nightly
