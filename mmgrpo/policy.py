@@ -215,6 +215,14 @@ class EngineContext:
     num_processes: int = 1
 
 
+class StartsServer(ABC):
+    """An inference engine that may start its server for the run."""
+
+    @abstractmethod
+    def require_files(self) -> None:
+        """Raises ConfigError if a program or a folder that it needs does not exist; called before a model is loaded."""
+
+
 class SupportsEngine(ABC):
     """A policy whose samples an inference server can generate."""
 

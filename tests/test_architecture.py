@@ -68,6 +68,7 @@ CONTRACTS = (
         "system.embedding_weights",
     ),
     *("system.process_guard", "system.model_residence", "system.launch_environment", "system.remote_files"),
+    "system.site_pages",
 )
 """Modules of the engine that adapters may import."""
 

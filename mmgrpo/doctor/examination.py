@@ -37,7 +37,7 @@ from mmgrpo.scoring import NamedReward, named_rewards, score, with_reward_inputs
 from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import escape_controls
 from mmgrpo.system.site_pages import page_url
-from mmgrpo.training.build import build_critic, build_views, plan_at
+from mmgrpo.training.build import build_critic, build_views, plan_at, require_engine_files
 from mmgrpo.training.critic import with_critic_values
 from mmgrpo.training.optimizer import Average
 from mmgrpo.training.request_sampling import sample_requests
@@ -74,12 +74,14 @@ def examine(
         A result per check, and one per reward.
 
     Raises:
-        ConfigError: the objective is not valid, a view cannot be built, or there are no rewards.
+        ConfigError: the objective is not valid, a view cannot be built, the program of ``rollout.engine`` does not
+            exist, or there are no rewards.
         DataError: there are no prompts.
     """
     if not prompts:
         raise DataError("there are no prompts to check the policy with: pass at least one")
     algorithm, reward_functions, raw = Algorithm.of(config), named_rewards(rewards), config.update.warmup is not None
+    require_engine_files(algorithm)
     first_prompts = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts[:NUM_PROMPTS]]
     where = torch.device(device) if device is not None else next((p.device for p in policy.trainable), None)
     _take_peak(where)

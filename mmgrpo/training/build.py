@@ -33,6 +33,7 @@ from mmgrpo.policy import (
     Critic,
     EngineContext,
     Policy,
+    StartsServer,
     SupportsCritic,
     SupportsEngine,
     SupportsNamedWeights,
@@ -94,6 +95,12 @@ def build_rewards(configs: Sequence[EvaluationRewardConfig], *, live: Functions 
     Raises ConfigError for unknown names or settings.
     """
     return [_named_reward(reward, live or {}) for reward in configs]
+
+
+def require_engine_files(algorithm: Algorithm) -> None:
+    """Raises ConfigError if ``rollout.engine`` names a program or a folder that does not exist on this machine."""
+    if isinstance(algorithm.engine, StartsServer):
+        algorithm.engine.require_files()
 
 
 def require_engine_support(algorithm: Algorithm, policy: Policy, job: Job) -> None:

@@ -43,7 +43,7 @@ from mmgrpo.training.arguments import (
     with_policy_name,
     with_tools,
 )
-from mmgrpo.training.build import exchange_plan
+from mmgrpo.training.build import exchange_plan, require_engine_files
 from mmgrpo.training.checkpointed_run import CheckpointedRun
 from mmgrpo.training.components import Components
 from mmgrpo.training.compute_advantages import Advantages
@@ -119,6 +119,7 @@ class Trainer:
         self.algorithm = Algorithm.of(self.config)  # a wrong function or number is an error before any model is loaded
         self.algorithm.at(0, Memory())  # and a wrong value of a schedule
         require_ahead(self.algorithm, is_task=before is not None)
+        require_engine_files(self.algorithm)
         run_rewards = rewards_of_run(
             rewards_of(rewards, environment_factory, self.config.rewards), self.config, loaded_prompts
         )

@@ -21,7 +21,7 @@ from typing import Any, final
 from mmgrpo.data.image_loading import data_url
 from mmgrpo.errors import ConfigError, EngineError
 from mmgrpo.outline import ServerMemory, SupportsServerMemory
-from mmgrpo.policy import EngineContext
+from mmgrpo.policy import EngineContext, StartsServer
 from mmgrpo.system.json_requests import NoReplyError, RequestLimits, get_json, post_json, require_server
 
 from .engine import (
@@ -70,7 +70,7 @@ START = f"VLLM_SERVER_DEV_MODE=1 python -m {MODULE} --model MODEL {' '.join(OPTI
 
 
 @final
-class VllmEngine(Engine, SupportsServerMemory):
+class VllmEngine(Engine, SupportsServerMemory, StartsServer):
     """A vLLM server with a copy of the trained model, on this machine or with a shared folder.
 
     It is at a URL, or is started for the run; ``START`` is the command that starts it. The development mode has the
@@ -145,8 +145,6 @@ class VllmEngine(Engine, SupportsServerMemory):
                 "rollout.engine needs concurrency of at least 1, retries of at least 0, and timeout_s and max_mismatch "
                 f"above 0, got {concurrency}, {retries}, {timeout_s} and {max_mismatch}"
             )
-        if weights_folder is not None and not Path(weights_folder).is_dir():
-            raise ConfigError(f"rollout.engine.weights_folder: there is no folder {weights_folder}")
         if weights_folder is not None and transfer != "files" and not load_adapters:
             raise ConfigError(f"rollout.engine.weights_folder has no effect with transfer: {transfer}: remove it")
         if steps_ahead not in (0, 1):
@@ -167,6 +165,13 @@ class VllmEngine(Engine, SupportsServerMemory):
         self._num_without_effect = 0
         self._queue: SimpleQueue[tuple[EngineRequest, Future[Sequence[EngineCompletion]]]] = SimpleQueue()
         self._concurrency, self._num_threads = concurrency, 0
+
+    def require_files(self) -> None:
+        """The Python that starts the server, and ``weights_folder``."""
+        if self._command is not None:
+            self._command.require_program()
+        if self._weights_folder is not None and not Path(self._weights_folder).is_dir():
+            raise ConfigError(f"rollout.engine.weights_folder: there is no folder {self._weights_folder}")
 
     @property
     def address(self) -> str:
@@ -208,6 +213,7 @@ class VllmEngine(Engine, SupportsServerMemory):
     @contextmanager
     def serving(self, model: EngineModel, context: EngineContext) -> Iterator[None]:
         """Starts the server, if it is started for the run, on the main process, and checks its model."""
+        self.require_files()
         adapters = self._adapters(model)
         if self._sleeps and context.num_processes > 1:
             raise ConfigError(

@@ -19,6 +19,7 @@ from typing import final
 from mmgrpo.errors import ConfigError, EngineError
 from mmgrpo.system.launch_environment import without_launcher
 from mmgrpo.system.process_guard import GuardedProcess
+from mmgrpo.system.site_pages import page_url
 
 from .engine import EngineModel
 
@@ -80,17 +81,20 @@ class ServerCommand:
 
     def __post_init__(self) -> None:
         """Checks the values. Raises ConfigError."""
-        if not os.access(Path(self.python).expanduser(), os.X_OK):
-            raise ConfigError(
-                f"rollout.engine.python: there is no program {self.python}; it is the Python of an environment with "
-                "vLLM, such as vllm-env/bin/python (docs/how-to/engines.md)"
-            )
         if isinstance(self.options, str) or not all(isinstance(option, str) for option in self.options):
             raise ConfigError(
                 f'rollout.engine.options is a list of texts, such as ["--max-model-len", "4096"], got {self.options!r}'
             )
         if not self.timeout_s > 0:
             raise ConfigError(f"rollout.engine.start_timeout_s is above 0, got {self.timeout_s}")
+
+    def require_program(self) -> None:
+        """Raises ConfigError if the program does not exist on this machine."""
+        if not os.access(Path(self.python).expanduser(), os.X_OK):
+            raise ConfigError(
+                f"rollout.engine.python: there is no program {self.python}; it is the Python of an environment with "
+                f"vLLM, such as vllm-env/bin/python ({page_url('how-to/engines')})"
+            )
 
     def line(self, folder: Path, *, dtype: str, port: int, lora_rank: int | None) -> list[str]:
         """The command of a server with the model of a folder; ``lora_rank`` is that of adapters that it will load."""
@@ -140,8 +144,10 @@ class VllmServer:
             lora_rank: rank of adapters that it will load; None: it loads none.
 
         Raises:
+            ConfigError: its program does not exist.
             EngineError: it ends, or does not answer in time; the message has the errors of its log.
         """
+        command.require_program()
         self.log, self._start = log, log.stat().st_size if log.exists() else 0
         with socket.socket() as free:
             free.bind((HOST, 0))

@@ -15,7 +15,10 @@ from mmgrpo.policies.engines.engine import EngineModel, EngineWeights
 from mmgrpo.policies.engines.vllm import VllmEngine
 from mmgrpo.policies.engines.vllm_server import ServerCommand, VllmServer
 
+from mmgrpo import Trainer
+from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError, EngineError
+from mmgrpo.explain.explanation import explanation
 from mmgrpo.runs.trust import untrusted_settings
 from mmgrpo.types import Sample
 from tests.policies import relay
@@ -103,7 +106,6 @@ def test_server_that_does_not_answer_in_time_ends(tmp_path: Path) -> None:
             {"url": "http://127.0.0.1:1", "options": ["--foo"]},
             "options and variables are those of a server",
         ),
-        ({"python": "no/such/python"}, r"there is no program no/such/python; .*vllm-env/bin/python"),
         ({"python": sys.executable, "options": "--foo"}, "options is a list of texts"),
         ({"python": sys.executable, "start_timeout_s": 0.0}, r"start_timeout_s is above 0, got 0\.0"),
     ],
@@ -111,6 +113,23 @@ def test_server_that_does_not_answer_in_time_ends(tmp_path: Path) -> None:
 def test_invalid_settings_raise_errors(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VllmEngine(**settings)
+
+
+def test_program_and_folder_are_needed_where_the_server_starts_alone(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "policy": {"name": "language", "model": "no/such/model"},
+        "prompts": {"source": "rows.jsonl"},
+        "rewards": [{"name": "exact_match"}],
+        "rollout": {"engine": {"name": "vllm", "python": "no/such/python"}},
+    }
+    assert "vllm, started by no/such/python, generates the samples" in explanation(validated(values))
+    message = r"there is no program no/such/python; .*vllm-env/bin/python \(https://.*/how-to/engines/\)"
+    with pytest.raises(ConfigError, match=message):
+        Trainer(None, None, ["a"], values)
+    values["rollout"]["engine"] = {"name": "vllm", "url": "http://127.0.0.1:1", "weights_folder": str(tmp_path / "no")}
+    assert "vllm, http://127.0.0.1:1, generates the samples" in explanation(validated(values))
+    with pytest.raises(ConfigError, match="weights_folder: there is no folder"):
+        Trainer(None, None, ["a"], values)
 
 
 def test_program_of_configuration_of_other_user_needs_trust() -> None:
