@@ -227,6 +227,107 @@ def test_model_that_the_script_loads_is_loaded_likewise(tmp_path: Path, loaded: 
     assert "# * use_cache=False: it is not read; " in text
 
 
+TLDR = {"source": "trl-lib/tldr", "split": "train"}
+LOADS = 'dataset = load_dataset("trl-lib/tldr", split="train")\n'
+
+
+@pytest.mark.parametrize(
+    ("lines", "expression", "prompts"),
+    [
+        ('dataset = load_dataset("json", data_files="train.jsonl")', 'dataset["train"]', {"source": "train.jsonl"}),
+        ("", 'load_dataset("json", data_files=["train.jsonl"], split="train")', {"source": "train.jsonl"}),
+        (
+            "",
+            'load_dataset("json", data_files={"train": "a.jsonl", "test": "b.jsonl"})["train"]',
+            {"source": "a.jsonl"},
+        ),
+        ("", 'load_dataset("parquet", data_files="https://a.b/c.parquet")', {"source": "https://a.b/c.parquet"}),
+        ("", 'Dataset.from_json("rows.jsonl")', {"source": "rows.jsonl"}),
+        ("", 'load_from_disk("rows")["train"]', {"source": "rows", "split": "train"}),
+        (LOADS, "dataset", TLDR),
+        ("", 'datasets.load_dataset(path="a/b", split="train[:9]")', {"source": "a/b", "split": "train[:9]"}),
+        ("", 'load_dataset("openai/gsm8k", "main")', {"source": "openai/gsm8k:main", "split": "train"}),
+        ("", 'load_dataset("a/b", data_files="c.parquet")', {"source": "a/b:c.parquet", "split": "train"}),
+        ("", 'load_dataset("a/b")["hard"] if on_line() else None', {"source": "a/b", "split": "hard"}),
+        (
+            LOADS + "dataset = dataset.map(f)\nrows = dataset.filter(g)",
+            "rows",
+            {"source": "trl-lib/tldr", "split": "train"},
+        ),
+    ],
+)
+def test_dataset_of_a_script_is_the_source_of_the_prompts(
+    lines: str, expression: str, prompts: dict[str, str], folder: Path
+) -> None:
+    script = f"{lines}\nGRPOTrainer(model='m', train_dataset={expression}, args=GRPOConfig(max_steps=1))"
+    text = converted(written(folder / "t.py", script))
+    assert yaml.safe_load(text)["prompts"] == prompts
+    assert "train_dataset=" not in text
+    assert load_config(written(folder / "run.yaml", text)).prompts is not None
+
+
+def test_operations_on_a_dataset_become_a_comment(folder: Path) -> None:
+    """The form of TRL's ``grpo_vlm.py``: one data set in two parts, whose rows are mapped."""
+    script = (
+        LOADS + "dataset = dataset.train_test_split(test_size=100, seed=42)\ndataset = dataset.map(make_conversation)\n"
+        "train_dataset = dataset['train']\nheld_out = dataset['test'] if is_evaluated else None\n"
+        "GRPOTrainer(model='m', train_dataset=train_dataset, eval_dataset=held_out, reward_funcs='accuracy_reward',"
+        "args=GRPOConfig(max_steps=1, eval_strategy='steps'))"
+    )
+    text = converted(written(folder / "t.py", script))
+    for argument, section, part in (
+        ("train_dataset", "prompts", "train"),
+        ("eval_dataset", "evaluation.prompts", "test"),
+    ):
+        line = (
+            f"# * {argument}: .train_test_split(test_size=100, seed=42)['{part}'], .map(make_conversation) is not "
+            f"executed, {section}.source has the rows as they are stored: {section}.columns maps columns, "
+        )
+        assert line in text
+    values = yaml.safe_load(text)
+    assert values["prompts"] == values["evaluation"]["prompts"] == TLDR
+
+
+def test_parts_of_a_dataset_that_are_not_read_become_comments(folder: Path) -> None:
+    script = (
+        "rows = load_dataset('json', data_files='data/rows.jsonl', num_proc=os.cpu_count())\n"
+        "GRPOTrainer(model='m', train_dataset=rows, args=GRPOConfig(max_steps=1))"
+    )
+    text = converted(written(folder / "t.py", script))
+    assert "# * train_dataset: num_proc=os.cpu_count() of load_dataset is not read\n" in text
+    assert "# * train_dataset: paths of media count from the folder of data/rows.jsonl\n" in text
+
+
+@pytest.mark.parametrize(
+    ("lines", "expression"),
+    [
+        ("", "load_dataset(script_args.dataset_name)"),
+        ("", "load_dataset('json', data_files=['a.jsonl', 'b.jsonl'])"),
+        ("", "load_dataset('json', data_files='rows/*.jsonl')"),
+        ("", "load_dataset('json', data_files='a', split='train[:9]')"),
+        ("", "load_dataset('csv', data_files='a.csv')"),
+        ("", "load_dataset(**arguments)"),
+        ("", "make_dataset()"),
+        ("if a:\n  rows = load_dataset('a/b')\nelse:\n  rows = load_dataset('c/d')", "rows"),
+        ("rows = rows.map(f)", "rows"),
+    ],
+)
+def test_dataset_that_is_computed_is_left_to_the_user(lines: str, expression: str, folder: Path) -> None:
+    script = f"{lines}\nGRPOTrainer(model='m', train_dataset={expression}, args=GRPOConfig(max_steps=1))"
+    text = converted(written(folder / "t.py", script))
+    assert "prompts" not in yaml.safe_load(text)
+    assert "# * prompts.source: set the data set of the hub, or a file\n" in text
+    assert f"# * train_dataset={expression}: it is not read" in text.replace('"', "'")
+
+
+def test_long_expressions_in_comments_are_cut_visibly(folder: Path) -> None:
+    expression = "load_dataset(names[0], split=f'train[:{number}]', revision=revision_of(name))"
+    script = f"GRPOTrainer(model='m', train_dataset={expression}, args=GRPOConfig(max_steps=1, run_name='{'a' * 90}'))"
+    text = converted(written(folder / "t.py", script.replace("run_name", "hub_model_id")))
+    assert f"# * train_dataset={expression[:57]}...: it is not read" in text
+    assert f"# * hub_model_id='{'a' * 56}...: TRL's" in text
+
+
 def test_layers_in_4_bit_compute_as_in_trl(tmp_path: Path) -> None:
     """``trl.get_quantization_config`` has the dtype of the model, and a bare ``BitsAndBytesConfig`` float32."""
     arguments = "model_name_or_path: m\nuse_peft: true\nload_in_4bit: true\ndtype: bfloat16\nmax_steps: 1\n"

@@ -16,6 +16,7 @@ from mmgrpo.config.sections import at
 from mmgrpo.config.validating import policy_settings, set_value
 from mmgrpo.errors import ConfigError
 from mmgrpo.trl.arguments import ARGUMENTS, PEER, Fixed, GRPOConfig
+from mmgrpo.trl.expressions import shortened
 from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, run_values
 from mmgrpo.trl.script_arguments import REWARDS as FUNCTIONS
 from mmgrpo.trl.script_arguments import current_arguments
@@ -65,7 +66,8 @@ def converted(path: Path) -> str:
         ConfigError: as ``read_trl_run``; or the arguments do not fit together.
     """
     run = read_trl_run(path)
-    notes = [f"{name}={text:.60}: it is not read; {_sentence(name)}" for name, text in run.unread.items()]
+    notes = [f"{name}={shortened(text)}: it is not read; {_sentence(name)}" for name, text in run.unread.items()]
+    notes += run.comments
     arguments = _supported(current_arguments(run.arguments), notes)
     nested = _without_defaults(_values(arguments, run, notes))
     head = [f"# From {path.name}, written by mmgrpo init --from trl. Read it before you train:"]
@@ -103,9 +105,9 @@ def _supported(arguments: Mapping[str, Any], notes: list[str]) -> dict[str, Any]
         note = ARGUMENTS.get(name)
         if note is None:
             if name not in READ:
-                notes.append(f"{name}={value!r:.60}: {_sentence(name)}")
+                notes.append(f"{name}={shortened(repr(value))}: {_sentence(name)}")
         elif isinstance(note, Fixed) and value not in (defaults[name], *note.others):
-            notes.append(f"{name}={value!r:.60}: {PEER.settings[name]}")
+            notes.append(f"{name}={shortened(repr(value))}: {PEER.settings[name]}")
         else:
             supported[name] = value
     return supported
@@ -188,7 +190,8 @@ def _data(arguments: Mapping[str, Any], args: GRPOConfig, data: TrainingData, no
     if args.eval_strategy == "no":
         return values
     evaluation = evaluation_values(args, data, arguments.get("eval_dataset") or source)
-    evaluation["prompts"]["split"] = arguments.get("dataset_test_split", "test")
+    has_splits = "eval_dataset" in arguments or values["prompts.split"] is not None
+    evaluation["prompts"]["split"] = arguments.get("dataset_test_split", "test" if has_splits else None)
     evaluation["rewards"] = [{"name": reward["name"]} for reward in _rewards(arguments, args, [])]
     return values | {f"evaluation.{key}": value for key, value in evaluation.items()}
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parse_yaml
+from mmgrpo.trl.expressions import NO_LITERAL, name_of, shortened
 from mmgrpo.trl.run_values import LOADING
+from mmgrpo.trl.script_datasets import script_dataset
 
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 """Arguments of peft's ``LoraConfig`` with another name in TRL's scripts."""
@@ -27,10 +29,12 @@ class TrlRun:
     Attributes:
         arguments: those of ``GRPOConfig`` and of TRL's scripts, by name.
         unread: argument of ``GRPOTrainer``, or of the model's ``from_pretrained``, that is not read -> its expression.
+        comments: sentences about parts of other arguments that are not read.
     """
 
     arguments: Mapping[str, Any]
     unread: Mapping[str, str]
+    comments: Sequence[str] = ()
 
 
 def read_trl_run(path: Path) -> TrlRun:
@@ -85,7 +89,7 @@ def _of_script(path: Path, text: str) -> TrlRun:
             unread[name] = ast.unparse(node)
         elif name == "model":
             unread |= script.unread_loading(node)
-    return TrlRun(arguments=arguments, unread=unread)
+    return TrlRun(arguments=arguments, unread=unread, comments=script.comments)
 
 
 @final
@@ -96,13 +100,14 @@ class _Script:
         self.path = path
         self.nodes = list(ast.walk(tree))
         self.functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-        targets = [
-            (node.targets[0].id, node.value)
-            for node in self.nodes
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        assignments: list[Any] = [
+            node for node in self.nodes if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
         ]
-        names = [name for name, _ in targets]
-        self.assigned = {name: value for name, value in targets if names.count(name) == 1}
+        self.comments: list[str] = []
+        self.assignments: dict[str, list[ast.Assign]] = {}
+        for node in sorted(assignments, key=lambda node: node.lineno):
+            self.assignments.setdefault(node.targets[0].id, []).append(node)
+        self.assigned = {name: nodes[0].value for name, nodes in self.assignments.items() if len(nodes) == 1}
         self.imported = {
             alias.asname or alias.name: f"python:{node.module}:{alias.name}"
             for node in self.nodes
@@ -112,7 +117,7 @@ class _Script:
 
     def calls(self, name: str) -> list[ast.Call]:
         """The calls of a function or class, by its name or as an attribute of a module."""
-        return [node for node in self.nodes if isinstance(node, ast.Call) and _name_of(node.func) == name]
+        return [node for node in self.nodes if isinstance(node, ast.Call) and name_of(node.func) == name]
 
     def value(self, node: ast.expr) -> ast.expr:
         """An expression, or the one that its name is assigned to."""
@@ -153,8 +158,8 @@ class _Script:
         for name, node in named:
             try:
                 values[name] = self.literal(node)
-            except (ValueError, TypeError, RecursionError, MemoryError):
-                computed.append(f"{name}={ast.unparse(node)[:60]} (line {node.lineno})")
+            except NO_LITERAL:
+                computed.append(f"{name}={shortened(ast.unparse(node))} (line {node.lineno})")
         if computed:
             raise ConfigError(
                 f"{self.path}: {', '.join(computed)} must be literals: nothing of the script is executed. Write the "
@@ -174,7 +179,7 @@ class _Script:
                 return [self.literal(part) for part in parts]
             case ast.Attribute(value=ast.Name(id="torch"), attr=dtype):
                 return dtype
-            case ast.Call(args=[], keywords=keywords) as call if _name_of(call.func) in ("BitsAndBytesConfig", "dict"):
+            case ast.Call(args=[], keywords=keywords) as call if name_of(call.func) in ("BitsAndBytesConfig", "dict"):
                 return {_required(keyword.arg): self.literal(keyword.value) for keyword in keywords}
             case expression:
                 return ast.literal_eval(expression)
@@ -187,7 +192,7 @@ class _Script:
             case ast.Call(func=ast.Attribute(attr="from_pretrained"), args=[source]) as call:
                 try:
                     text, loading = self.literal(source), self._loading(call)
-                except (ValueError, TypeError, RecursionError, MemoryError):
+                except NO_LITERAL:
                     return None
                 return {"model_name_or_path": text, **({"model_init_kwargs": loading} if loading else {})}
         return None
@@ -204,20 +209,21 @@ class _Script:
         return {part.arg or "**": ast.unparse(part.value) for part in keywords if part.arg not in read}
 
     def train_dataset(self, node: ast.expr) -> dict[str, Any] | None:
-        """The name and the split of ``load_dataset(...)``; None: it is another expression."""
-        return self._dataset(node, "dataset_name", "dataset_train_split")
+        """The source and the split of a dataset; None: it is another expression."""
+        return self._dataset(node, "train_dataset", "prompts", ("dataset_name", "dataset_train_split"))
 
     def eval_dataset(self, node: ast.expr) -> dict[str, Any] | None:
         """The same of the held-out rows."""
-        return self._dataset(node, "eval_dataset", "dataset_test_split")
+        return self._dataset(node, "eval_dataset", "evaluation.prompts", ("eval_dataset", "dataset_test_split"))
 
-    def _dataset(self, node: ast.expr, name: str, split: str) -> dict[str, Any] | None:
-        call = self.value(node)
-        if not isinstance(call, ast.Call) or _name_of(call.func) != "load_dataset" or len(call.args) != 1:
+    def _dataset(self, node: ast.expr, argument: str, key: str, names: tuple[str, str]) -> dict[str, Any] | None:
+        dataset = script_dataset(
+            node, self.assignments, self.literal, default_split="train" if key == "prompts" else "test"
+        )
+        if dataset is None:
             return None
-        values = self.literals(call, first="path")
-        names = {"path": name, "split": split}
-        return None if values.keys() - names.keys() else {names[key]: value for key, value in values.items()}
+        self.comments += dataset.comments(argument, key)
+        return dict(zip(names, (dataset.source, dataset.split), strict=True))
 
     def rewards(self, node: ast.expr) -> dict[str, Any] | None:
         """The functions as targets of ``rewards``; None: one of them has no name that can be imported."""
@@ -235,7 +241,7 @@ class _Script:
     def adapters(self, node: ast.expr) -> dict[str, Any] | None:
         """The arguments of ``LoraConfig(...)`` with the names of TRL's scripts; None: it is another expression."""
         call = self.value(node)
-        if not isinstance(call, ast.Call) or _name_of(call.func) != "LoraConfig":
+        if not isinstance(call, ast.Call) or name_of(call.func) != "LoraConfig":
             return None
         return LORA_DEFAULTS | {LORA.get(name, name): value for name, value in self.literals(call).items()}
 
@@ -245,8 +251,3 @@ def _required(name: str | None) -> str:
     if name is None:
         raise ValueError("keywords of a mapping")
     return name
-
-
-def _name_of(node: ast.expr) -> str | None:
-    """The last name of a function: ``GRPOConfig`` of ``trl.GRPOConfig``."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
