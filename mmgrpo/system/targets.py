@@ -6,13 +6,14 @@ used. Only ``python:`` targets may be modules of the working directory, and inst
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, MissingPackageError
 from mmgrpo.system.extras import missing
+from mmgrpo.system.training_scripts import training_line
 
 PYTHON = "python:"
 
@@ -32,13 +33,35 @@ def import_python_target(name: str) -> Any:
         The object.
 
     Raises:
-        ConfigError: the name is malformed or the object does not exist.
+        ConfigError: the name is malformed, the object does not exist, or its module trains when it is imported.
         MissingPackageError: importing it needs a package that is not installed.
     """
     working_directory = str(Path.cwd())
     if working_directory not in sys.path:
         sys.path.append(working_directory)  # permanently: such modules import others when they are called
-    return import_attribute(name.removeprefix(PYTHON))
+    target = name.removeprefix(PYTHON)
+    module_name, _, attribute = target.partition(":")
+    file = _file_of(module_name)
+    if file is not None and (line := training_line(file.read_text(encoding="utf-8", errors="replace"))) is not None:
+        raise ConfigError(
+            f"{target!r}: {file.name} trains when it is imported (line {line}): move {attribute} to a separate module, "
+            f"such as {module_name}_functions.py, or the training under if __name__ == '__main__':"
+        )
+    try:
+        return import_attribute(target)
+    except MissingPackageError as error:
+        if file is None:
+            raise
+        raise MissingPackageError(f"{error}; or move {attribute} to a module without that import") from error
+
+
+def _file_of(module_name: str) -> Path | None:
+    """The file of a module that is not imported yet, and that is no part of a package; None: there is none."""
+    if not module_name or "." in module_name or module_name in sys.modules:
+        return None
+    spec = importlib.util.find_spec(module_name)
+    file = None if spec is None or spec.origin is None else Path(spec.origin)
+    return file if file is not None and file.suffix == ".py" and file.name != "__init__.py" else None
 
 
 def import_attribute(target: str) -> Any:

@@ -206,7 +206,9 @@ def _rewards(arguments: Mapping[str, Any], args: GRPOConfig, notes: list[str]) -
     if unplaced := [entry["name"] for entry in entries if entry["name"].startswith(f"python:{SCRIPT}:")]:
         notes.append(f"rewards: trl.rewards does not have {', '.join(unplaced)}: replace {SCRIPT} by its module")
     if any(entry["name"].startswith("python:") for entry in entries):
-        notes.append("rewards: a module of python:MODULE:FUNCTION must be importable, and must not train on import")
+        notes.append(
+            "rewards: a module of python:MODULE:FUNCTION must be importable, and must not train when it is imported"
+        )
     weights: Sequence[float] = args.reward_weights or [1.0] * len(entries)
     if len(weights) != len(entries):
         raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(entries)} reward functions")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.system.training_scripts import training_line
 from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parse_yaml
 from mmgrpo.trl.expressions import NO_LITERAL, name_of, shortened
 from mmgrpo.trl.run_values import LOADING
@@ -73,7 +74,7 @@ def _of_script(path: Path, text: str) -> TrlRun:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{path} is not Python: {error}") from None
-    script = _Script(path, tree)
+    script = _Script(path, tree, training_line(text))
     configs = script.calls("GRPOConfig")
     if len(configs) != 1 and not script.has_default_arguments:
         raise ConfigError(
@@ -96,8 +97,8 @@ def _of_script(path: Path, text: str) -> TrlRun:
 class _Script:
     """A parsed script: its calls, and the names that are assigned once."""
 
-    def __init__(self, path: Path, tree: ast.Module) -> None:
-        self.path = path
+    def __init__(self, path: Path, tree: ast.Module, training_line: int | None) -> None:
+        self.path, self.training_line = path, training_line
         self.nodes = list(ast.walk(tree))
         self.functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
         assignments: list[Any] = [
@@ -230,7 +231,18 @@ class _Script:
         listed = self.value(node)
         parts = listed.elts if isinstance(listed, ast.List | ast.Tuple) else [node]
         targets = [target for part in parts if (target := self._target(part)) is not None]
+        self._comment_on_training(targets)
         return {"reward_funcs": targets} if len(targets) == len(parts) else None
+
+    def _comment_on_training(self, targets: Sequence[str]) -> None:
+        """A comment on functions of the script if its import trains."""
+        prefix, moved = f"python:{self.path.stem}:", f"{self.path.stem}_functions"
+        names = [target.removeprefix(prefix) for target in targets if target.startswith(prefix)]
+        if self.training_line is not None and names:
+            self.comments.append(
+                f"rewards: {self.path.name} trains when it is imported (line {self.training_line}): move "
+                f"{', '.join(names)} to {moved}.py, and name it python:{moved}:FUNCTION"
+            )
 
     def _target(self, node: ast.expr) -> str | None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
