@@ -64,7 +64,7 @@ def test_function_of_a_script_that_trains_is_an_error(module: Callable[[str, str
 def test_missing_package_of_a_script_may_be_avoided(module: Callable[[str, str], None]) -> None:
     module("script_with_main", f"import no_such_library\n{REWARD}{MAIN}trainer.train()")
     with pytest.raises(
-        MissingPackageError, match="pip install no_such_library, .*; or move length to a module without that import"
+        MissingPackageError, match=r"pip install no_such_library, .*; or move length to a module without that import"
     ):
         import_python_target("python:script_with_main:length")
 
