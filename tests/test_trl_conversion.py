@@ -320,6 +320,80 @@ def test_dataset_that_is_computed_is_left_to_the_user(lines: str, expression: st
     assert f"# * train_dataset={expression}: it is not read" in text.replace('"', "'")
 
 
+PARSED = """\
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser, get_peft_config
+from trl.rewards import accuracy_reward, think_format_reward
+
+if __name__ == "__main__":
+    parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))
+    script_args, training_args, model_args = parser.parse_args_and_config()
+    training_args.model_init_kwargs = dict(revision=model_args.model_revision)
+    dataset = load_dataset("lmms-lab/multimodal-open-r1-8k-verified", split="train")
+    trainer = GRPOTrainer(
+        model=model_args.model_name_or_path,
+        args=training_args,
+        reward_funcs=[think_format_reward, accuracy_reward],
+        train_dataset=dataset,
+        peft_config=get_peft_config(model_args),
+        callbacks=[Callback()],
+    )
+    trainer.train()
+"""
+FLAGS = (
+    "--model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --learning_rate 1e-5 --dtype bfloat16 --max_steps=40 --use_peft "
+    "--lora_target_modules q_proj v_proj --lora_r 8 --reward_weights 1 0.5 --no_gradient_checkpointing --run-name 7 "
+    "--log_completions --use_vllm --vllm_mode colocate --bf16 False --max_prompt_length 2048"
+)
+
+
+@pytest.mark.parametrize("start", ["", "accelerate launch --config_file=zero3.yaml examples/grpo_vlm.py "])
+def test_script_with_the_arguments_of_its_command_line(start: str, folder: Path) -> None:
+    written(folder / "grpo_vlm.py", PARSED)
+    result = CliRunner().invoke(app, ["init", "--from", "trl", "grpo_vlm.py", "--arguments", start + FLAGS])
+    assert (result.exit_code, result.output) == (0, "wrote run.yaml\nmmgrpo explain run.yaml\n")
+    text = (folder / "run.yaml").read_text()
+    values = yaml.safe_load(text)
+    assert values["policy"]["model"] == "Qwen/Qwen2.5-VL-3B-Instruct"
+    assert values["policy"]["lora"] == {
+        "rank": 8, "alpha": 32.0, "targets": ["q_proj", "v_proj"], "init": "kaiming", "dora": False,
+    }  # fmt: skip
+    assert (values["update"]["optimizer"]["lr"], values["steps"]) == (1e-5, 40)
+    assert values["prompts"] == {"source": "lmms-lab/multimodal-open-r1-8k-verified", "split": "train"}
+    assert values["rewards"] == [
+        {"name": "python:trl.rewards:think_format_reward"},
+        {"name": "python:trl.rewards:accuracy_reward", "weight": 0.5},
+    ]
+    assert "gradient_checkpointing" not in values["policy"]
+    assert values["about"]["name"] == "7"
+    assert values["rollout"]["engine"]["python"] == "vllm-env/bin/python"
+    comments = [line for line in text.splitlines() if "it is not read" in line]
+    assert [line.partition("=")[0] for line in comments] == ["# * callbacks"]
+    assert "# * max_prompt_length=2048: TRL's max_prompt_length is not supported" in text
+
+
+def test_arguments_of_a_command_line_override_its_file(folder: Path) -> None:
+    script, file = written(folder / "t.py", PARSED), written(folder / "c.yaml", "max_steps: 3\nbeta: 0.1\nseed: 2\n")
+    for path, line in ((file, "--max_steps 5"), (script, "--config c.yaml --max_steps 5")):
+        values = yaml.safe_load(converted(path, line))
+        assert (values["steps"], values["objective"]["kl"]["beta"], values["seed"]) == (5, 0.1, 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("learning_rate 1e-5", "--arguments must begin with a name, such as --learning_rate 1e-5; got 'learning_rate'"),
+        ("--run_name 'a", "--arguments cannot be split into words: No closing quotation"),
+        ("--config absent.yaml", r"absent\.yaml cannot be read"),
+    ],
+)
+def test_command_line_that_cannot_be_read_raises(line: str, message: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        converted(written(folder / "t.py", PARSED), line)
+    result = CliRunner().invoke(app, ["init", "new", "--arguments", line])
+    assert (result.exit_code, "--arguments needs --from" in result.stderr) == (2, True)
+
+
 def test_long_expressions_in_comments_are_cut_visibly(folder: Path) -> None:
     expression = "load_dataset(names[0], split=f'train[:{number}]', revision=revision_of(name))"
     script = f"GRPOTrainer(model='m', train_dataset={expression}, args=GRPOConfig(max_steps=1, run_name='{'a' * 90}'))"
@@ -376,7 +450,11 @@ def test_tools_are_left_to_the_user_and_their_turns_are_converted(folder: Path) 
         ("t.py", "GRPOConfig(**settings)", r"\*\*=settings \(line 1\) must be literals"),
         ("t.py", "lr = 1\nlr = 2\nGRPOConfig(learning_rate=lr)", "learning_rate=lr"),
         ("t.py", "GRPOConfig()\nGRPOConfig()", "has 2 calls of GRPOConfig and must have one"),
-        ("t.py", "parser = TrlParser((ScriptArguments, GRPOConfig))", "has 0 calls .* in a YAML file: mmgrpo init"),
+        (
+            "t.py",
+            "parser = TrlParser((ScriptArguments, GRPOConfig))",
+            "; or pass them: mmgrpo init .*t.py --arguments",
+        ),
         ("t.py", "GRPOTrainer(model='m', args=read_arguments())", "has 0 calls .* in a YAML file: mmgrpo init"),
         ("t.py", "GRPOTrainer(**settings)", "has 0 calls .* in a YAML file: mmgrpo init"),
         ("t.py", "def (", "is not Python"),

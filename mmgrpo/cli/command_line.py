@@ -479,15 +479,21 @@ def init(
             "--from", help="Convert a file of another library into run.yaml: trl, a GRPOConfig script or YAML."
         ),
     ] = None,
+    arguments: Annotated[
+        str | None,
+        typer.Option(help="With --from: the arguments of the script's command line, in quotes."),
+    ] = None,
 ) -> None:
     """Write a first run to edit: a configuration, a reward, prompts; or convert a run of TRL."""
     with plain_errors():
         from mmgrpo.cli.init import write_converted_run, write_starter_files
 
         if library is not None:
-            console.print_line(f"wrote {write_converted_run(library, folder)}")
+            console.print_line(f"wrote {write_converted_run(library, folder, arguments)}")
             console.print_line("mmgrpo explain run.yaml")
             return
+        if arguments is not None:
+            raise ConfigError("--arguments needs --from, the library whose script reads them: remove it")
         for path in write_starter_files(folder, kind):
             console.print_line(f"wrote {path}")
         console.print_line(f"{'' if folder == Path() else f'cd {shlex.quote(str(folder))} && '}mmgrpo train run.yaml")

@@ -59,12 +59,13 @@ CONVERTERS: Mapping[str, str] = {"trl": "mmgrpo.trl.conversion:converted"}
 """Library -> the function that converts one of its files."""
 
 
-def write_converted_run(library: str, source: Path) -> Path:
+def write_converted_run(library: str, source: Path, command: str | None = None) -> Path:
     """Writes ``run.yaml`` with the run of another library; replaces no file.
 
     Args:
         library: key of ``CONVERTERS``.
         source: a script or a YAML file of the library; nothing of it is executed.
+        command: the arguments of the command line that the script reads; None: it reads none.
 
     Returns:
         The path of ``run.yaml``, in the working directory.
@@ -79,7 +80,7 @@ def write_converted_run(library: str, source: Path) -> Path:
     path = Path("run.yaml")
     if path.exists():
         raise OutputError("run.yaml exists already; rename it, or call the command in another folder")
-    text = import_attribute(CONVERTERS[library])(source)
+    text = import_attribute(CONVERTERS[library])(source, command)
     with output_errors(path):
         path.write_text(text, encoding="utf-8")
     return path

@@ -53,11 +53,12 @@ STEPS = 100
 """Steps of a run that TRL counts in epochs."""
 
 
-def converted(path: Path) -> str:
+def converted(path: Path, command: str | None = None) -> str:
     """The configuration of a run of TRL, with a comment for each argument that has no counterpart.
 
     Args:
         path: a script with one ``GRPOConfig`` of literals, or a YAML file of TRL's command line.
+        command: the arguments of the script's command line; None: it reads none.
 
     Returns:
         The text of a YAML file that ``load_config`` reads.
@@ -65,7 +66,7 @@ def converted(path: Path) -> str:
     Raises:
         ConfigError: as ``read_trl_run``; or the arguments do not fit together.
     """
-    run = read_trl_run(path)
+    run = read_trl_run(path, command)
     notes = [f"{name}={shortened(text)}: it is not read; {_sentence(name)}" for name, text in run.unread.items()]
     notes += run.comments
     arguments = _supported(current_arguments(run.arguments), notes)

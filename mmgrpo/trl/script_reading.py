@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.training_scripts import training_line
 from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parse_yaml
+from mmgrpo.trl.command_arguments import command_arguments
 from mmgrpo.trl.expressions import NO_LITERAL, name_of, shortened
 from mmgrpo.trl.run_values import LOADING
 from mmgrpo.trl.script_datasets import script_dataset
@@ -20,6 +21,17 @@ LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 
 LORA_DEFAULTS = {"use_peft": True, "lora_r": 8, "lora_alpha": 8}
 """Those of ``LoraConfig``; TRL's scripts have others."""
+
+
+OF_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "model": ("model_name_or_path",),
+    "train_dataset": ("dataset_name",),
+    "eval_dataset": ("dataset_name",),
+    "peft_config": ("use_peft",),
+    "quantization_config": ("load_in_4bit", "load_in_8bit"),
+    "reward_funcs": ("reward_funcs",),
+}
+"""Argument of ``GRPOTrainer`` that a script computes -> those of its command line that it is computed from."""
 
 
 @final
@@ -38,11 +50,12 @@ class TrlRun:
     comments: Sequence[str] = ()
 
 
-def read_trl_run(path: Path) -> TrlRun:
+def read_trl_run(path: Path, command: str | None = None) -> TrlRun:
     """The arguments of a script with one ``GRPOConfig(...)`` of literals or with defaults, or of a YAML file of TRL.
 
     Args:
         path: the file; its name ends in ``.py``, ``.yaml`` or ``.yml``.
+        command: the arguments of its command line, which override those of a YAML file; ``--config`` names one.
 
     Returns:
         The arguments.
@@ -50,13 +63,25 @@ def read_trl_run(path: Path) -> TrlRun:
     Raises:
         ConfigError: the file cannot be read, has no or several configurations, or one with values that are computed.
     """
+    text = _text(path)
+    flags = None if command is None else command_arguments(command)
+    if flags is not None and isinstance(file := flags.pop("config", None), str):
+        flags = {**_of_yaml(Path(file), _text(Path(file))).arguments, **flags}
+    if path.suffix == ".py":
+        return _of_script(path, text, flags)
+    run = _of_yaml(path, text)
+    return replace(run, arguments={**run.arguments, **(flags or {})})
+
+
+def _text(path: Path) -> str:
+    """The text of a file. Raises ConfigError if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{path} has more than {MAX_CHARACTERS} characters")
-    return _of_script(path, text) if path.suffix == ".py" else _of_yaml(path, text)
+    return text
 
 
 def _of_yaml(path: Path, text: str) -> TrlRun:
@@ -69,26 +94,27 @@ def _of_yaml(path: Path, text: str) -> TrlRun:
     return TrlRun(arguments=values, unread={})
 
 
-def _of_script(path: Path, text: str) -> TrlRun:
+def _of_script(path: Path, text: str, flags: Mapping[str, Any] | None) -> TrlRun:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{path} is not Python: {error}") from None
     script = _Script(path, tree, training_line(text))
     configs = script.calls("GRPOConfig")
-    if len(configs) != 1 and not script.has_default_arguments:
+    if len(configs) != 1 and (configs or flags is None) and not script.has_default_arguments:
         raise ConfigError(
             f"{path} has {len(configs)} calls of GRPOConfig and must have one, with literal arguments; a script that "
-            "reads its arguments from the command line has them in a YAML file: mmgrpo init --from trl CONFIG.yaml"
+            "reads its arguments from the command line has them in a YAML file: mmgrpo init --from trl CONFIG.yaml; or "
+            f"pass them: mmgrpo init --from trl {path.name} --arguments '--model_name_or_path NAME --use_peft'"
         )
-    arguments = script.literals(configs[0], first="output_dir") if configs else {}
+    arguments = {**(script.literals(configs[0], first="output_dir") if configs else {}), **(flags or {})}
     unread: dict[str, str] = {}
     for name, node in script.trainer_arguments().items():
         values = script.read(name, node)
         arguments |= values or {}
-        if values is None:
+        if values is None and not (flags and flags.keys() & OF_FLAGS.get(name, ())):
             unread[name] = ast.unparse(node)
-        elif name == "model":
+        elif values is not None and name == "model":
             unread |= script.unread_loading(node)
     return TrlRun(arguments=arguments, unread=unread, comments=script.comments)
 
