@@ -233,7 +233,7 @@ def test_weights_in_4_bit_and_the_system_turn_of_a_language_policy_are_rows() ->
     quantized = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     policy = {"name": "language", "model": "tiny", "lora": {}, "quantization_config": quantized, "system": "Be  brief."}
     lines = rows(validated({"policy": policy}))
-    assert lines["policy"] == "language tiny; frozen weights in 4 bit"
+    assert lines["policy"] == "language tiny; frozen weights in 4 bit; their layers compute in policy.dtype"
     assert lines["system"] == "of prompts without one: Be brief."
     assert "system" not in rows(validated({"policy": {"name": "language", "model": "tiny"}}))
 
