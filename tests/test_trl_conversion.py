@@ -147,7 +147,7 @@ def test_yaml_of_the_command_line_becomes_a_run_that_trains(folder: Path, monkey
     for arguments in (["init", "--from", "trl", "config.yaml"], ["train", "run.yaml"]):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
-    assert "# * packing=True: TRL's packing is not supported; leave it out" in (folder / "run.yaml").read_text()
+    assert "# * packing=True: TRL's packing is policy.padding_free: true" in (folder / "run.yaml").read_text()
     (metrics,) = folder.glob("trainer_output/*/metrics.jsonl")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [(line["step"], line["reward/length/mean"]) for line in lines] == [(1, 1.0), (2, 1.0)]
