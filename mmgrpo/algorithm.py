@@ -52,14 +52,14 @@ from mmgrpo.maths.modulations import MODULATIONS, Modulation
 from mmgrpo.maths.objectives import Objective, OffPolicySurrogate
 from mmgrpo.maths.optimizers import OPTIMIZERS, OptimizerFactory
 from mmgrpo.maths.prompt_weights import ANSWER_WEIGHTS
-from mmgrpo.maths.ratios import BOUNDS
+from mmgrpo.maths.ratios import BOUNDS, Bounded
 from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.selections import SELECTIONS, Selection
 from mmgrpo.maths.sources import SOURCES
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.strategies import STRATEGIES, Setting, Strategy
-from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.surrogates import SURROGATES, Surrogate
 from mmgrpo.maths.terms import TERMS, Term, from_sources, weighted
 from mmgrpo.maths.trees import TREES
 from mmgrpo.maths.windows import WINDOWS
@@ -67,6 +67,7 @@ from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy, SupportsWindows
 from mmgrpo.splits import Split
 from mmgrpo.system.lazy import torch
+from mmgrpo.system.targets import is_python_target
 from mmgrpo.types import Prompt
 from mmgrpo.values import OLD, Value
 
@@ -245,11 +246,11 @@ class Algorithm:
             strategy=strategy_of(config.rollout),
             prompt_templates=prompt_templates_of(config.rollout),
             view_templates={
-                name: bound(f"objective.views.{name}.prompt_template", PROMPT_TEMPLATES, view.prompt_template)()
+                name: _template(f"objective.views.{name}.prompt_template", view.prompt_template)
                 for name, view in config.objective.views.items()
                 if view.prompt_template is not None
             },
-            task_template=bound("rollout.task.prompt_template", PROMPT_TEMPLATES, task.prompt_template)()
+            task_template=_template("rollout.task.prompt_template", task.prompt_template)
             if task and task.after
             else None,
             window=_window(config.rollout.window),
@@ -465,7 +466,7 @@ def objective_of(config: ObjectiveConfig) -> Objective:
     """The loss. Raises ConfigError for an unknown function or settings that it does not take."""
     surrogate = None
     if config.surrogate is not None:
-        surrogate = bound("objective.surrogate", SURROGATES, config.surrogate)
+        surrogate = _surrogate("objective.surrogate", config.surrogate)
     modulations = _labeled(config.modulations, "objective.modulations", MODULATIONS, Modulation)
     if config.surrogate and surrogate and any(modulation.bounds for modulation in modulations):
         pairs = zip(config.modulations, modulations, strict=True)
@@ -474,7 +475,7 @@ def objective_of(config: ObjectiveConfig) -> Objective:
         surrogate=surrogate,
         aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
         ratio_level=level_name(config.ratio_level),
-        bound=bound("objective.bound", BOUNDS, config.bound) if config.bound else None,
+        bound=_bound(config.bound) if config.bound else None,
         selections=_labeled(config.selections, "objective.selections", SELECTIONS, Selection),
         normalize_ratio=config.normalize_ratio,
         step_weight=bound("objective.step_weight", STEP_WEIGHTS, config.step_weight) if config.step_weight else None,
@@ -528,8 +529,7 @@ def engine_of(config: RolloutConfig) -> Any:
 def prompt_templates_of(config: RolloutConfig) -> dict[str, PromptTemplate]:
     """The prompt templates that a strategy may use, by name. Raises ConfigError as ``objective_of``."""
     return {
-        label: bound(f"rollout.prompt_templates.{label}", PROMPT_TEMPLATES, named)()
-        for label, named in config.prompt_templates.items()
+        label: _template(f"rollout.prompt_templates.{label}", named) for label, named in config.prompt_templates.items()
     }
 
 
@@ -605,7 +605,7 @@ def prompt_sampler(named: Named, key: str = "prompts.sampler") -> PromptSampler:
         for name in ("first", "second")
         if name in named.settings
     }
-    return bound(key, SAMPLERS, named.model_copy(update=parts) if parts else named)()
+    return _call(key, SAMPLERS, named.model_copy(update=parts) if parts else named, PromptSampler)
 
 
 def _nested_sampler(value: Any, key: str) -> PromptSampler:
@@ -662,8 +662,47 @@ def _term(config: TermConfig, key: str = "objective.terms") -> Term:
     return weighted(term if config.label is None else replace(term, name=config.label), config.weight)
 
 
+def _template(key: str, named: Named) -> PromptTemplate:
+    template = bound(key, PROMPT_TEMPLATES, named)()
+    if not callable(template):
+        raise ConfigError(
+            f"{key}: {named.name} returns a {type(template).__name__}; it must return a function of "
+            "(prompt, member, history): put @prompt_template() above one (mmgrpo.data.history)"
+        )
+    return template
+
+
+def _surrogate(key: str, named: Named) -> Callable[..., Surrogate]:
+    surrogate = bound(key, SURROGATES, named)
+    _require_result(key, named.name, surrogate, SURROGATES.arguments, Surrogate)
+    return surrogate
+
+
+def _bound(named: Named) -> Callable[..., Bounded]:
+    function = bound("objective.bound", BOUNDS, named)
+    _require_result("objective.bound", named.name, function, BOUNDS.arguments, Bounded)
+    return function
+
+
+def _require_result(
+    key: str, name: str, function: Callable[..., Any], arguments: Sequence[str] | None, kind: type
+) -> None:
+    """Calls a function of the user on zeros. Raises ConfigError if it raises, or does not return the record."""
+    if not is_python_target(name):
+        return
+    zeros = [torch.zeros(2, 3) for _ in arguments or ()]
+    try:
+        result = function(*zeros)
+    except Exception as error:
+        raise ConfigError(f"{key}: {name} raised {type(error).__name__} on tensors of shape (2, 3): {error}") from error
+    if not isinstance(result, kind):
+        raise ConfigError(
+            f"{key}: {name} returns a {type(result).__name__}; it must return a {kind.__name__} ({kind.__module__})"
+        )
+
+
 def _off_policy_surrogate(config: OffPolicyConfig) -> OffPolicySurrogate:
-    surrogate = bound("objective.off_policy.surrogate", SURROGATES, config.surrogate)
+    surrogate = _surrogate("objective.off_policy.surrogate", config.surrogate)
     return OffPolicySurrogate(surrogate=surrogate, ratio_level=level_name(config.ratio_level), weight=config.weight)
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -21,6 +22,8 @@ from mmgrpo.config.loading import load_config, validated
 from mmgrpo.distributed.trackers import wandb_settings
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
+from mmgrpo.maths.filters import sample_filter
+from mmgrpo.maths.surrogates import Surrogate
 from mmgrpo.system import files
 from mmgrpo.system.console import EncodableStream, PlainConsole
 from mmgrpo.system.files import full_disk
@@ -43,9 +46,37 @@ class UnbuildablePolicy:
     settings_type = RunConfig
 
 
-def surrogate_without_bounds(log_ratio: Tensor, advantage: Tensor, *, low: float = 0.2) -> Tensor:
+def surrogate_without_bounds(ratio: Tensor, logprob: Tensor, advantage: Tensor, *, low: float = 0.2) -> Surrogate:
     """loss = -r A."""
-    return -(log_ratio.exp() * advantage) + 0 * low
+    del logprob
+    loss = -(ratio * advantage) + 0 * low
+    return Surrogate(loss, torch.zeros_like(ratio, dtype=torch.bool), torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def undecorated(rounds: Any, setting: Any) -> Any:
+    """A function of two arguments by position, which no decorator turned into a factory."""
+    return setting.groups(len(rounds), setting.num_prompts)
+
+
+@sample_filter()
+def keeps_all(feedback: Any, advantage: Tensor, *, below: float = 1.0) -> Tensor:
+    """A factory of filters."""
+    return feedback.valid_B & (advantage[:, 0] < below)
+
+
+def bare_loss(ratio: Tensor, logprob: Tensor, advantage: Tensor) -> Tensor:
+    """A tensor where a record is due."""
+    return -(ratio + 0 * logprob) * advantage
+
+
+def bare_bound(log_ratio: Tensor, advantage: Tensor) -> Tensor:
+    """Another tensor."""
+    return log_ratio.clamp(max=1) + 0 * advantage
+
+
+def failing(ratio: Tensor, logprob: Tensor, advantage: Tensor) -> Tensor:
+    """An error of its arithmetic."""
+    return ratio[0].view(1, 2) * logprob * advantage
 
 
 def test_a_mistyped_file_name_is_answered_by_the_files_near_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +151,98 @@ def test_a_surrogate_without_a_bound_that_a_modulation_sets_is_an_error_before_t
     objective = RunConfig.model_validate({"objective": values}).objective
     with pytest.raises(ConfigError, match="has no parameter high; use one that has both, such as clipped"):
         objective_of(objective)
+
+
+BY_SETTINGS = "takes (rounds, setting) by position and is called with its settings only: "
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rollout.strategy", "undecorated", f"{BY_SETTINGS}put @strategy() above it (mmgrpo.maths.strategies)"),
+        ("advantage.estimators", ["undecorated"], f"{BY_SETTINGS}put @estimator() above it (mmgrpo.maths.estimators)"),
+        ("advantage.filters", ["undecorated"], f"{BY_SETTINGS}put @sample_filter() above it (mmgrpo.maths.filters)"),
+        ("objective.terms", ["undecorated"], f"{BY_SETTINGS}put @term() above it (mmgrpo.maths.terms)"),
+        (
+            "objective.modulations",
+            ["undecorated"],
+            f"{BY_SETTINGS}put @modulation() above it (mmgrpo.maths.modulations)",
+        ),
+        ("objective.selections", ["undecorated"], f"{BY_SETTINGS}put @selection() above it (mmgrpo.maths.selections)"),
+        (
+            "rollout.prompt_templates",
+            {"hint": "undecorated"},
+            f"{BY_SETTINGS}put @prompt_template() above it (mmgrpo.data.history)",
+        ),
+        (
+            "prompts.sampler",
+            "undecorated",
+            f"{BY_SETTINGS}name a function of settings, after a *, that returns the record of this key "
+            "(docs/how-to/extending.md)",
+        ),
+        (
+            "objective.surrogate",
+            "undecorated",
+            "takes (rounds, setting) by position and is called with (ratio_BT, logprob_BT, advantage_BT): name a "
+            "function of these, with its settings after a *",
+        ),
+        (
+            "objective.surrogate",
+            "keeps_all",
+            "takes nothing by position and is called with (ratio_BT, logprob_BT, advantage_BT): name a function of "
+            "these, with its settings after a *",
+        ),
+        ("objective.surrogate", "bare_loss", "returns a Tensor; it must return a Surrogate (mmgrpo.maths.surrogates)"),
+        ("objective.bound", "bare_bound", "returns a Tensor; it must return a Bounded (mmgrpo.maths.ratios)"),
+        (
+            "objective.surrogate",
+            "failing",
+            "raised RuntimeError on tensors of shape (2, 3): shape '[1, 2]' is invalid for input of size 3",
+        ),
+        (
+            "schedules",
+            {"advantage.clamp": "keeps_all"},
+            "takes nothing by position and is called with (step): name a function of these, with its settings after "
+            "a *",
+        ),
+        (
+            "advantage.scale",
+            "bare_loss",
+            "takes (ratio, logprob, advantage) by position and is called with (reward_PG, valid_PG): name a function "
+            "of these, with its settings after a *",
+        ),
+    ],
+)
+def test_function_that_does_not_fit_its_key_is_named_with_the_fix(key: str, value: Any, message: str) -> None:
+    names = value if isinstance(value, str) else next(iter(value.values() if isinstance(value, dict) else value))
+    target = f"python:{__name__}:{names}"
+    override = {str: target, list: [target], dict: {name: {"name": target} for name in value}}[type(value)]
+    with pytest.raises(ConfigError) as raised:
+        explanation(load_config(DIGITS, {key: override}))
+    assert str(raised.value).endswith(f": {target} {message}")
+
+
+def test_function_without_a_signature_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"objective\.surrogate: python:builtins:max has no signature to read"):
+        explanation(load_config(DIGITS, ["objective.surrogate=python:builtins:max"]))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "advantage.estimators=[{name: discounted}]",
+            "advantage.estimators: unknown name 'discounted'; did you mean scoped or prefix_count? (one in your "
+            "module: python:MODULE:discounted)",
+        ),
+        (
+            "rewards=[{name: colo}]",
+            "unknown name 'colo' among rewards; did you mean color or overlong? (one in your module: ",
+        ),
+    ],
+)
+def test_unregistered_function_is_answered_with_its_form(override: str, message: str) -> None:
+    assert message in error_of("explain", DIGITS, override)
 
 
 def test_explain_and_train_reject_the_same_policy_class() -> None:

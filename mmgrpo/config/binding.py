@@ -14,11 +14,14 @@ from types import MappingProxyType
 from typing import Any
 
 from mmgrpo.config.peers import peer_suggestions
-from mmgrpo.config.registry import suggestion
+from mmgrpo.config.registry import suggestion, unregistered
 from mmgrpo.config.renamed import RENAMED_FUNCTIONS, RENAMED_SETTINGS, renamed_key
 from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.maths.registry import Registry
 from mmgrpo.system.targets import import_python_target, is_python_target
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 KINDS: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
@@ -40,13 +43,15 @@ def bound(
         The function, its settings bound.
 
     Raises:
-        ConfigError: unknown function, unknown or missing settings, or a value of another kind than its parameter is
-            annotated with.
+        ConfigError: unknown function, one with other positional arguments than the registry declares, unknown or
+            missing settings, or a value of another kind than its parameter is annotated with.
     """
     function = named_in(where, functions, named.name)
+    if isinstance(functions, Registry):
+        require_arguments(where, named.name, function, functions.arguments_of(named.name), functions.decorator)
     allowed = {
         name: parameter
-        for name, parameter in inspect.signature(function).parameters.items()
+        for name, parameter in _parameters(where, named.name, function).items()
         if parameter.kind is parameter.KEYWORD_ONLY and name not in supplied
     }
     for key in named.settings:
@@ -81,9 +86,52 @@ def named_in(where: str, functions: Mapping[str, Callable[..., Any]], name: str)
         return function
     if name not in functions:
         new = RENAMED_FUNCTIONS.get(name)
-        fix = f"; it is now {new}" if new in functions else suggestion(name, functions)
+        fix = f"; it is now {new}" if new in functions else f"{suggestion(name, functions)}{unregistered(name)}"
         raise UnknownNameError(f"{where}: unknown name {name!r}{fix}")
     return functions[name]
+
+
+def require_arguments(
+    where: str, name: str, function: Callable[..., Any], arguments: Sequence[str] | None, decorator: str | None = None
+) -> None:
+    """Checks that a function can be called with so many positional arguments.
+
+    Args:
+        where: key of the configuration, for messages.
+        name: of the function in the configuration.
+        function: the function.
+        arguments: their names; empty for a factory of a record, which takes settings only; None: not declared.
+        decorator: import path of the decorator that turns a function into such a factory; None: there is none.
+
+    Raises:
+        ConfigError: it requires more of them, or takes fewer.
+    """
+    if arguments is None:
+        return
+    parameters = [p for p in _parameters(where, name, function).values() if p.kind in _POSITIONAL]
+    required = sum(p.default is p.empty for p in parameters)
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values())
+    if required <= len(arguments) and (takes_any or len(arguments) <= len(parameters)):
+        return
+    names = f"({', '.join(p.name for p in parameters)})" if parameters else "nothing"
+    if arguments:
+        raise ConfigError(
+            f"{where}: {name} takes {names} by position and is called with ({', '.join(arguments)}): name a function "
+            "of these, with its settings after a *"
+        )
+    if decorator is None:
+        fix = "name a function of settings, after a *, that returns the record of this key (docs/how-to/extending.md)"
+    else:
+        module, _, decorator_name = decorator.rpartition(".")
+        fix = f"put @{decorator_name}() above it ({module})"
+    raise ConfigError(f"{where}: {name} takes {names} by position and is called with its settings only: {fix}")
+
+
+def _parameters(where: str, name: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where}: {name} has no signature to read; wrap it in a function") from None
 
 
 def _kind(parameter: inspect.Parameter) -> ast.expr:

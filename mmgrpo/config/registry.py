@@ -275,7 +275,7 @@ def unknown_name(kind: str, name: str) -> UnknownNameError:
         The error; it names the reward for one of another library, else the nearest names.
     """
     sentence = peer_reward_suggestion(name) if kind == "rewards" else None
-    fix = suggestion(name, names(kind)) if sentence is None else f"; {sentence}"
+    fix = f"{suggestion(name, names(kind))}{unregistered(name)}" if sentence is None else f"; {sentence}"
     return UnknownNameError(f"unknown name {name!r} among {kind}{fix}")
 
 
@@ -379,6 +379,11 @@ def samples_tokens(policy: str, numbers: Mapping[str, Any], *, renoised: bool) -
         return kind(**numbers).samples_tokens(renoised=renoised)
     except ValidationError:
         return True
+
+
+def unregistered(name: str) -> str:
+    """How a configuration names a function or class that is not registered, as the end of an error about its name."""
+    return f" (one in your module: python:MODULE:{name})" if name.isidentifier() else ""
 
 
 def suggestion(name: str, valid_names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from mmgrpo.config import Named, RunConfig
+from mmgrpo.config.binding import require_arguments
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.validating import explain_validation, policy_settings
 from mmgrpo.errors import ConfigError
@@ -184,12 +185,14 @@ def function_of_schedule(named: Named) -> Named:
 
 def _schedule(key: str, named: Named, function: Callable[..., Any], config: RunConfig) -> Schedule:
     if not follows_metric(named):
-        if is_python_target(named.name) and _num_positional(function) > 1:
+        if is_python_target(named.name) and _num_positional(function) == 2:
             raise ConfigError(
                 f"schedules.{key}: {named.name} takes a number and a metric: name the metric, for example metric: "
                 "reward/mean"
             )
+        require_arguments(f"schedules.{key}", named.name, function, SCHEDULES.arguments)
         return Schedule(key=key, function=function)
+    require_arguments(f"schedules.{key}", named.name, function, CONTROLLERS.arguments)
     numbers = named.settings
     metric, every = numbers.pop("metric", METRICS.get(named.name)), numbers.pop("every", 1)
     if not isinstance(metric, str):

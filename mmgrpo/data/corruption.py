@@ -15,7 +15,9 @@ from mmgrpo.system.lazy import PIL_Image as Image
 from mmgrpo.system.lazy import numpy as np
 from mmgrpo.types import Prompt
 
-IMAGE_TEMPLATES: Registry[Callable[..., PromptTemplate]] = Registry()
+IMAGE_TEMPLATES: Registry[Callable[..., PromptTemplate]] = Registry(
+    arguments=(), decorator="mmgrpo.data.history.prompt_template"
+)
 """Prompt templates that corrupt images, by name; called with their settings."""
 
 Spoil = Callable[["np.ndarray", "np.random.Generator"], "np.ndarray"]

@@ -19,7 +19,9 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.registry import Registry
 from mmgrpo.types import Prompt, Sample
 
-PROMPT_TEMPLATES: Registry[Callable[..., PromptTemplate]] = Registry(IMAGE_TEMPLATES)
+PROMPT_TEMPLATES: Registry[Callable[..., PromptTemplate]] = Registry(
+    IMAGE_TEMPLATES, arguments=(), decorator="mmgrpo.data.history.prompt_template"
+)
 """Prompt templates by the name that ``rollout.prompt_templates`` and ``objective.views`` use; called with their
 settings.
 """

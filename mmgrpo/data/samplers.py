@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from mmgrpo.types import Prompt
 
-SAMPLERS: Registry[Callable[..., PromptSampler]] = Registry()
+SAMPLERS: Registry[Callable[..., PromptSampler]] = Registry(arguments=())
 """Prompt samplers by the name that ``prompts.sampler`` uses."""
 
 DRAW = 1  # keeps a sampler's random numbers apart from the permutations

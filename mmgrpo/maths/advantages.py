@@ -24,7 +24,7 @@ from mmgrpo.maths.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
-COMBINING: Registry[Callable[..., Tensor]] = Registry()
+COMBINING: Registry[Callable[..., Tensor]] = Registry(arguments=("reward_RPG", "weight_R", "valid_RPG", "penalty_PG"))
 """Advantages of several rewards, which they combine; called with (reward_RPG, weight_R, valid_RPG, penalty_PG)."""
 
 ADVANTAGES: Registry[Callable[..., Tensor]] = Registry()
@@ -150,5 +150,5 @@ def standardize(reward: Tensor, valid: Tensor, eps: float) -> Tensor:
     return divided(deviation, spread(deviation, valid, dim=(-1,), correction=1) + eps)
 
 
-SCALES: Registry[Callable[..., Tensor]] = Registry(ADVANTAGES, COMBINING)
+SCALES: Registry[Callable[..., Tensor]] = Registry(ADVANTAGES, COMBINING, arguments=("reward_PG", "valid_PG"))
 """All that ``advantage.scale`` may name."""

@@ -21,7 +21,7 @@ from mmgrpo.maths.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
-AGGREGATES: Registry[Callable[..., Tensor]] = Registry()
+AGGREGATES: Registry[Callable[..., Tensor]] = Registry(arguments=("mask_BT", "totals"))
 """Aggregates by the name that a method's configuration uses."""
 
 

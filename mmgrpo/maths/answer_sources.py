@@ -9,7 +9,7 @@ from typing import Any
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.registry import Registry
 
-ANSWER_SOURCES: Registry[Callable[..., AnswerSource]] = Registry()
+ANSWER_SOURCES: Registry[Callable[..., AnswerSource]] = Registry(arguments=())
 """Sources by the name that an item of ``objective.auxiliary`` uses; other names are functions of examples."""
 
 

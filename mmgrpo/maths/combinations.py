@@ -19,7 +19,7 @@ from mmgrpo.system.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-COMBINATIONS: Registry[Callable[..., Tensor]] = Registry()
+COMBINATIONS: Registry[Callable[..., Tensor]] = Registry(arguments=("reward_RPG", "weight_R", "valid_RPG"))
 """Combinations by the name that ``advantage.combine`` uses; called with (reward_RPG, weight_R, valid_RPG)."""
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from mmgrpo.maths.registry import Registry
 
-CONTROLLERS: Registry[Callable[..., float]] = Registry()
+CONTROLLERS: Registry[Callable[..., float]] = Registry(arguments=("value", "measured"))
 """Controllers by the name that ``schedules`` uses; besides its numbers each takes the ``metric`` that it follows, and
 ``every``, the number of steps between its moves."""
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-CRITIC_LOSSES: Registry[Callable[..., CriticLoss]] = Registry()
+CRITIC_LOSSES: Registry[Callable[..., CriticLoss]] = Registry(
+    arguments=(), decorator="mmgrpo.maths.critics.critic_loss"
+)
 """Losses by the name that ``advantage.critic.loss`` uses; called with their numbers."""
 
 

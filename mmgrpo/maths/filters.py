@@ -26,7 +26,7 @@ from mmgrpo.values import Value
 if TYPE_CHECKING:
     from torch import Tensor
 
-FILTERS: Registry[Callable[..., Filter]] = Registry()
+FILTERS: Registry[Callable[..., Filter]] = Registry(arguments=(), decorator="mmgrpo.maths.filters.sample_filter")
 """Filters by the name that a method's configuration uses; called with their numbers, applied in order."""
 
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-MODULATIONS: Registry[Callable[..., Modulation]] = Registry()
+MODULATIONS: Registry[Callable[..., Modulation]] = Registry(
+    arguments=(), decorator="mmgrpo.maths.modulations.modulation"
+)
 """Modulations by the name that a method's configuration uses; called with their numbers, applied in order."""
 
 

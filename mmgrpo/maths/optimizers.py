@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OptimizerFactory = Callable[[Sequence["Tensor"], float], "Optimizer"]
 """(parameters, learning rate) -> the optimizer of torch."""
 
-OPTIMIZERS: Registry[Callable[..., OptimizerFactory]] = Registry()
+OPTIMIZERS: Registry[Callable[..., OptimizerFactory]] = Registry(arguments=())
 """Optimizers by the name that ``update.optimizer`` uses; called with their numbers, they return an OptimizerFactory.
 
 A factory may have ``is_elementwise``: whether each entry of a weight moves by its gradients alone, as sharded weights

@@ -19,7 +19,7 @@ from mmgrpo.maths.seeds import derive_seed
 if TYPE_CHECKING:
     from torch import Tensor
 
-ANSWER_WEIGHTS: Registry[Callable[..., Tensor]] = Registry()
+ANSWER_WEIGHTS: Registry[Callable[..., Tensor]] = Registry(arguments=("rate_N",))
 """The weight of a supervised answer by the success rate of its group, by the name that ``weight_by_success`` of
 ``objective.auxiliary`` uses."""
 

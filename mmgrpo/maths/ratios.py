@@ -19,7 +19,7 @@ from mmgrpo.system.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-BOUNDS: Registry[Callable[..., Bounded]] = Registry()
+BOUNDS: Registry[Callable[..., Bounded]] = Registry(arguments=("log_ratio_BT", "advantage_BT"))
 """Bounds of single log-ratios by the name that a method's configuration uses; bind their numbers."""
 
 

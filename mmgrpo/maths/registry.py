@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Generic, TypeVar, final, overload
 
@@ -21,16 +21,32 @@ class Registry(Mapping[str, Value], Generic[Value]):
 
     The modules that register functions are imported the first time a name is looked up that is not registered yet, or
     all names are listed.
+
+    Attributes:
+        arguments: names of the positional arguments of the functions; None: not declared.
+        decorator: import path of the decorator that turns a function into a factory; None: there is none.
     """
 
-    def __init__(self, *included: Registry[Value]) -> None:
+    def __init__(
+        self, *included: Registry[Value], arguments: Sequence[str] | None = None, decorator: str | None = None
+    ) -> None:
         """An empty registry.
 
         Args:
             *included: registries that are searched as well, including functions registered later.
+            arguments: names of the positional arguments that the engine calls the functions with; empty for factories
+                of records, which take settings only; None: not declared.
+            decorator: import path of the decorator that turns a function into such a factory, for messages.
         """
         self._included = included
+        self.arguments = None if arguments is None else tuple(arguments)
+        self.decorator = decorator
         self._registered: dict[str, Value] = {}
+
+    def arguments_of(self, name: str) -> tuple[str, ...] | None:
+        """``arguments`` of the registry that has the name; of this one for a function that none has."""
+        included = next((registry for registry in self._included if name in registry), None)
+        return self.arguments if included is None else included.arguments_of(name)
 
     @overload
     def register(self, function: Function, /) -> Function: ...

@@ -14,7 +14,7 @@ from typing import Any
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.registry import Registry
 
-SCHEDULES: Registry[Callable[..., Any]] = Registry()
+SCHEDULES: Registry[Callable[..., Any]] = Registry(arguments=("step",))
 """Schedules by the name that ``schedules``, ``rewards[].schedule`` and ``update.optimizer.schedule`` use; called with
 the step, from 0."""
 

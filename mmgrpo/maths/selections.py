@@ -25,7 +25,7 @@ from mmgrpo.values import ENTROPY
 if TYPE_CHECKING:
     from torch import Tensor
 
-SELECTIONS: Registry[Callable[..., Selection]] = Registry()
+SELECTIONS: Registry[Callable[..., Selection]] = Registry(arguments=(), decorator="mmgrpo.maths.selections.selection")
 """Selections by the name that a method's configuration uses; called with their numbers."""
 
 

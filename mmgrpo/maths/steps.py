@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mmgrpo.types import Noise
 
-STEP_WEIGHTS: Registry[Callable[..., Tensor]] = Registry()
+STEP_WEIGHTS: Registry[Callable[..., Tensor]] = Registry(arguments=("noise", "mask_BT"))
 
 
 @STEP_WEIGHTS.register("noise_std")

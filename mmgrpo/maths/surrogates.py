@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-SURROGATES: Registry[Callable[..., Surrogate]] = Registry()
+SURROGATES: Registry[Callable[..., Surrogate]] = Registry(arguments=("ratio_BT", "logprob_BT", "advantage_BT"))
 """Surrogates by the name that a method's configuration uses; bind their numbers with functools.partial."""
 
 

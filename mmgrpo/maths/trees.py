@@ -10,5 +10,5 @@ from collections.abc import Callable
 from mmgrpo.maths.registry import Registry
 from mmgrpo.splits import Split
 
-TREES: Registry[Callable[..., tuple[Split, ...]]] = Registry()
+TREES: Registry[Callable[..., tuple[Split, ...]]] = Registry(arguments=("num_decisions", "group_size"))
 """Trees by the name that ``rollout.tree`` uses; called with the numbers of decisions and of members."""

@@ -15,7 +15,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.seeds import derive_seed
 
-WINDOWS: Registry[Callable[..., tuple[int, ...]]] = Registry()
+WINDOWS: Registry[Callable[..., tuple[int, ...]]] = Registry(arguments=("num_decisions",))
 """Windows by the name that a method's configuration uses; the first argument is num_decisions."""
 
 

@@ -15,7 +15,7 @@ from mmgrpo.values import Value
 if TYPE_CHECKING:
     from torch import Tensor
 
-ESTIMATORS: Registry[Callable[..., Estimator]] = Registry()
+ESTIMATORS: Registry[Callable[..., Estimator]] = Registry(arguments=(), decorator="mmgrpo.maths.estimators.estimator")
 """Estimators by the name that a method's configuration uses; called with their numbers, applied in order."""
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-STRATEGIES: Registry[Callable[..., Strategy]] = Registry()
+STRATEGIES: Registry[Callable[..., Strategy]] = Registry(arguments=(), decorator="mmgrpo.maths.strategies.strategy")
 """Strategies by the name that ``rollout.strategy`` uses; called with their numbers."""
 
 

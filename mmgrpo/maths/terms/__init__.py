@@ -36,7 +36,7 @@ DECISION, ROW, GROUP = "decision", "row", "group"
 """The coupling of a loss: none, the decisions of a sample, or the samples of a group."""
 
 
-TERMS: Registry[Callable[..., Term]] = Registry()
+TERMS: Registry[Callable[..., Term]] = Registry(arguments=(), decorator="mmgrpo.maths.terms.term")
 """Terms by the name that ``objective.terms`` uses; called with their numbers."""
 
 
