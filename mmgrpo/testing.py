@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from mmgrpo.differentiating import backward
 from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.policy import Policy, SupportsOffPolicyScoring, SupportsPromptOverride, SupportsWindows
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Source
+from mmgrpo.values import DRIFT, Value, from_reference
 
 SEED = 11
 GROUP_SIZE = 2
@@ -32,6 +34,8 @@ LOOK_AT_SEEDS = (
     "(mmgrpo.maths.seeds.derive_seed), and no global random state"
 )
 LOOK_AT_TRAINABLE = "Look at trainable: it lists the parameters that evaluate uses and that are trained, and no others"
+UNSUPPORTED = (ConfigError, PolicyError)
+"""The errors of a policy for a request or a value that it does not support."""
 GRADIENT_ROUNDING = 1e-4  # tolerance of a float32 gradient for another batch composition, relative to its norm
 
 
@@ -78,6 +82,12 @@ def check_on_policy_gap(subject: Subject, plan: Plan | None = None) -> None:
         "evaluate returns other log-probabilities than rollout stored, with the same weights: they differ by "
         f"{gap:.3g}, allowed is {subject.gap:.3g}. Look for dropout, a temperature or a dtype that only one of the "
         "two applies, and at the trace: does it hold exactly the decisions that were sampled?"
+    )
+    gap = largest_difference(values(policy, rollout, grad=True), rollout.old_logprob_BT, rollout.mask_BT)
+    assert gap <= subject.gap, (
+        "evaluate returns other log-probabilities while gradients are enabled, as in an update, than rollout stored: "
+        f"they differ by {gap:.3g}, allowed is {subject.gap:.3g}, and without gradients they agree. Look for dropout, "
+        "gradient checkpointing, or a path that evaluate takes where torch.is_grad_enabled()"
     )
     gap = largest_difference(values(subject.make(1), rollout), rollout.old_logprob_BT, rollout.mask_BT)
     assert gap < subject.rounding, (
@@ -138,6 +148,7 @@ def check_rows_and_batches(subject: Subject) -> None:
         "order"
     )
     all_gradients = gradients(wide, rollout)
+    require_reached(subject, all_gradients)
     difference = relative_difference(gradients(narrow, rollout), all_gradients)
     assert difference < GRADIENT_ROUNDING, (
         f"the gradient depends on the batch size: it changes by {difference:.3g} of its norm. Look for a mean over "
@@ -236,6 +247,96 @@ def check_members(subject: Subject) -> None:
     )
 
 
+def check_plans(subject: Subject) -> None:
+    """A plan without random decisions gives greedy samples that train nothing; other requests count, or raise."""
+    policy = subject.make(subject.rows)
+    sampled, greedy = subject.rollout(policy), subject.rollout(policy, Plan(stochastic=()))
+    assert not greedy.mask_BT.any(), (
+        f"mask_BT keeps {int(greedy.mask_BT.sum())} decisions of a plan that samples none at random. Look at "
+        "plan.deterministic: mask_BT is True only where a decision was sampled at random"
+    )
+    assert sample_difference(sampled.samples, greedy.samples) > 0, (
+        "a plan without random decisions has the samples of one with them. Look at plan.deterministic (plan.stochastic "
+        "is empty): each decision then is the likeliest one, or the mean of its Gaussian, as evaluations need it"
+    )
+    if all(sample.text is not None or sample.tokens is not None for sample in greedy.samples):  # no initial noise
+        other = policy.rollout(subject.prompts, group_size=GROUP_SIZE, seed=SEED + 1, plan=Plan(stochastic=()))
+        for first, second, again in zip(
+            greedy.samples[::GROUP_SIZE], greedy.samples[1::GROUP_SIZE], other.samples[::GROUP_SIZE], strict=True
+        ):
+            assert sample_difference([first, first], [second, again]) == 0, (
+                f"the members of group {first.group} differ, or change with the seed, in a plan without random "
+                "decisions. Look at plan.deterministic (plan.stochastic is empty): each decision then is the likeliest "
+                "one, and uses no random number"
+            )
+    for request, (plan, is_met) in _requests().items():
+        with suppress(*UNSUPPORTED):  # a request that the policy does not support
+            rollout = subject.rollout(policy, plan)
+            assert is_met(rollout), (
+                f"rollout accepts plan.{request} and does not do what it requests. Look at plan.require_only: it "
+                "raises for each request of a plan that its arguments do not name, and those that they name must be met"
+            )
+
+
+def _requests() -> dict[str, tuple[Plan, Callable[[Rollout], bool]]]:
+    """Requests of a plan that not every policy supports, each with whether a rollout meets it."""
+    environments: list[None] = []
+
+    def environment() -> None:
+        environments.append(None)
+        raise PolicyError("the environment of a law is never used")
+
+    def shares_first(rollout: Rollout) -> bool:
+        return torch.equal(rollout.state_BT[::GROUP_SIZE, 0], rollout.state_BT[1::GROUP_SIZE, 0])
+
+    return {
+        "stochastic = (0,)": (Plan(stochastic=(0,)), lambda rollout: not rollout.mask_BT[:, 1:].any()),
+        "settings = {'no_such_setting': 1}": (Plan(settings={"no_such_setting": 1}), lambda rollout: False),
+        "same_initial_noise = True": (Plan(same_initial_noise=True), shares_first),
+        "token_window = 1": (Plan(token_window=1), lambda rollout: bool((rollout.mask_BT.sum(1) <= 1).all())),
+        "environment": (Plan(environment=environment), lambda rollout: bool(environments)),
+    }
+
+
+def check_states(subject: Subject) -> None:
+    """Decisions with one state have one prompt and the same decisions before them."""
+    policy = subject.make(subject.rows)
+    move(policy.trainable)  # decisions before a state are compared by their log-probabilities
+    rollout = subject.rollout(policy)
+    cells: dict[int, list[tuple[int, int]]] = {}
+    for row, column in rollout.mask_BT.nonzero().tolist():
+        cells.setdefault(int(rollout.state_BT[row, column]), []).append((row, column))
+    for state, ((row, column), *others) in cells.items():
+        for other in others:
+            reason = _difference_of_states(rollout, (row, column), other, subject.rounding)
+            assert not reason, (
+                f"row {row}, column {column} and row {other[0]}, column {other[1]} have the same number {state} in "
+                f"state_BT, but {reason}. Look at state_BT: states with one number are computed once, so only "
+                "decisions whose prompt and earlier decisions are the same share one; torch.arange(B * T) shares none"
+            )
+
+
+def _difference_of_states(rollout: Rollout, cell: tuple[int, int], other: tuple[int, int], rounding: float) -> str:
+    """Why two decisions have different states, in words; empty: nothing shows that they have."""
+    row, other_row = cell[0], other[0]
+    if rollout.samples[row].group != rollout.samples[other_row].group:
+        return "their prompts differ"
+    if row == other_row:
+        is_same_step = rollout.segment_BT[cell] == rollout.segment_BT[other]  # tokens that are unmasked together
+        return "" if is_same_step else "one is taken after the other"
+    before, other_before = _logprobs_before(rollout, *cell), _logprobs_before(rollout, *other)
+    if len(before) != len(other_before):
+        return f"{len(before)} and {len(other_before)} decisions are before them"
+    differs = len(before) > 0 and float((before - other_before).abs().max()) > rounding
+    return "the decisions before them differ" if differs else ""
+
+
+def _logprobs_before(rollout: Rollout, row: int, column: int) -> Tensor:
+    """Log-probabilities of the decisions of a row before the state of one of them."""
+    earlier_T = rollout.mask_BT[row, :column] & (rollout.state_BT[row, :column] != rollout.state_BT[row, column])
+    return rollout.old_logprob_BT[row, :column][earlier_T]
+
+
 def check_emitted_samples(subject: Subject) -> None:
     """Samples are emitted each once, as the objects that the rollout holds; a policy that emits none passes."""
     for stochastic in (None, ()):  # sampled at random, and without noise
@@ -278,6 +379,55 @@ def check_reference(subject: Subject) -> None:
     )
 
 
+def check_values(subject: Subject) -> None:
+    """The values that evaluate is asked for are those of their formulas; one that the policy lacks raises an error.
+
+    A policy that raises an error for every divergence passes.
+    """
+    policy = subject.make(subject.rows)
+    rollout = subject.rollout(policy)
+    with policy.reference():  # a full fine-tune copies its weights on the first use
+        reference_BT = values(policy, rollout)
+    unknown = Value("no_such_value")
+    with suppress(*UNSUPPORTED):
+        value_BT_of(policy, subject.rollout(policy, Plan(values=(unknown,))), unknown)
+        raise AssertionError(
+            f"evaluate accepts values = [{unknown}]. Look at the argument values: a value that the policy does not "
+            "have raises ConfigError"
+        )
+    drifting = None
+    with suppress(*UNSUPPORTED):  # a policy without Gaussian decisions
+        drifting = subject.rollout(policy, Plan(values=(DRIFT,)))
+        drift = float(value_BT_of(policy, drifting, DRIFT).abs().max())
+        assert drift <= max(subject.gap, subject.rounding), (
+            f"{DRIFT} is {drift:.3g} at the weights that sampled, where 0 is right. Look at the means that rollout "
+            "stores for plan.values"
+        )
+    move(policy.trainable)
+    now_BT, allowed = values(policy, rollout), max(subject.gap, subject.rounding)
+    for name, divergence in LOGPROB_DIVERGENCES.items():
+        value = from_reference(name)
+        with suppress(*UNSUPPORTED):
+            value_BT = value_BT_of(policy, rollout, value)
+            expected_BT, swapped_BT = divergence(now_BT, reference_BT), divergence(reference_BT, now_BT)
+            largest = largest_difference(value_BT, expected_BT, rollout.mask_BT)
+            hint = (
+                "the arguments are swapped: the current log-probability is first, that of the reference second"
+                if largest_difference(value_BT, swapped_BT, rollout.mask_BT) < largest
+                else "LOGPROB_DIVERGENCES take the current log-probability and that of the reference"
+            )
+            assert largest <= allowed, (
+                f"{value} differs by {largest:.3g} from its formula, allowed is {allowed:.3g}. Look at the "
+                f"divergences of evaluate: {hint}"
+            )
+    if drifting is not None:
+        with suppress(*UNSUPPORTED):
+            assert value_BT_of(policy, drifting, DRIFT).abs().max() > 0, (
+                f"{DRIFT} is 0 at other weights than those that sampled. Look at plan.values: rollout stores the means "
+                "of the weights that sampled, and evaluate reads those"
+            )
+
+
 def check_save_and_load(subject: Subject, directory: Path | None = None) -> None:
     """Loading the saved files into an untrained policy gives the trained one, bitwise.
 
@@ -314,17 +464,7 @@ def check_gradients(subject: Subject) -> None:
     policy = subject.make(subject.rows)
     rollout = subject.rollout(policy)
     move(policy.trainable)  # an adapter that adds nothing yet passes no gradient to its first factor
-    grads = gradients(policy, rollout)
-    for number, gradient in enumerate(grads):
-        assert torch.isfinite(gradient).all(), (
-            f"the gradient of parameter {number} of trainable is not finite. Look for a logarithm of 0, a division by "
-            "0 or an overflow in the log-probability"
-        )
-    reached = sum(bool(gradient.any()) for gradient in grads)
-    assert reached >= subject.min_trained_frac * len(grads), (
-        f"{reached} of {len(grads)} trained parameters get a gradient. Look for a detach or torch.no_grad in "
-        "evaluate, and for parameters of trainable that no log-probability depends on"
-    )
+    require_reached(subject, gradients(policy, rollout))
     trained = {id(p) for p in policy.trainable}
     for number, parameter in enumerate(subject.parameters(policy)):
         is_trained = id(parameter) in trained
@@ -335,6 +475,20 @@ def check_gradients(subject: Subject) -> None:
             f"parameter {number} of the model has requires_grad = {parameter.requires_grad} and is "
             f"{'' if is_trained else 'not '}in trainable. {LOOK_AT_TRAINABLE}"
         )
+
+
+def require_reached(subject: Subject, grads: Sequence[Tensor]) -> None:
+    """Raises AssertionError for a gradient that is not finite, or 0 for more parameters than the subject allows."""
+    for number, gradient in enumerate(grads):
+        assert torch.isfinite(gradient).all(), (
+            f"the gradient of parameter {number} of trainable is not finite. Look for a logarithm of 0, a division by "
+            "0 or an overflow in the log-probability"
+        )
+    reached = sum(bool(gradient.any()) for gradient in grads)
+    assert reached >= subject.min_trained_frac * len(grads), (
+        f"{reached} of {len(grads)} trained parameters get a gradient. Look for a detach or torch.no_grad in "
+        "evaluate, and for parameters of trainable that no log-probability depends on"
+    )
 
 
 def check_replayed_rows(subject: Subject) -> None:
@@ -426,27 +580,60 @@ def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout)
 LAWS: tuple[Callable[[Subject], None], ...] = (
     check_on_policy_gap,
     check_every_decision_once,
+    check_gradients,
     check_rows_and_batches,
     check_seeds,
     check_prompt_ids,
     check_members,
+    check_plans,
+    check_states,
     check_emitted_samples,
     check_reference,
+    check_values,
     check_save_and_load,
-    check_gradients,
     check_replayed_rows,
     check_prompt_independence,
 )
-"""The checks that every policy must pass, built-in or custom."""
+"""The checks that every policy must pass, built-in or custom; the causes of failures of others are first."""
 
 
-def values(policy: Policy, rollout: Rollout, rows: Sequence[int] | Tensor | None = None) -> Tensor:
-    """(B, T) log-probabilities under the current policy; 0 at decisions that were not streamed."""
+def values(
+    policy: Policy, rollout: Rollout, rows: Sequence[int] | Tensor | None = None, *, grad: bool = False
+) -> Tensor:
+    """(B, T) log-probabilities under the current policy; 0 at decisions that were not streamed.
+
+    Args:
+        policy: the policy.
+        rollout: a rollout of it.
+        rows: indices along B; None: all.
+        grad: whether gradients are enabled while the policy evaluates.
+
+    Returns:
+        The log-probabilities, without a graph.
+    """
     value_BT = torch.zeros(rollout.shape)
-    with torch.no_grad():
+    with torch.set_grad_enabled(grad):
         for evaluation in policy.evaluate(rollout, rows):
             index = _rows_of(evaluation.rows, rollout, rows)
-            value_BT[index[:, None], torch.as_tensor(evaluation.columns)] = evaluation.logprob_BT.cpu()
+            value_BT[index[:, None], torch.as_tensor(evaluation.columns)] = evaluation.logprob_BT.detach().cpu()
+    return value_BT * rollout.mask_BT
+
+
+def value_BT_of(policy: Policy, rollout: Rollout, value: Value) -> Tensor:
+    """(B, T) a further value of the decisions, without grad; 0 at masked ones.
+
+    Raises AssertionError for a slice without it, and the error of a policy that does not have the value.
+    """
+    value_BT = torch.zeros(rollout.shape)
+    with torch.no_grad():
+        for evaluation in policy.evaluate(rollout, values=[value]):
+            assert value in evaluation.values, (
+                f"evaluate accepts values = [{value}] and yields slices without it. Look at the argument values: each "
+                "slice holds every requested value in Evaluation.values, and a value that the policy does not have "
+                "raises ConfigError"
+            )
+            index = _rows_of(evaluation.rows, rollout, None)
+            value_BT[index[:, None], torch.as_tensor(evaluation.columns)] = evaluation.values[value].float().cpu()
     return value_BT * rollout.mask_BT
 
 

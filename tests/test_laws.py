@@ -15,8 +15,10 @@ import torch
 
 from mmgrpo import testing
 from mmgrpo.config.loading import CONFIGS
+from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.testing import LAWS, Subject
 from mmgrpo.types import Evaluation, Plan, Prompt
+from mmgrpo.values import DRIFT, Value, from_reference
 
 PAGE = CONFIGS.resolve().parent / "docs/learn/smallest-policy.md"
 (CODE,) = re.findall(r"```python\n# letter_policy\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -111,6 +113,79 @@ def detached(evaluation: Evaluation) -> Evaluation:
     return replace(evaluation, logprob_BT=evaluation.logprob_BT.detach() + 0 * evaluation.logprob_BT)
 
 
+def with_gradient_only(evaluation: Evaluation) -> Evaluation:
+    """Other values while gradients are enabled."""
+    return scaled(evaluation, 0.5) if torch.is_grad_enabled() else evaluation
+
+
+def under(change: Callable[[Plan], Plan], *, seed_of: Callable[[Plan, int], int] = lambda plan, seed: seed) -> type:
+    """The policy that samples under another plan, or seed, than requested; a plan without noise trains nothing."""
+
+    class Changed(LetterPolicy):
+        def rollout(self, prompts: Any, *, group_size: int, seed: int, plan: Any = None) -> Any:
+            plan = plan or Plan()
+            changed, seed = change(plan), seed_of(plan, seed)
+            rollout = super().rollout(prompts, group_size=group_size, seed=seed, plan=changed)
+            return rollout.keep(torch.full(rollout.shape, not plan.deterministic))
+
+    return Changed
+
+
+def with_noise(plan: Plan) -> Plan:
+    return replace(plan, stochastic=None) if plan.deterministic else plan
+
+
+def without_requests(plan: Plan) -> Plan:
+    """As if the policy called no ``require_only``."""
+    return Plan(
+        stochastic=plan.stochastic if plan.deterministic else None,
+        prompt_ids=plan.prompt_ids,
+        members=plan.members,
+        on_samples=plan.on_samples,
+    )
+
+
+def with_states(states_of: Callable[[Any], torch.Tensor]) -> type:
+    return sampling(lambda plan, rollout: replace(rollout, state_BT=states_of(rollout)))
+
+
+def columns_of(rollout: Any) -> torch.Tensor:
+    return torch.arange(rollout.shape[1]).expand(rollout.shape)
+
+
+def evaluating(value_of: Callable[[Any, Evaluation], torch.Tensor], *accepted: Value) -> type:
+    """The policy that also has some values, or any if none is named; ``value_of`` computes them."""
+
+    class Changed(LetterPolicy):
+        def evaluate(self, rollout: Any, rows: Any = None, *, values: Any = ()) -> Any:
+            further = [value for value in values if value in accepted or not accepted]
+            others = [value for value in values if value not in further]
+            for evaluation in super().evaluate(rollout, rows, values=others):
+                computed = {value: value_of(self, evaluation) for value in further}
+                yield replace(evaluation, values={**evaluation.values, **computed})
+
+    return Changed
+
+
+def without_values(policy: Any, rollout: Any, rows: Any = None, *, values: Any = ()) -> Any:
+    return LetterPolicy.evaluate(policy, rollout, rows)
+
+
+def swapped_divergences() -> type:
+    """The policy that takes divergences of the reference from the current policy."""
+    names: dict[str, Any] = {}
+    exec(CODE, names)
+    names["LOGPROB_DIVERGENCES"] = {
+        name: lambda logprob, other, divergence=divergence: divergence(other, logprob)
+        for name, divergence in LOGPROB_DIVERGENCES.items()
+    }
+    return names["LetterPolicy"]
+
+
+def zero_of(policy: Any, evaluation: Evaluation) -> torch.Tensor:
+    return torch.zeros_like(evaluation.logprob_BT)
+
+
 def mixed(*numbers: int) -> int:
     return hash(numbers) % 2**31
 
@@ -200,6 +275,113 @@ BROKEN: dict[str, tuple[type, Callable[[Subject], None], str]] = {
         testing.check_gradients,
         r"0 of 1 trained parameters get a gradient\. Look for a detach or torch\.no_grad in evaluate",
     ),
+    "log-probabilities without a gradient in batches": (
+        scoring(detached),
+        testing.check_rows_and_batches,
+        r"^0 of 1 trained parameters get a gradient\. Look for a detach or torch\.no_grad in evaluate",
+    ),
+    "another temperature in updates": (
+        scoring(with_gradient_only),
+        testing.check_on_policy_gap,
+        r"evaluate returns other log-probabilities while gradients are enabled, as in an update, than rollout stored: "
+        r"they differ by 0\.5, allowed is 0, and without gradients they agree",
+    ),
+    "a plan without noise that is sampled": (
+        under(with_noise),
+        testing.check_plans,
+        r"a plan without random decisions has the samples of one with them\. Look at plan\.deterministic",
+    ),
+    "a plan without noise that is sampled under another seed": (
+        under(with_noise, seed_of=lambda plan, seed: seed + 7 * plan.deterministic),
+        testing.check_plans,
+        r"the members of group 0 differ, or change with the seed, in a plan without random decisions\. Look at "
+        r"plan\.deterministic",
+    ),
+    "a mask that ignores the plan": (
+        sampling(lambda plan, rollout: replace(rollout, mask_BT=torch.ones_like(rollout.mask_BT))),
+        testing.check_plans,
+        r"mask_BT keeps 16 decisions of a plan that samples none at random\. Look at plan\.deterministic",
+    ),
+    "requests that are ignored": (
+        under(without_requests),
+        testing.check_plans,
+        r"rollout accepts plan\.stochastic = \(0,\) and does not do what it requests\. Look at plan\.require_only",
+    ),
+    "settings that are ignored": (
+        under(lambda plan: replace(plan, settings={})),
+        testing.check_plans,
+        r"rollout accepts plan\.settings = \{'no_such_setting': 1\} and does not do what it requests",
+    ),
+    "common noise that is ignored": (
+        under(lambda plan: replace(plan, same_initial_noise=False)),
+        testing.check_plans,
+        r"rollout accepts plan\.same_initial_noise = True and does not do what it requests",
+    ),
+    "a token window that is ignored": (
+        under(lambda plan: replace(plan, token_window=None)),
+        testing.check_plans,
+        r"rollout accepts plan\.token_window = 1 and does not do what it requests",
+    ),
+    "an environment that is ignored": (
+        under(lambda plan: replace(plan, environment=None)),
+        testing.check_plans,
+        r"rollout accepts plan\.environment and does not do what it requests",
+    ),
+    "one state of all decisions": (
+        with_states(lambda rollout: torch.zeros_like(rollout.state_BT)),
+        testing.check_states,
+        r"row 0, column 0 and row 0, column 1 have the same number 0 in state_BT, but one is taken after the other\. "
+        r"Look at state_BT",
+    ),
+    "states without the prompt": (
+        with_states(columns_of),
+        testing.check_states,
+        r"row 0, column 0 and row 2, column 0 have the same number 0 in state_BT, but their prompts differ",
+    ),
+    "states without the decisions before them": (
+        with_states(lambda rollout: columns_of(rollout) + 4 * rollout.prompt_index_B[:, None]),
+        testing.check_states,
+        r"row 0, column 1 and row 1, column 1 have the same number 1 in state_BT, but the decisions before them differ",
+    ),
+    "a state of two lengths": (
+        with_states(
+            lambda rollout: columns_of(rollout) + 4 * rollout.prompt_index_B[:, None] + torch.arange(4)[:, None] % 2
+        ),
+        testing.check_states,
+        r"row 0, column 1 and row 1, column 0 have the same number 1 in state_BT, but 1 and 0 decisions are before",
+    ),
+    "values that are ignored": (
+        with_methods(evaluate=without_values),
+        testing.check_values,
+        r"evaluate accepts values = \[no_such_value\] and yields slices without it\. Look at the argument values",
+    ),
+    "values of any name": (
+        evaluating(zero_of),
+        testing.check_values,
+        r"evaluate accepts values = \[no_such_value\]\. Look at the argument values: a value that the policy does not "
+        r"have raises ConfigError",
+    ),
+    "a divergence with swapped arguments": (
+        swapped_divergences(),
+        testing.check_values,
+        r"k1@reference differs by 0\.\d+ from its formula, allowed is 1e-06\. Look at the divergences of evaluate: the "
+        r"arguments are swapped: the current log-probability is first",
+    ),
+    "a divergence of 0": (
+        evaluating(zero_of, from_reference("k3")),
+        testing.check_values,
+        r"k3@reference differs by 0\.\d+ from its formula, .*: LOGPROB_DIVERGENCES take the current log-probability",
+    ),
+    "a drift of the current weights": (
+        evaluating(zero_of, DRIFT),
+        testing.check_values,
+        r"gaussian@old is 0 at other weights than those that sampled\. Look at plan\.values",
+    ),
+    "a drift of other means": (
+        evaluating(lambda policy, evaluation: torch.ones_like(evaluation.logprob_BT), DRIFT),
+        testing.check_values,
+        r"gaussian@old is 1 at the weights that sampled, where 0 is right\. Look at the means that rollout stores",
+    ),
     "a frozen parameter that requires a gradient": (
         with_methods(trainable=property(lambda policy: [torch.nn.Parameter(torch.zeros(1))])),
         testing.check_reference,
@@ -226,6 +408,17 @@ def test_broken_law_is_named_with_the_place_to_look_at(fault: str) -> None:
     policy, law, sentence = BROKEN[fault]
     with pytest.raises(AssertionError, match=sentence):
         law(subject_of(policy))
+
+
+def test_cause_of_a_failure_is_the_first_law_that_fails() -> None:
+    sentences = []
+    for law in LAWS:
+        try:
+            law(subject_of(scoring(detached)))
+        except AssertionError as error:
+            sentences.append((law.__name__, str(error)[:43]))
+    cause = "0 of 1 trained parameters get a gradient. L"
+    assert sentences == [("check_gradients", cause), ("check_rows_and_batches", cause)]
 
 
 def test_policy_without_faults_breaks_no_law() -> None:

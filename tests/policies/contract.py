@@ -12,6 +12,7 @@ from mmgrpo.testing import Subject as Subject
 from mmgrpo.testing import check_every_decision_once as check_every_decision_once
 from mmgrpo.testing import check_gradients as check_gradients
 from mmgrpo.testing import check_on_policy_gap as check_on_policy_gap
+from mmgrpo.testing import check_plans as check_plans
 from mmgrpo.testing import check_prompt_ids as check_prompt_ids
 from mmgrpo.testing import check_prompt_independence as check_prompt_independence
 from mmgrpo.testing import check_ratio_of_read_rows as check_ratio_of_read_rows
@@ -20,6 +21,8 @@ from mmgrpo.testing import check_replayed_rows as check_replayed_rows
 from mmgrpo.testing import check_rows_and_batches as check_rows_and_batches
 from mmgrpo.testing import check_save_and_load as check_save_and_load
 from mmgrpo.testing import check_seeds as check_seeds
+from mmgrpo.testing import check_states as check_states
+from mmgrpo.testing import check_values as check_values
 from mmgrpo.testing import counts as counts
 from mmgrpo.testing import gradients as gradients
 from mmgrpo.testing import largest_difference as largest_difference

@@ -117,3 +117,16 @@ def test_replayed_rows_have_ratio_one(drawing_subject: Subject) -> None:
 
 def test_prompt_override_with_the_same_prompts_has_ratio_one(drawing_subject: Subject) -> None:
     contract.check_prompt_independence(drawing_subject)
+
+
+def test_plans_are_met(drawing_subject: Subject) -> None:
+    contract.check_plans(drawing_subject)
+
+
+@pytest.mark.nightly
+def test_states_have_the_same_decisions_before_them(drawing_subject: Subject) -> None:
+    contract.check_states(drawing_subject)
+
+
+def test_values_are_those_of_their_formulas(drawing_subject: Subject) -> None:
+    contract.check_values(drawing_subject)
