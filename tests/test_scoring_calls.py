@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +53,76 @@ class TestExplanations:
                 names=("a",), weight_R=torch.ones(1), value_BR=torch.ones(2, 1),
                 valid_BR=torch.ones(2, 1).bool(), explanations={"a": [None]},
             )  # fmt: skip
+
+
+def of_pair(image, prompt):
+    return float(image.width > len(prompt))
+
+
+def of_images(images, prompts=None):
+    return [Image.merge("RGB", image.split()).getpixel((0, 0)) for image in images]
+
+
+def factory():
+    return lambda images, prompts, metadata: [1.0] * len(images)
+
+
+def of_pil(images, prompts, metadata, **kwargs):
+    return [float(image.convert("L").getextrema()[1]) for image in images]
+
+
+def of_samples(samples):
+    return [1 / 0 for sample in samples]
+
+
+IMAGES = [Sample(Prompt("q"), 0, member, image=Image.new("RGB", (8, 8))) for member in range(2)]
+VIDEOS = [Sample(Prompt("q"), 0, member, video=[Image.new("RGB", (8, 8))] * 3) for member in range(2)]
+FORMS = (
+    r"A reward is {0}\(samples\), with Sample objects that have prompt and image \(PIL\), .*; "
+    r"{0}\(completions, \*\*kwargs\), TRL's form, with lists by keyword; or {0}\(images, prompts, metadata\), "
+    r"flow_grpo's form, with images as a tensor\. {0}\({1}\) has the names of neither of the last two, so it was "
+    r"called with samples\. Write for example def {0}\(samples\): return \[my_score\(s\.image, s\.prompt\.text\) for "
+    r"s in samples\] \(https://.*/how-to/own-reward/\)\."
+)
+
+
+class TestForms:
+    @pytest.mark.parametrize(
+        ("function", "samples", "message"),
+        [
+            (of_pair, IMAGES, r"argument: 'prompt'\. " + FORMS.format("of_pair", "image, prompt")),
+            (of_images, IMAGES, r"'split'\. " + FORMS.format("of_images", "images, prompts")),
+            (
+                factory,
+                IMAGES,
+                FORMS.format("factory", "")
+                + r" If factory\(\) returns the scoring function, assign its result in your module, score = factory\(\)"
+                r", and name that: python:MODULE:score\. Fix the reward, or set",
+            ),
+            (
+                of_pil,
+                IMAGES,
+                r"of_pil\(images, prompts, metadata\) is called in flow_grpo's form, where images is a float32 tensor "
+                r"\(N, 3, H, W\) with values in \[0, 1\], .*PIL images are those of a function of samples, def "
+                r"of_pil\(samples\): images = \[s\.image for s in samples\]",
+            ),
+            (of_pil, VIDEOS, r"a float32 tensor \(N, F, 3, H, W\) of videos of F frames, with values in \[0, 1\]"),
+            (of_samples, IMAGES, r"ZeroDivisionError: division by zero\. Fix the reward, or set"),
+        ],
+    )
+    def test_a_first_call_that_fails_by_its_form_names_the_forms(
+        self, function: Callable[..., Any], samples: Sequence[Sample], message: str
+    ):
+        with pytest.raises(RewardError, match=message):
+            Scorer([NamedReward("x", function)]).try_out(samples)
+
+    def test_a_function_in_place_of_scores_is_named(self):
+        returning: Any = lambda samples: of_pil  # noqa: E731
+        with pytest.raises(
+            RewardError,
+            match=r"got a function: name the function that returns the scores",
+        ):
+            Scorer([NamedReward("x", returning)]).try_out(IMAGES)
 
 
 class TestThreads:

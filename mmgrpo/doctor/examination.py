@@ -34,6 +34,8 @@ from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy, SupportsResolvedSettings
 from mmgrpo.reward import CrossTaskReward
 from mmgrpo.scoring import NamedReward, named_rewards, score, with_reward_inputs
+from mmgrpo.scoring.form_hints import form_hint
+from mmgrpo.scoring.named_rewards import function_name
 from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import escape_controls
 from mmgrpo.system.site_pages import page_url
@@ -253,6 +255,8 @@ def _reward(reward: NamedReward, samples: Sequence[Sample], *, raw: bool) -> Che
     measured = f"failed on {num_failed} of {B} samples, None on {B - num_valid - num_failed}"
     if num_failed:
         fix = "it raised an error or returned NaN or infinity: fix it, or return None where it does not apply"
+        if hint := form_hint(reward.function, function_name(reward.function), samples):
+            fix = f"{fix}. {hint}"
         return CheckResult(check, False, measured, fix)
     if not num_valid and isinstance(reward.function, CrossTaskReward):
         return CheckResult(check, True, f"computed by task '{reward.function.task}' from the samples: see its checks")

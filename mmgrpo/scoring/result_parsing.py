@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -110,4 +111,6 @@ def _as_number(value: Any) -> float:
 
 
 def _describe(value: Any) -> str:
+    if isinstance(value, FunctionType | MethodType):
+        return "a function: name the function that returns the scores, score = FACTORY() in your module"
     return "None; is a return missing?" if value is None else f"{value!r:.60} of type {type(value).__name__}"

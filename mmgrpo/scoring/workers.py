@@ -10,8 +10,9 @@ from typing import Any, final
 
 from mmgrpo.errors import RewardError
 from mmgrpo.scoring.cache import ResultCache
+from mmgrpo.scoring.form_hints import form_hint
 from mmgrpo.scoring.global_state import Isolated
-from mmgrpo.scoring.named_rewards import NamedReward
+from mmgrpo.scoring.named_rewards import NamedReward, function_name
 from mmgrpo.scoring.result_parsing import FAILED, Result, read_results
 from mmgrpo.scoring.reward_calls import Caller, RewardCall
 from mmgrpo.scoring.trl_form import TrlReward
@@ -60,6 +61,7 @@ class RewardWorker:
             cache_bytes: memory limit of its cached results, if it is deterministic; 0 disables the cache.
         """
         self.name = reward.name
+        self._function = reward.function
         function = Isolated(reward.name, reward.function)
         awaits = isinstance(reward.function, TrlReward) and reward.function.is_async
         self.caller = Caller(function, threaded=bool(reward.concurrent), awaits=awaits, timeout_s=reward.timeout_s)
@@ -94,11 +96,16 @@ class RewardWorker:
         """Raise RewardError if the reward raises; samples without a score are no error."""
         _, error = self.read(self.caller.start(list(samples)), len(samples))
         if error is not None and self._max_failure_frac < 1:
+            hint = self.form_hint(samples)
             raise RewardError(
                 f"reward '{self.name}' was called on {len(samples)} samples before training, and raised "
-                f"{type(error).__name__}: {error}. Fix the reward, or set runtime.max_reward_failure_frac to 1 if it "
-                "may fail."
+                f"{type(error).__name__}: {error}. {hint + ' ' if hint else ''}Fix the reward, or set "
+                "runtime.max_reward_failure_frac to 1 if it may fail."
             ) from error
+
+    def form_hint(self, samples: Sequence[Sample]) -> str:
+        """The cause of a failed call, if it may be the form of the function; empty if not."""
+        return form_hint(self._function, function_name(self._function), samples)
 
     def require_inputs(self, samples: Sequence[Sample]) -> None:
         """Raise RewardError for samples without the latents or the values that the reward reads."""
