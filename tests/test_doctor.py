@@ -100,7 +100,8 @@ def test_windows_shared_noise_and_normalized_sequences_pass_too() -> None:
     assert all(finding.ok for finding in findings.values())
     # 3 decisions can be random, so two windows of 2 take turns
     assert findings["window"].measured == (
-        "2 of 4 decisions of a sample trained on; of the first steps (0, 1) (1, 2) (0, 1) (1, 2) (0, 1)"
+        "2 of 4 decisions of a sample trained on; the windows have the decisions (0, 1) at step 1, (1, 2) at step 2, "
+        "(0, 1) at step 3, (1, 2) at step 4, (0, 1) at step 5"
     )
     assert findings["drift"].measured == "stored; 0.0e+00 under the behavior policy"
 
@@ -261,7 +262,11 @@ def short(samples: Sequence[Sample]) -> list[float]:
     return [1.0]
 
 
-JUDGES = (constant, broken, raising, absent, partial, OfTask("painter"), short)
+def of_image(image, prompt):
+    return float(image.width > len(prompt))
+
+
+JUDGES = (constant, broken, raising, absent, partial, OfTask("painter"), short, of_image)
 
 
 @pytest.fixture(scope="module")
@@ -278,6 +283,13 @@ def judges() -> list[CheckResult]:
         (constant, True, "0 to 1; spread in 0 of 2 groups; failed on 0 of 4 samples, None on 0;", "groups of equal"),
         (broken, False, "failed on 1 of 4 samples, None on 0", "it raised an error or returned NaN"),
         (raising, False, "failed on 4 of 4 samples, None on 0", "it raised an error or returned NaN"),
+        (
+            of_image,
+            False,
+            "failed on 4 of 4 samples, None on 0",
+            "it raised an error or returned NaN or infinity: fix it, or return None where it does not apply. A reward "
+            "is of_image(samples), with Sample objects",
+        ),
         (absent, True, "failed on 0 of 4 samples, None on 4", "it scored no sample"),
         (partial, True, "1 to 4; spread in 1 of 2 groups; failed on 0 of 4 samples, None on 1;", ""),
         (JUDGES[5], True, "computed by task 'painter' from the samples", ""),
@@ -299,6 +311,14 @@ def test_equal_rewards_are_no_warning_before_the_warm_up() -> None:
     assert finding.ok
     assert finding.fix == ""
     assert finding.measured.endswith("; the warm-up has not run yet")
+
+
+def test_windows_that_are_the_same_are_named_once() -> None:
+    window = {"name": "fixed", "start": 1, "size": 2}
+    findings = findings_of(policy_of(), config_of(rollout={"window": window}))
+    assert findings["window"].measured == (
+        "2 of 4 decisions of a sample trained on; the window of the first 5 steps has the decisions (1, 2)"
+    )
 
 
 def test_a_window_outside_the_schedule() -> None:

@@ -191,7 +191,7 @@ def _window(subject: CheckedPolicy, algorithm: Algorithm) -> CheckResult:
     windows = [algorithm.window_at(subject.policy, step) for step in range(NUM_WINDOWS)]
     chosen = [window for window in windows if window is not None]
     if chosen:
-        measured += f"; of the first steps {' '.join(map(_window_text, chosen))}"
+        measured += f"; {_windows_text(chosen)}"
     if chosen and trained != chosen[0]:
         fix = (
             f"only {_window_text(trained)} of the window is random: keep it off the other steps, or change the sampler"
@@ -329,6 +329,14 @@ def _take_peak(device: torch.device | None) -> float | None:
     peak = torch.cuda.max_memory_allocated(device) / GIB
     torch.cuda.reset_peak_memory_stats(device)
     return peak
+
+
+def _windows_text(windows: Sequence[Sequence[int]]) -> str:
+    """The windows of the first steps, in words; once if they are the same."""
+    if all(window == windows[0] for window in windows):
+        return f"the window of the first {len(windows)} steps has the decisions {_window_text(windows[0])}"
+    listed = ", ".join(f"{_window_text(window)} at step {step}" for step, window in enumerate(windows, 1))
+    return f"the windows have the decisions {listed}"
 
 
 def _window_text(window: Sequence[int]) -> str:
