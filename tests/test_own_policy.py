@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import runpy
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +19,19 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from mmgrpo import policy
 from mmgrpo.cli import app
 from mmgrpo.config.loading import find_config, load_config
 from mmgrpo.config.registry import decides, is_scheduled, names, resolve, settings_type
 from mmgrpo.data.prompt_loading import load_prompts_of
 from mmgrpo.doctor.examination import examine
 from mmgrpo.errors import ConfigError
+from mmgrpo.policy import Policy
 from mmgrpo.testing import LAWS, Subject
 from mmgrpo.training.build import build_policy, build_rewards
 from mmgrpo.training.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
-from tests.policy_package import PROJECT, page_blocks, put_on_path
+from tests.policy_package import PAGE, PROJECT, page_blocks, put_on_path
 
 SMALL = [
     "policy.chunks=2", "policy.denoising_steps=3", "policy.width=16", "update.warmup.steps=2",
@@ -174,6 +178,27 @@ def test_the_doctor_finds_no_fault() -> None:
     policy = build_policy(config, "cpu")
     findings = examine(config, policy, build_rewards(config.rewards), load_prompts_of(config.prompts))
     assert [finding for finding in findings if not finding.ok and "reward" not in finding.check] == []
+
+
+def test_page_lists_every_contract_with_its_methods() -> None:
+    section = PAGE.read_text().partition("| contract | methods | without it |")[2].partition("\n\n")[0]
+    listed = {name: row for row in section.splitlines() for name in re.findall(r"`(Supports\w+)`", row)}
+    contracts = {name: contract for name, contract in vars(policy).items() if name.startswith("Supports")}
+    assert len(contracts) > 15
+    assert listed.keys() == contracts.keys()
+    missing = {
+        name: [method for method in contract.__abstractmethods__ - Policy.__abstractmethods__ if method not in row]
+        for name, contract, row in ((name, contract, listed[name]) for name, contract in contracts.items())
+    }
+    assert {name: methods for name, methods in missing.items() if methods} == {}
+
+
+def test_commands_of_the_page_install_pytest() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    commands = "".join(page_blocks("bash")).splitlines()
+    assert "pytest own_policy/tests" in commands
+    assert commands[0] == 'uv pip install "./own_policy[test]"'
+    assert project["optional-dependencies"] == {"test": ["pytest"]}
 
 
 @pytest.mark.parametrize(
