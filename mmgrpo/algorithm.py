@@ -28,7 +28,7 @@ from mmgrpo.config import (
     RunConfig,
     TermConfig,
 )
-from mmgrpo.config.binding import bound, named_in, takes
+from mmgrpo.config.binding import bound, named_in, require_arguments, takes
 from mmgrpo.config.objective import level_name
 from mmgrpo.config.registry import Registered
 from mmgrpo.config.schedules import RunSchedules, StepConfig, function_of_schedule, steps_of_change
@@ -236,6 +236,9 @@ class Algorithm:
         """
         schedules, step_config, config = schedules_of(config), StepConfig(config, {}), resolved(config)
         section, task = config.prompts, config.rollout.task
+        for hook in config.update.hooks:
+            if hook.name not in Registered("hooks"):  # the registered ones import torch, which explain does without
+                _registered("update.hooks", "hooks", hook, ("parameters",))
         for key, optimizer in config.optimizers.items():
             optimizer_factory(optimizer, key)
             learning_rate(optimizer, num_updates=1, key=key)  # raises for settings that do not go together
@@ -324,7 +327,7 @@ class Algorithm:
         Raises ConfigError for an unknown hook or settings that it does not take.
         """
         return {
-            f"{number}.{named.name}": bound("update.hooks", Registered("hooks"), named)
+            f"{number}.{named.name}": _registered("update.hooks", "hooks", named, ("parameters",))
             for number, named in enumerate(self.config.update.hooks)
         }
 
@@ -523,7 +526,7 @@ def strategy_of(config: RolloutConfig) -> Strategy:
 
 def engine_of(config: RolloutConfig) -> Any:
     """The inference server, without a connection; None: there is none. Raises ConfigError as ``objective_of``."""
-    return None if config.engine is None else bound("rollout.engine", Registered("engines"), config.engine)()
+    return None if config.engine is None else _registered("rollout.engine", "engines", config.engine, ())()
 
 
 def prompt_templates_of(config: RolloutConfig) -> dict[str, PromptTemplate]:
@@ -660,6 +663,13 @@ def _term(config: TermConfig, key: str = "objective.terms") -> Term:
     if config.sources is not None:
         term = from_sources(term, [SOURCES[name] for name in config.sources])
     return weighted(term if config.label is None else replace(term, name=config.label), config.weight)
+
+
+def _registered(key: str, kind: str, named: Named, arguments: Sequence[str]) -> Callable[..., Any]:
+    """A function of ``Registered(kind)``, or of the user, bound. Raises ConfigError as ``bound``."""
+    function = bound(key, Registered(kind), named)
+    require_arguments(key, named.name, function, arguments)
+    return function
 
 
 def _template(key: str, named: Named) -> PromptTemplate:
