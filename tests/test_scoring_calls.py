@@ -97,7 +97,7 @@ class TestForms:
                 IMAGES,
                 FORMS.format("factory", "")
                 + r" If factory\(\) returns the scoring function, assign its result in your module, score = factory\(\)"
-                r", and name that: python:MODULE:score\. Fix the reward, or set",
+                r", and name that: python:MODULE:score\. Fix the reward, ",
             ),
             (
                 of_pil,
@@ -107,7 +107,7 @@ class TestForms:
                 r"of_pil\(samples\): images = \[s\.image for s in samples\]",
             ),
             (of_pil, VIDEOS, r"a float32 tensor \(N, F, 3, H, W\) of videos of F frames, with values in \[0, 1\]"),
-            (of_samples, IMAGES, r"ZeroDivisionError: division by zero\. Fix the reward, or set"),
+            (of_samples, IMAGES, r"ZeroDivisionError: division by zero\. Fix the reward, "),
         ],
     )
     def test_a_first_call_that_fails_by_its_form_names_the_forms(
@@ -115,6 +115,9 @@ class TestForms:
     ):
         with pytest.raises(RewardError, match=message):
             Scorer([NamedReward("x", function)]).try_out(samples)
+        if "videos" not in message:
+            with pytest.raises(RewardError, match=message):
+                score(samples, [NamedReward("x", function)])
 
     def test_a_function_in_place_of_scores_is_named(self):
         returning: Any = lambda samples: of_pil  # noqa: E731

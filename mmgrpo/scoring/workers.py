@@ -126,6 +126,8 @@ class RewardWorker:
         if num_failed <= self._max_failure_frac * B:
             return
         reason = "it gave NaN or infinity" if error is None else f"it raised {type(error).__name__}: {error}"
+        if error is not None and num_failed == B and (hint := self.form_hint(())):
+            reason = f"{reason}. {hint.removesuffix('.')}"
         raise RewardError(
             f"reward '{self.name}' failed on {num_failed} of {B} samples ({num_failed / B:.0%}), where at most "
             f"{self._max_failure_frac:.0%} may fail: {reason}. Fix the reward, let it return None for samples that it "
