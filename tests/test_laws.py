@@ -426,6 +426,17 @@ def test_policy_without_faults_breaks_no_law() -> None:
         law(subject_of(LetterPolicy))
 
 
+def test_divergences_that_overflow_are_left_out() -> None:
+    def logprob(policy: Any, token_BT: torch.Tensor) -> torch.Tensor:
+        return 4000 * LetterPolicy._logprob(policy, token_BT)
+
+    policy = with_methods(_logprob=logprob)()
+    rollout = policy.rollout([Prompt("one"), Prompt("two")], group_size=2, seed=testing.SEED)
+    testing.move(policy.trainable)
+    assert testing.value_BT_of(policy, rollout, from_reference("k3")).isinf().any()
+    testing.check_values(replace(subject_of(with_methods(_logprob=logprob)), rounding=1e-5))
+
+
 def test_every_check_of_a_law_has_a_sentence() -> None:
     laws = ast.parse(Path(testing.__file__).read_text())
     checks = [
