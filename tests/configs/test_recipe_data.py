@@ -27,7 +27,6 @@ SHRUNK: dict[str, Any] = {
     "steps": 1,
     "rollout.prompts_per_step": 4,
     "rollout.group_size": 2,
-    "policy.dtype": "float32",
     "policy.max_new_tokens": 6,
     "runtime.device": "cpu",
 }
@@ -386,7 +385,9 @@ def test_a_right_answer_has_the_full_reward_and_a_wrong_one_has_not(name: str, t
 def trained(config: RunConfig, prompts: Sequence[Prompt], model: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The first lines of the metrics and of the evaluation after one step with a tiny model."""
     assert config.policy is not None
-    settings = {key: value for key, value in config.policy.settings.items() if key not in ("model", "processor")}
+    settings = {
+        key: value for key, value in config.policy.settings.items() if key not in ("model", "processor", "dtype")
+    }
     policy = LanguagePolicy(*make(model), settings)
     folder = Trainer(policy, build_rewards(config.rewards), prompts, config).train()
     metrics, evaluation = (
