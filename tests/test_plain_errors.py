@@ -178,7 +178,7 @@ BY_SETTINGS = "takes (rounds, setting) by position and is called with its settin
             "prompts.sampler",
             "undecorated",
             f"{BY_SETTINGS}name a function of settings, after a *, that returns the record of this key "
-            "(docs/how-to/extending.md)",
+            "(https://mmgrpo.github.io/mmgrpo/how-to/extending/)",
         ),
         (
             "objective.surrogate",

@@ -108,7 +108,7 @@ def test_arguments_of_earlier_versions_are_those_of_today() -> None:
             "leave it out: each run .*; GRPOConfig has no",
         ),
         ({"model_name_or_path": "m"}, r"TRL's model_name_or_path is policy\.model"),
-        ({"learning_rte": 1e-5}, "GRPOConfig has no argument learning_rte: did you mean learning_rate"),
+        ({"learning_rte": 1e-5}, "GRPOConfig has no argument learning_rte; did you mean learning_rate"),
         (
             {"warmup_ratio": 0.1, "warmup_steps": 3},
             "warmup_ratio is the earlier name of warmup_steps: set warmup_steps",

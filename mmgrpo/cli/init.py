@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from mmgrpo.config.registry import suggestion
+from mmgrpo.config.registry import did_you_mean, suggestion
 from mmgrpo.errors import OutputError, UnknownNameError
 from mmgrpo.system.files import output_errors
 from mmgrpo.system.folders import TOP
@@ -38,9 +37,8 @@ def write_starter_files(folder: Path, kind: str) -> list[Path]:
     """
     kinds = starter_kinds()
     if kind not in kinds:
-        near = difflib.get_close_matches(kind, kinds, n=1)
-        typo = f"; did you mean {near[0]}?" if near else ""
-        raise UnknownNameError(f"--kind {kind} is unknown{typo}; the kinds are {', '.join(kinds)}")
+        near = did_you_mean(kind, kinds)
+        raise UnknownNameError(f"--kind {kind} is unknown{near}; the kinds are {', '.join(kinds)}")
     paths = [folder / path.name for path in sorted((STARTERS / kind).iterdir()) if path.name != "__pycache__"]
     if existing := [path.name for path in paths if path.exists()]:
         raise OutputError(f"{folder} has {' and '.join(existing)} already; use another folder: mmgrpo init FOLDER")

@@ -19,6 +19,7 @@ from mmgrpo.config.renamed import RENAMED_FUNCTIONS, RENAMED_SETTINGS, renamed_k
 from mmgrpo.config.sections import Named
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.maths.registry import Registry
+from mmgrpo.system.site_pages import page_url
 from mmgrpo.system.targets import import_python_target, is_python_target
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -120,7 +121,8 @@ def require_arguments(
             "of these, with its settings after a *"
         )
     if decorator is None:
-        fix = "name a function of settings, after a *, that returns the record of this key (docs/how-to/extending.md)"
+        page = page_url("how-to/extending")
+        fix = f"name a function of settings, after a *, that returns the record of this key ({page})"
     else:
         module, _, decorator_name = decorator.rpartition(".")
         fix = f"put @{decorator_name}() above it ({module})"

@@ -386,12 +386,17 @@ def unregistered(name: str) -> str:
     return f" (one in your module: python:MODULE:{name})" if name.isidentifier() else ""
 
 
+def did_you_mean(name: str, valid_names: Iterable[str]) -> str:
+    """The tail of an error message: the nearest valid names, ignoring case; empty if none is near."""
+    by_lower = {candidate.lower(): candidate for candidate in sorted(valid_names, reverse=True)}
+    near = difflib.get_close_matches(name[:200].lower(), by_lower, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(by_lower[candidate] for candidate in near)}?" if near else ""
+
+
 def suggestion(name: str, valid_names: Iterable[str]) -> str:
     """The tail of an error message: the nearest valid names, ignoring case, or the first ``MAX_LISTED`` of all."""
     valid_names = sorted(valid_names)
-    by_lower = {candidate.lower(): candidate for candidate in reversed(valid_names)}
-    near = difflib.get_close_matches(name[:200].lower(), by_lower, n=3, cutoff=0.5)
-    if near:
-        return f"; did you mean {' or '.join(by_lower[candidate] for candidate in near)}?"
+    if near := did_you_mean(name, valid_names):
+        return near
     more = f" and {len(valid_names) - MAX_LISTED} more" if len(valid_names) > MAX_LISTED else ""
     return f"; known are {', '.join(valid_names[:MAX_LISTED])}{more}"

@@ -32,6 +32,11 @@ class EmaConfig(Section):
     )
 
 
+def average_name(weight_set: str) -> str:
+    """The name of the copy that follows a weight set."""
+    return f"{weight_set}_average"
+
+
 class WeightSetConfig(Section):
     """Weights that start as the reference and are trained before the updates of the policy at each step."""
 
@@ -90,7 +95,7 @@ class UpdateConfig(Section):
 
     @model_validator(mode="after")
     def _require_weight_sets(self) -> UpdateConfig:
-        averages = [f"{name}_average" for name, section in self.weight_sets.items() if section.average]
+        averages = [average_name(name) for name, section in self.weight_sets.items() if section.average]
         if reserved := sorted({*RESERVED, *averages} & self.weight_sets.keys()):
             raise ValueError(
                 f"weight_sets must not have the names of other weights of the run, got {', '.join(reserved)}"

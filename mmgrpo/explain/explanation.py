@@ -14,6 +14,7 @@ from mmgrpo.config.binding import named_in
 from mmgrpo.config.needs import require_needs
 from mmgrpo.config.objective import PER_DECISION
 from mmgrpo.config.registry import is_scheduled
+from mmgrpo.config.update import average_name
 from mmgrpo.config.validating import policy_settings
 from mmgrpo.explain.advantage_inputs import require_advantages
 from mmgrpo.explain.auxiliary_losses import auxiliary_rows
@@ -358,7 +359,7 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
     for name, section in update.weight_sets.items():
         terms = ", ".join(term.name for term in section.terms)
         states = f", on {section.reading['states']}" if "states" in section.reading else ""
-        follows = f"; {name}_average follows" if section.average else ""
+        follows = f"; {average_name(name)} follows" if section.average else ""
         lr = section.optimizer.over(optimizer).lr
         yield f"weights {name}", f"{terms}{states}; {_plural(section.updates, 'update')} before, lr = {lr:g}{follows}"
     if config.update.warmup:

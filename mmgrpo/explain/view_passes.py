@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from mmgrpo.algorithm import Algorithm
 from mmgrpo.config import RunConfig, ViewConfig
 from mmgrpo.config.schedules import steps_of_change
+from mmgrpo.config.update import average_name
 from mmgrpo.config.views import MOVING
 from mmgrpo.memory import Memory
 from mmgrpo.values import REFERENCE
@@ -17,19 +18,14 @@ EVERY_PASS = "a pass with each pass of the policy"
 def view_rows(algorithm: Algorithm) -> Iterator[tuple[str, str]]:
     """A row per view that is read; named weights are views without a section."""
     through = algorithm.objective.through
+    weight_sets = {*algorithm.weight_sets, *map(average_name, algorithm.weight_sets)}
     for name in sorted(algorithm.views_read().keys() - {REFERENCE}):
         section = algorithm.config.objective.views.get(name)
-        named = (
-            "the weights of update.weight_sets" if _is_weight_set(algorithm, name) else "the saved weights of that name"
-        )
+        named = "the weights of update.weight_sets" if name in weight_sets else "the saved weights of that name"
         weights = named if section is None else _view_text(section)
         with_grad = ", and one with gradient" if name in through else ""
         passes = EVERY_PASS if name in algorithm.objective.views_with_logits else _passes_text(section)
         yield f"view {name}", f"{weights}; {passes}{with_grad}"
-
-
-def _is_weight_set(algorithm: Algorithm, name: str) -> bool:
-    return name.removesuffix("_average") in algorithm.weight_sets
 
 
 def frozen_views(config: RunConfig) -> frozenset[str]:

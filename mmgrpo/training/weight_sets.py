@@ -14,7 +14,7 @@ from typing import Any, final
 from torch import nn
 
 from mmgrpo.algorithm import Algorithm
-from mmgrpo.config.update import WeightSetConfig
+from mmgrpo.config.update import WeightSetConfig, average_name
 from mmgrpo.config.validating import policy_settings
 from mmgrpo.distributed.job import Job
 from mmgrpo.errors import ConfigError
@@ -73,7 +73,7 @@ class WeightSets:
                     scaler=LossScaler.of(policy),
                 )
             if weight_set.average is not None:
-                weights.store(_average_of(name))
+                weights.store(average_name(name))
 
     def start(self) -> None:
         """Makes the reference the weights of all sets, and of the copies that follow them, before the first step."""
@@ -115,7 +115,7 @@ class WeightSets:
                         num_forwards += update.gradient.num_forwards
                         metrics |= _metrics(name, update_metrics(update, self._job))
                 if weight_set.average is not None:
-                    weights.store(_average_of(name), decay=weight_set.average(step))
+                    weights.store(average_name(name), decay=weight_set.average(step))
         metrics["time/weight_sets_s"] = time.perf_counter() - clock
         return replace(advantages, rollout=replace(advantages.rollout, num_forwards=num_forwards))
 
@@ -167,12 +167,7 @@ def create_weight_sets(algorithm: Algorithm, policy: Policy) -> None:
         weights = _weights_of(policy)
         with weights.training(name, restart=True):
             if weight_set.average is not None:
-                weights.store(_average_of(name))
-
-
-def _average_of(name: str) -> str:
-    """The name of the copy that follows a set."""
-    return f"{name}_average"
+                weights.store(average_name(name))
 
 
 def _metrics(name: str, measured: Mapping[str, float]) -> dict[str, float]:
@@ -209,7 +204,7 @@ def _require_reading(algorithm: Algorithm, name: str, section: WeightSetConfig) 
 def _require_readers(algorithm: Algorithm) -> None:
     """Raises ConfigError for weights that no loss of others reads, and for views that are no weights of the run."""
     read = {name: part.objective.views for name, part in algorithm.weight_sets.items()}
-    averages = [_average_of(name) for name, part in algorithm.weight_sets.items() if part.average is not None]
+    averages = [average_name(name) for name, part in algorithm.weight_sets.items() if part.average is not None]
     stored = {REFERENCE, OLD, *algorithm.weight_sets, *averages}
     for name, views in read.items():
         if unknown := sorted(views - stored):

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
-from difflib import get_close_matches
 from enum import Enum
 from functools import wraps
 from inspect import signature
@@ -20,6 +19,7 @@ from typing import Annotated, Any, TypeVar, final, get_type_hints
 from mmgrpo.config.peers.peer import Peer
 from mmgrpo.config.peers.texts import CLIPPED as CLIP
 from mmgrpo.config.peers.texts import PROJECT
+from mmgrpo.config.registry import did_you_mean
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.yamls import parse_yaml
 from mmgrpo.trl.script_arguments import KEYS, REPLACEMENTS, REWARDS, current_arguments
@@ -166,18 +166,19 @@ def with_trl_arguments(kind: type[T]) -> type[T]:
     def initialize(self: T, *positional: Any, **named: Any) -> None:
         arguments = current_arguments(named)
         if unknown := [name for name in arguments if name not in valid_names]:
-            fixes = (PEER.settings.get(name) or _nearest(name, valid_names) for name in unknown)
+            fixes = (_fix(name, valid_names) for name in unknown)
             pairs = zip(unknown, fixes, strict=True)
-            raise ConfigError("; ".join(f"{kind.__name__} has no argument {name}: {fix}" for name, fix in pairs))
+            raise ConfigError("; ".join(f"{kind.__name__} has no argument {name}{fix}" for name, fix in pairs))
         init(self, *positional, **arguments)
 
     kind.__init__ = initialize
     return kind
 
 
-def _nearest(name: str, valid_names: list[str]) -> str:
-    near = get_close_matches(name, valid_names, n=3)
-    return f"did you mean {' or '.join(near)}?" if near else "leave it out"
+def _fix(name: str, valid_names: Sequence[str]) -> str:
+    if name in PEER.settings:
+        return f": {PEER.settings[name]}"
+    return did_you_mean(name, valid_names) or ": leave it out"
 
 
 @with_trl_arguments

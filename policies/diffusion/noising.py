@@ -76,6 +76,34 @@ def noise_levels(uniform_N: Tensor, index_N: Tensor, reading: ReadingSettings) -
     return shifted(uniform_N, reading.shift)
 
 
+def level_and_noise(data: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The uniform number of each row's level, and noise for its entries, by the row's seed.
+
+    Shapes: (N E, ...), N seeds -> (N,), (N E, ...).
+    """
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    uniform_N = torch.cat([torch.rand(1, generator=generator) for generator in generators])
+    shape = (len(data) // len(seeds), *data.shape[1:])
+    noise = torch.cat([torch.randn(shape, generator=generator) for generator in generators])
+    return uniform_N, noise.to(data.device)
+
+
+def flow_noised(noisy: Tensor, target: Tensor, timestep_N: Tensor, sigma: Tensor, *, inverted: bool = False) -> Noised:
+    """Noised rows of a flow, x0 = x - sigma v; plus if velocities point to the data (``inverted``).
+
+    Shapes: (N, ...), (N, ...), (N,), (N, 1, ...).
+    """
+    return Noised(
+        state=noisy,
+        noisy=noisy,
+        target=target,
+        timestep_N=timestep_N,
+        sigma_N=sigma.flatten(),
+        of_noisy=torch.ones_like(sigma),
+        of_output=sigma if inverted else -sigma,
+    )
+
+
 def noised(
     call: StepCall,
     data: Tensor,
@@ -101,12 +129,9 @@ def noised(
     Raises:
         PolicyError: the scheduler's family does not support levels per row.
     """
-    entries = len(data) // len(seeds)
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    uniform_N = torch.cat([torch.rand(1, generator=generator) for generator in generators])
-    shape = (entries, *data.shape[1:])
-    noise = torch.cat([torch.randn(shape, generator=generator) for generator in generators]).to(data.device)
-    share_N = noise_levels(uniform_N, torch.tensor(list(level_indices)), reading).repeat_interleave(entries)
+    uniform_N, noise = level_and_noise(data, seeds)
+    share_N = noise_levels(uniform_N, torch.tensor(list(level_indices)), reading)
+    share_N = share_N.repeat_interleave(len(data) // len(seeds))
     family, scheduler = family_of(call.scheduler), call.scheduler
     if family in (FLOW, INVERTED_FLOW):
         return _flow(
@@ -132,15 +157,7 @@ def _flow(
         noisy, target, sigma = share * data + (1 - share) * noise, data - noise, 1 - share
     else:
         noisy, target, sigma = (1 - share) * data + share * noise, noise - data, share
-    return Noised(
-        state=noisy,
-        noisy=noisy,
-        target=target,
-        timestep_N=timestep_N,
-        sigma_N=sigma.flatten(),
-        of_noisy=torch.ones_like(sigma),
-        of_output=sigma if inverted else -sigma,
-    )
+    return flow_noised(noisy, target, timestep_N, sigma, inverted=inverted)
 
 
 def _diffusion(scheduler: Any, data: Tensor, noise: Tensor, share_N: Tensor) -> Noised:

@@ -17,7 +17,7 @@ from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.self_correction import shifted
 from mmgrpo.types import Sample, SamplerSteps
 
-from .noising import Noised, per_row
+from .noising import Noised, flow_noised, level_and_noise, per_row
 from .pipeline_run import StepCall
 from .scheduler_families import FLOW, family_of, schedule_index
 from .settings import ReadingSettings
@@ -138,10 +138,7 @@ def noised_further(
     """
     entries, num_train = len(steps[0].next_state), call.scheduler.config.num_train_timesteps
     state = torch.cat([step.next_state for step in steps]).to(call.sample.device)
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    uniform_N = torch.cat([torch.rand(1, generator=generator) for generator in generators])
-    shape = (entries, *state.shape[1:])
-    noise = torch.cat([torch.randn(shape, generator=generator) for generator in generators]).to(state.device)
+    uniform_N, noise = level_and_noise(state, seeds)
     next_level_N = torch.tensor([step.next_level for step in steps])
     timestep_N = further_levels(uniform_N, next_level_N, reading) * num_train
     timestep_N = (timestep_N.ceil() if integer_timesteps else timestep_N).repeat_interleave(entries)
@@ -152,7 +149,7 @@ def noised_further(
     target = noise * (level + start**2 * share / (1 - start)) / spread - state / (1 - start)
     if reading.states == "predictions":
         target = (noisy - torch.cat([step.clean for step in steps]).to(noisy)) / level
-    return _flow_noised(noisy, target, timestep_N, level)
+    return flow_noised(noisy, target, timestep_N, level)
 
 
 def stored_states(call: StepCall, steps: Sequence[SamplerStep]) -> Noised:
@@ -162,16 +159,4 @@ def stored_states(call: StepCall, steps: Sequence[SamplerStep]) -> Noised:
     level_N = torch.tensor([step.level for step in steps]).repeat_interleave(entries)
     level = per_row(level_N, state)
     target = (state - torch.cat([step.clean for step in steps]).to(state)) / level
-    return _flow_noised(state, target, level_N * num_train, level)
-
-
-def _flow_noised(noisy: Tensor, target: Tensor, timestep_N: Tensor, level: Tensor) -> Noised:
-    return Noised(
-        state=noisy,
-        noisy=noisy,
-        target=target,
-        timestep_N=timestep_N,
-        sigma_N=level.flatten(),
-        of_noisy=torch.ones_like(level),
-        of_output=-level,
-    )
+    return flow_noised(state, target, level_N * num_train, level)

@@ -264,9 +264,9 @@ class TextRollouts:
             [starts[of_prompt[0]] for of_prompt in rows_of],
             [len(of_prompt) for of_prompt in rows_of],
         )
-        found = search_beginnings(path, first_starts, counts, rows.params, lookahead, self.encoder.text)
+        beginnings = search_beginnings(path, first_starts, counts, rows.params, lookahead, self.encoder.text)
         searched, is_complete = list(starts), [False] * len(starts)
-        for of_prompt, completions in zip(rows_of, found, strict=True):
+        for of_prompt, completions in zip(rows_of, beginnings, strict=True):
             for row, completion in zip(of_prompt, completions, strict=True):
                 start = starts[row]
                 num_initial = start.num_initial + completion.num_inherited

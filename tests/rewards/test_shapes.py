@@ -175,9 +175,9 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_quickstart_learns(tmp_path: Path) -> None:
-    scores = [line["eval/held_out_scenes/mean"] for line in trained(tmp_path)]
+    scores = [line["eval/held_out_scenes/mean"] for line in trained(tmp_path, ["steps=16"])]
     assert scores[0] <= 0.5
-    assert scores[-1] >= scores[0] + 0.1  # 0.14 measured
+    assert scores[-1] >= scores[0] + 0.2
 
 
 def trained(output: Path, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
