@@ -196,7 +196,7 @@ def plan_at(algorithm: Algorithm, policy: Policy, step: int, memory: Memory | No
             rollouts are partial, and the policy does not support them; or the run has an engine, and the policy would
             sample a rollout without it.
     """
-    _require_partial_rollouts(algorithm, policy)
+    _require_text_strategy(algorithm, policy)
     _require_scheduled_settings(algorithm, policy)
     if memory is not None and algorithm.engine and not (isinstance(policy, SupportsEngine) and policy.has_engine):
         raise ConfigError(
@@ -226,12 +226,16 @@ def _require_scheduled_settings(algorithm: Algorithm, policy: Policy) -> None:
         )
 
 
-def _require_partial_rollouts(algorithm: Algorithm, policy: Policy) -> None:
-    """Raises ConfigError for a strategy with partial rollouts where rows cannot continue at a later step."""
+def _require_text_strategy(algorithm: Algorithm, policy: Policy) -> None:
+    """Raises ConfigError for a strategy with partial rollouts where rows cannot continue at a later step, and for one
+    with a lookahead where answers have several turns.
+    """
     window, rollout = algorithm.strategy.window, algorithm.config.rollout
+    where = f"rollout.strategy: {rollout.strategy.name}"
+    if algorithm.strategy.looks_ahead and rollout.environment is not None:
+        raise ConfigError(f"{where} searches texts of one turn: remove rollout.environment, or use another strategy")
     if window is None:
         return
-    where = f"rollout.strategy: {rollout.strategy.name}"
     if not isinstance(policy, SupportsPartialRollouts):
         raise ConfigError(
             f"{where} continues texts at later steps, which {type(policy).__name__} does not support "

@@ -18,6 +18,7 @@ from mmgrpo.maths.strategies import STRATEGIES, Request, Setting
 from mmgrpo.memory import Memory
 from mmgrpo.methods.strategies.latr import SYMBOLS
 from mmgrpo.testing import Subject, check_on_policy_gap
+from mmgrpo.training.build import plan_at
 from mmgrpo.types import Lookahead, Plan, Prompt, Rollout
 from tests.policies.letters import letters
 from tests.policies.test_language_ways import t5
@@ -231,3 +232,9 @@ def test_models_without_a_cache_raise() -> None:
     policy = t5()
     with pytest.raises(ConfigError, match="branches rows of a cache, and this model runs on the plain path"):
         policy.rollout([Prompt("a")], group_size=2, seed=0, plan=Plan(lookahead=SEARCHES[0]))
+
+
+def test_conversations_raise_before_the_first_sample(policy: LanguagePolicy) -> None:
+    environment = {"rollout.environment": {"name": "tools", "functions": ["python:math:sqrt"]}}
+    with pytest.raises(ConfigError, match=r"with_lookahead searches texts of one turn: remove rollout\.environment"):
+        plan_at(Algorithm.of(load_config("methods/latr", environment)), policy, 0)
