@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,7 +65,10 @@ def model_quantization(values: Mapping[str, Any], dtype: str) -> Any:
 
 
 def pipeline_quantization(
-    values: Mapping[str, Any], index: Mapping[str, Any], dtype: str, dtypes: Mapping[str, str | None] = {}
+    values: Mapping[str, Any],
+    index: Mapping[str, Any],
+    dtype: str,
+    dtypes: Mapping[str, str | None] = MappingProxyType({}),
 ) -> PipelineQuantizationConfig:
     """The quantization of a pipeline; 4-bit layers of bitsandbytes compute in its dtype if they name none.
 
