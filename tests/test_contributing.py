@@ -27,7 +27,6 @@ WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").re
 
 PATHS = sorted(
     {path for path in re.findall(r"`([\w./<>-]+)`", GUIDE) if "/" in path or path.endswith((".md", ".toml"))}
-    - {".types/mmgrpo"}  # made by .ci/run
 )
 
 

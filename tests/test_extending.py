@@ -27,6 +27,7 @@ from mmgrpo.maths import (
     surrogates,
     terms,
 )
+from mmgrpo.maths.registry import Registry
 from mmgrpo.maths.strategies import Setting
 from mmgrpo.memory import Outcomes
 from mmgrpo.types import Prompt
@@ -70,9 +71,13 @@ def lines_of(section: str) -> list[tuple[str, str]]:
 def _put(registry: str, name: str, function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry with one line more, wherever it was imported."""
     functions = getattr(HOMES[registry], registry)
+    extended: Any = {**functions, name: function}
+    if isinstance(functions, Registry):
+        extended = Registry(functions, arguments=functions.arguments, decorator=functions.decorator)
+        extended.register(name)(function)
     for module in [module for key, module in sys.modules.items() if key.startswith("mmgrpo.")]:
         if getattr(module, registry, None) is functions:
-            monkeypatch.setattr(module, registry, {**functions, name: function})
+            monkeypatch.setattr(module, registry, extended)
 
 
 @pytest.mark.first_case
