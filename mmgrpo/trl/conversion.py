@@ -20,6 +20,7 @@ from mmgrpo.trl.expressions import shortened
 from mmgrpo.trl.run_values import TrainingData, differences, evaluation_values, run_values
 from mmgrpo.trl.script_arguments import REWARDS as FUNCTIONS
 from mmgrpo.trl.script_arguments import current_arguments
+from mmgrpo.trl.script_columns import ScriptColumns
 from mmgrpo.trl.script_reading import TrlRun, read_trl_run
 from mmgrpo.trl.vllm_values import PAGE, PYTHON
 
@@ -35,7 +36,8 @@ LOADING = {"model_revision": "revision", "attn_implementation": "attn_implementa
 """Argument of TRL's scripts -> that of ``model_init_kwargs``."""
 
 LORA = ("use_peft", "lora_r", "lora_alpha", "lora_target_modules", "use_dora", "use_rslora")
-DATA = ("model_name_or_path", "dataset_name", "dataset_train_split", "eval_dataset", "dataset_test_split")
+COLUMNS = ("train_columns", "eval_columns")
+DATA = ("model_name_or_path", "dataset_name", "dataset_train_split", "eval_dataset", "dataset_test_split", *COLUMNS)
 REWARDS = ("reward_funcs", "reward_model_name_or_path")
 READ = (*QUANTIZATION, *LOADING, *LORA, *DATA, *REWARDS)
 """Arguments of TRL's scripts that have keys here."""
@@ -145,8 +147,8 @@ def _values(supported: dict[str, Any], run: TrlRun, notes: list[str]) -> dict[st
         )
     notes += [
         "rollout.prompts_per_step is for one process: multiply it by the number of processes",
-        "policy.chat: false, if the prompts are texts: TRL applies the chat template to messages alone",
     ]
+    values |= _chat(arguments, notes)
     values |= (
         _model(arguments, notes) | _data(arguments, args, data, notes) | {"rewards": _rewards(arguments, args, notes)}
     )
@@ -182,19 +184,38 @@ def _model(arguments: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     return values
 
 
+def _chat(arguments: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The chat template and the system turn of the prompts that the script makes."""
+    columns, held_out = (arguments.get(name) or ScriptColumns() for name in COLUMNS)
+    if "eval_columns" in arguments and (columns.chat, columns.system) != (held_out.chat, held_out.system):
+        notes.append(
+            "policy.system and policy.chat are those of train_dataset: the prompts of eval_dataset have others"
+        )
+    if columns.chat is None:
+        notes.append("policy.chat: false, if the prompts are texts: TRL applies the chat template to messages alone")
+    return {"policy.chat": columns.chat, "policy.system": columns.system}
+
+
 def _data(arguments: Mapping[str, Any], args: GRPOConfig, data: TrainingData, notes: list[str]) -> dict[str, Any]:
     source = arguments.get("dataset_name")
     if source is None:
         notes.append("prompts.source: set the data set of the hub, or a file")
         return {}
     values: dict[str, Any] = {"prompts.source": source, "prompts.split": arguments.get("dataset_train_split", "train")}
+    values |= {f"prompts.{name}": value for name, value in _columns(arguments.get("train_columns")).items()}
     if args.eval_strategy == "no":
         return values
     evaluation = evaluation_values(args, data, arguments.get("eval_dataset") or source)
     has_splits = "eval_dataset" in arguments or values["prompts.split"] is not None
     evaluation["prompts"]["split"] = arguments.get("dataset_test_split", "test" if has_splits else None)
+    evaluation["prompts"] |= _columns(arguments.get("eval_columns"))
     evaluation["rewards"] = [{"name": reward["name"]} for reward in _rewards(arguments, args, [])]
     return values | {f"evaluation.{key}": value for key, value in evaluation.items()}
+
+
+def _columns(columns: ScriptColumns | None) -> dict[str, Any]:
+    sources = {name: source for name, source in columns.sources.items() if name != source} if columns else {}
+    return {"columns": sources} if sources else {}
 
 
 def _rewards(arguments: Mapping[str, Any], args: GRPOConfig, notes: list[str]) -> list[dict[str, Any]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.trl.expressions import NO_LITERAL, name_of, shortened
+from mmgrpo.trl.script_columns import ColumnReader, ScriptColumns
 
 FILE_READERS = ("json", "parquet", "text")
 """Names of ``load_dataset`` that read ``data_files``."""
@@ -33,13 +34,15 @@ class ScriptDataset:
         source: the file, folder or name, as ``prompts.source`` has it.
         split: its split; None: the expression selects none.
         is_local: whether the source is a file or a folder, which may have no splits.
-        operations: expressions that change its rows, which are not executed.
+        columns: the columns that the script gives to its rows.
+        operations: expressions that choose or change its rows, and are not read.
         unread: argument of ``load_dataset`` that is not read -> its expression.
     """
 
     source: str
     split: str | None
     is_local: bool
+    columns: ScriptColumns
     operations: Sequence[str]
     unread: Mapping[str, str]
 
@@ -68,7 +71,7 @@ class ScriptDataset:
 def script_dataset(
     node: ast.expr,
     assignments: Mapping[str, Sequence[ast.Assign]],
-    literal: Callable[[ast.expr], Any],
+    columns: ColumnReader,
     *,
     default_split: str,
 ) -> ScriptDataset | None:
@@ -77,13 +80,13 @@ def script_dataset(
     Args:
         node: the expression, or a name that such expressions are assigned to one after the other.
         assignments: the assignments of each name, in the order of their lines.
-        literal: the value of a literal; raises one of ``NO_LITERAL`` for another expression.
+        columns: reads literals, and the methods that give the rows other columns.
         default_split: the split of a dataset of the hub that the expression does not select.
 
     Returns:
         The dataset; None: it is another expression, or depends on branches.
     """
-    operations: list[str] = []
+    operations: list[tuple[str, ast.Call]] = []
     remaining: dict[str, Sequence[ast.Assign]] = {}
     split: str | None = None
     while True:
@@ -100,22 +103,22 @@ def script_dataset(
                 node, split = inner, split or key
             case ast.Call(func=function) as call if name_of(function) in SOURCES:
                 is_ambiguous = any(remaining.values())
-                dataset = None if is_ambiguous else _loaded(call, split, operations[::-1], literal)
+                dataset = None if is_ambiguous else _loaded(call, split, operations[::-1], columns)
                 has_splits = dataset is not None and dataset.split is None and not dataset.is_local
                 return replace(dataset, split=default_split) if dataset and has_splits else dataset
-            case ast.Call(func=ast.Attribute(value=inner, attr=method), args=args, keywords=keywords):
+            case ast.Call(func=ast.Attribute(value=inner, attr=method), args=args, keywords=keywords) as call:
                 parts = [ast.unparse(part) for part in args] + [ast.unparse(part) for part in keywords]
                 operation = f".{method}({', '.join(parts)})"
                 if method == "train_test_split" and split is not None:
                     operation, split = f"{operation}[{split!r}]", None
-                operations.append(shortened(operation))
+                operations.append((shortened(operation), call))
                 node = inner
             case _:
                 return None
 
 
 def _loaded(
-    call: ast.Call, split: str | None, operations: Sequence[str], literal: Callable[[ast.expr], Any]
+    call: ast.Call, split: str | None, operations: Sequence[tuple[str, ast.Call]], columns: ColumnReader
 ) -> ScriptDataset | None:
     """The dataset of a call of ``SOURCES``; None: arguments that select it are no literals, or name several files."""
     kind = name_of(call.func)
@@ -127,7 +130,7 @@ def _loaded(
         if other in nodes:
             nodes["path"] = nodes.pop(other)
     try:
-        values = {name: literal(node) for name, node in nodes.items() if name in READ}
+        values = {name: columns.literal(node) for name, node in nodes.items() if name in READ}
     except NO_LITERAL:
         return None
     unread = {name: shortened(ast.unparse(node)) for name, node in nodes.items() if name not in READ}
@@ -137,7 +140,8 @@ def _loaded(
         return None
     source, split = located
     is_local = not is_hub or values["path"] in FILE_READERS
-    return ScriptDataset(source=source, split=split, is_local=is_local, operations=operations, unread=unread)
+    read, left = columns.read(operations)
+    return ScriptDataset(source=source, split=split, is_local=is_local, columns=read, operations=left, unread=unread)
 
 
 def _place(node: ast.stmt | ast.expr) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parse_yaml
 from mmgrpo.trl.command_arguments import command_arguments
 from mmgrpo.trl.expressions import NO_LITERAL, name_of, shortened
 from mmgrpo.trl.run_values import LOADING
+from mmgrpo.trl.script_columns import ColumnReader
 from mmgrpo.trl.script_datasets import script_dataset
 
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
@@ -127,6 +129,9 @@ class _Script:
         self.path, self.training_line = path, training_line
         self.nodes = list(ast.walk(tree))
         self.functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        definitions = [node for node in self.nodes if isinstance(node, ast.FunctionDef)]
+        repeated = Counter(node.name for node in definitions)
+        self.definitions = {node.name: node for node in definitions if repeated[node.name] == 1}
         assignments: list[Any] = [
             node for node in self.nodes if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
         ]
@@ -237,20 +242,21 @@ class _Script:
 
     def train_dataset(self, node: ast.expr) -> dict[str, Any] | None:
         """The source and the split of a dataset; None: it is another expression."""
-        return self._dataset(node, "train_dataset", "prompts", ("dataset_name", "dataset_train_split"))
+        return self._dataset(node, "train_dataset", "prompts", ("dataset_name", "dataset_train_split", "train_columns"))
 
     def eval_dataset(self, node: ast.expr) -> dict[str, Any] | None:
         """The same of the held-out rows."""
-        return self._dataset(node, "eval_dataset", "evaluation.prompts", ("eval_dataset", "dataset_test_split"))
-
-    def _dataset(self, node: ast.expr, argument: str, key: str, names: tuple[str, str]) -> dict[str, Any] | None:
-        dataset = script_dataset(
-            node, self.assignments, self.literal, default_split="train" if key == "prompts" else "test"
+        return self._dataset(
+            node, "eval_dataset", "evaluation.prompts", ("eval_dataset", "dataset_test_split", "eval_columns")
         )
+
+    def _dataset(self, node: ast.expr, argument: str, key: str, names: tuple[str, ...]) -> dict[str, Any] | None:
+        columns = ColumnReader(functions=self.definitions, literal=self.literal)
+        dataset = script_dataset(node, self.assignments, columns, default_split="train" if key == "prompts" else "test")
         if dataset is None:
             return None
         self.comments += dataset.comments(argument, key)
-        return dict(zip(names, (dataset.source, dataset.split), strict=True))
+        return dict(zip(names, (dataset.source, dataset.split, dataset.columns), strict=True))
 
     def rewards(self, node: ast.expr) -> dict[str, Any] | None:
         """The functions as targets of ``rewards``; None: one of them has no name that can be imported."""
