@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from datasets import Dataset
+from trl.scripts import grpo
 
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.prompt_loading import load_prompts_of
@@ -142,3 +143,49 @@ def test_system_turn_of_other_held_out_rows_becomes_a_comment(folder: Path) -> N
 def write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
+
+
+PARSED = f"""
+SYSTEM = "Think."
+{NESTED}
+if __name__ == "__main__":
+    script_args, training_args = TrlParser((ScriptArguments, GRPOConfig)).parse_args_and_config()
+    rows = load_dataset(script_args.dataset_name, name=script_args.dataset_config)
+    rows = rows.map(make_conversation)
+    GRPOTrainer(
+        model="m",
+        args=training_args,
+        train_dataset=rows[script_args.dataset_train_split],
+        eval_dataset=rows[script_args.dataset_test_split] if training_args.eval_strategy != "no" else None,
+    )
+"""
+
+
+def test_dataset_is_named_by_the_command_line(folder: Path) -> None:
+    script, line = write(folder / "t.py", PARSED), "--max_steps 3 --reward_funcs accuracy_reward"
+    source = " --dataset_name openai/gsm8k --dataset_config main --eval_strategy steps --dataset_test_split held_out"
+    text = converted(script, line + source)
+    values, columns = yaml.safe_load(text), {"prompt": "problem", "answer": "solution"}
+    assert values["prompts"] == {"source": "openai/gsm8k:main", "split": "train", "columns": columns}
+    assert values["evaluation"]["prompts"] == {"source": "openai/gsm8k:main", "split": "held_out", "columns": columns}
+    assert values["policy"]["system"] == "Think."
+    assert "is not executed" not in text
+    assert "it is not read" not in text
+    text = converted(script, line)
+    assert "# * prompts.source: set the data set of the hub, or a file\n" in text
+
+
+def test_methods_of_a_dataset_that_depends_on_branches_become_a_comment(folder: Path) -> None:
+    load = "    rows = load_dataset(script_args.dataset_name, name=script_args.dataset_config)\n"
+    branches = f"    if script_args.a:\n    {load}    else:\n        rows = load()\n"
+    text = converted(write(folder / "t.py", PARSED.replace(load, branches)), "--max_steps 3 --dataset_name a/b")
+    assert yaml.safe_load(text)["prompts"] == {"source": "a/b", "split": "train"}
+    assert "# * train_dataset: .map(...) of the script is not executed, rows are as they are stored\n" in text
+
+
+def test_script_of_trl_has_the_rewards_of_its_command_line(folder: Path) -> None:
+    text = converted(Path(grpo.__file__), "--dataset_name a/b --model_name_or_path c/d --reward_funcs accuracy_reward")
+    values = yaml.safe_load(text)
+    assert values["rewards"] == [{"name": "python:trl.rewards:accuracy_reward"}]
+    assert values["prompts"] == {"source": "a/b", "split": "train"}
+    assert "reward_funcs" not in text

@@ -14,6 +14,9 @@ from mmgrpo.trl.expressions import NO_LITERAL, shortened
 WITHOUT_EFFECT = ("num_proc", "desc", "load_from_cache_file", "keep_in_memory", "writer_batch_size")
 """Arguments of ``map`` that change no row."""
 
+CHANGES = ("map", "rename_column", "rename_columns")
+"""Methods of a dataset that are read."""
+
 CHOICES = ("filter", "remove_columns", "select", "select_columns", "shuffle", "skip", "take", "train_test_split")
 """Methods of a dataset that choose rows or columns, and change no value."""
 

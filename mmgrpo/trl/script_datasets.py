@@ -99,8 +99,11 @@ def script_dataset(
                 node, remaining[name] = values[-1].value, values[:-1]
             case ast.IfExp(body=body, orelse=ast.Constant(value=None)):
                 node = body
-            case ast.Subscript(value=inner, slice=ast.Constant(value=str() as key)):
-                node, split = inner, split or key
+            case ast.Subscript(value=inner, slice=part):
+                try:
+                    node, split = inner, split or columns.literal(part)
+                except NO_LITERAL:
+                    return None
             case ast.Call(func=function) as call if name_of(function) in SOURCES:
                 is_ambiguous = any(remaining.values())
                 dataset = None if is_ambiguous else _loaded(call, split, operations[::-1], columns)

@@ -15,7 +15,7 @@ from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parse_yaml
 from mmgrpo.trl.command_arguments import command_arguments
 from mmgrpo.trl.expressions import NO_LITERAL, name_of, shortened
 from mmgrpo.trl.run_values import LOADING
-from mmgrpo.trl.script_columns import ColumnReader
+from mmgrpo.trl.script_columns import CHANGES, CHOICES, ColumnReader
 from mmgrpo.trl.script_datasets import script_dataset
 
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
@@ -34,6 +34,14 @@ OF_FLAGS: Mapping[str, tuple[str, ...]] = {
     "reward_funcs": ("reward_funcs",),
 }
 """Argument of ``GRPOTrainer`` that a script computes -> those of its command line that it is computed from."""
+
+OF_DATASETS: Mapping[str, str | None] = {
+    "dataset_name": None,
+    "dataset_config": None,
+    "dataset_train_split": "train",
+    "dataset_test_split": "test",
+}
+"""Arguments of TRL's ``ScriptArguments`` that scripts load datasets with -> their defaults."""
 
 
 @final
@@ -101,7 +109,7 @@ def _of_script(path: Path, text: str, flags: Mapping[str, Any] | None) -> TrlRun
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{path} is not Python: {error}") from None
-    script = _Script(path, tree, training_line(text))
+    script = _Script(path, tree, training_line(text), flags)
     configs = script.calls("GRPOConfig")
     if len(configs) != 1 and (configs or flags is None) and not script.has_default_arguments:
         raise ConfigError(
@@ -116,6 +124,8 @@ def _of_script(path: Path, text: str, flags: Mapping[str, Any] | None) -> TrlRun
         arguments |= values or {}
         if values is None and not (flags and flags.keys() & OF_FLAGS.get(name, ())):
             unread[name] = ast.unparse(node)
+        elif values is None and name.endswith("dataset"):
+            script.comment_on_operations(name)
         elif values is not None and name == "model":
             unread |= script.unread_loading(node)
     return TrlRun(arguments=arguments, unread=unread, comments=script.comments)
@@ -125,8 +135,11 @@ def _of_script(path: Path, text: str, flags: Mapping[str, Any] | None) -> TrlRun
 class _Script:
     """A parsed script: its calls, and the names that are assigned once."""
 
-    def __init__(self, path: Path, tree: ast.Module, training_line: int | None) -> None:
+    def __init__(
+        self, path: Path, tree: ast.Module, training_line: int | None, flags: Mapping[str, Any] | None
+    ) -> None:
         self.path, self.training_line = path, training_line
+        self.flags = {} if flags is None else {name: flags.get(name, value) for name, value in OF_DATASETS.items()}
         self.nodes = list(ast.walk(tree))
         self.functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
         definitions = [node for node in self.nodes if isinstance(node, ast.FunctionDef)]
@@ -202,6 +215,8 @@ class _Script:
     def literal(self, node: ast.expr) -> Any:
         """The value of a literal, with names, dtypes of torch and ``BitsAndBytesConfig(...)`` within it.
 
+        The arguments of a command line that name datasets (``script_args.dataset_name``) are literals.
+
         Raises: ValueError or TypeError for other expressions.
         """
         match self.value(node):
@@ -211,6 +226,8 @@ class _Script:
                 return [self.literal(part) for part in parts]
             case ast.Attribute(value=ast.Name(id="torch"), attr=dtype):
                 return dtype
+            case ast.Attribute(value=ast.Name(), attr=name) if name in self.flags:
+                return self.flags[name]
             case ast.Call(args=[], keywords=keywords) as call if name_of(call.func) in ("BitsAndBytesConfig", "dict"):
                 return {_required(keyword.arg): self.literal(keyword.value) for keyword in keywords}
             case expression:
@@ -258,9 +275,19 @@ class _Script:
         self.comments += dataset.comments(argument, key)
         return dict(zip(names, (dataset.source, dataset.split, dataset.columns), strict=True))
 
+    def comment_on_operations(self, argument: str) -> None:
+        """A comment on the calls that change the rows of a dataset which is read by its name alone."""
+        calls = [call for name in (*CHANGES, *CHOICES) for call in self.calls(name)]
+        methods = [call.func for call in calls if isinstance(call.func, ast.Attribute)]
+        if methods:
+            names = ", ".join(f".{method.attr}(...)" for method in sorted(methods, key=lambda method: method.lineno))
+            self.comments.append(f"{argument}: {names} of the script is not executed, rows are as they are stored")
+
     def rewards(self, node: ast.expr) -> dict[str, Any] | None:
         """The functions as targets of ``rewards``; None: one of them has no name that can be imported."""
         listed = self.value(node)
+        if isinstance(node, ast.Name) and any(_is_method_of(node.id, call) for call in self.calls("append")):
+            return None
         parts = listed.elts if isinstance(listed, ast.List | ast.Tuple) else [node]
         targets = [target for part in parts if (target := self._target(part)) is not None]
         self._comment_on_training(targets)
@@ -288,6 +315,13 @@ class _Script:
         if not isinstance(call, ast.Call) or name_of(call.func) != "LoraConfig":
             return None
         return LORA_DEFAULTS | {LORA.get(name, name): value for name, value in self.literals(call).items()}
+
+
+def _is_method_of(name: str, call: ast.Call) -> bool:
+    match call.func:
+        case ast.Attribute(value=ast.Name(id=owner)):
+            return owner == name
+    return False
 
 
 def _required(name: str | None) -> str:
