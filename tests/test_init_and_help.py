@@ -157,7 +157,7 @@ def test_recipes_lists_each_recipe_with_a_summary() -> None:
     assert [line for line in lines if line and not line.startswith(" ")] == [*names, lines[-1]]
     assert lines[-1] == "mmgrpo recipes TEXT also shows the requirements of those with TEXT in their names."
     summary = lines[lines.index("recipes/qwen2.5-vl-clevr-count") + 1]
-    assert summary.strip() == "Qwen2.5-VL-3B-Instruct; GRPO; count, format; clevr_cogen_a_train"
+    assert summary == "  Qwen2.5-VL-3B-Instruct; GRPO; count, format; clevr_cogen_a_train"
     assert lines[lines.index("recipes/qwen2.5-vl-gui") + 1].endswith("gui_action, format; ritzzai/GUI-R1:train.parquet")
     assert max(map(len, lines[:-1])) <= 80
     assert len(lines) < 3 * len(names)

@@ -26,9 +26,9 @@ def recipes(
 
         for recipe in recipes_named(text):
             console.print(styled(recipe.name, "bold"))
-            console.print(Padding(recipe.summary, (0, 0, 0, 2)))
+            console.print(Padding(recipe.summary, (0, 0, 0, 2), expand=False))
             if text:
-                console.print(Padding(recipe.note, (0, 0, 1, 2)))
+                console.print(Padding(recipe.note, (0, 0, 1, 2), expand=False))
         if not text:
             console.print_line("mmgrpo recipes TEXT also shows the requirements of those with TEXT in their names.")
 
