@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,6 +210,8 @@ def test_suggestions_name_the_engine_and_the_weights() -> None:
 class ShiftedServer:
     """A token server that misstates log-probabilities by ``SHIFT``, up for even tokens and down for odd ones.
 
+    No completion is sampled twice, so that its tokens identify it.
+
     Attributes:
         server: the server.
         logprobs: the tokens of each completion -> their log-probabilities, as the server states them.
@@ -215,16 +219,19 @@ class ShiftedServer:
 
     def __init__(self) -> None:
         self.server, self.logprobs = TokenServer(make("llama")[0]), dict[tuple[int, ...], list[float]]()
-        self.choose = self.server.choice
+        self.choose, self.lock = self.server.choice, threading.Lock()
         self.server.choice = self.choice  # pyrefly: ignore[bad-assignment]
 
-    def choice(self, *arguments: Any) -> dict[str, Any]:
-        result = self.choose(*arguments)
-        tokens, content = tuple(result["token_ids"]), result["logprobs"]["content"]
-        stated = [
-            entry["logprob"] + (SHIFT if token % 2 else -SHIFT) for token, entry in zip(tokens, content, strict=True)
-        ]
-        assert self.logprobs.setdefault(tokens, stated) == stated
+    def choice(self, model: Any, token_ids: list[int], params: dict[str, Any], index: int) -> dict[str, Any]:
+        with self.lock:
+            results = (self.choose(model, token_ids, params, index + attempt) for attempt in itertools.count(step=1000))
+            result = next(result for result in results if tuple(result["token_ids"]) not in self.logprobs)
+            tokens, content = tuple(result["token_ids"]), result["logprobs"]["content"]
+            stated = [
+                entry["logprob"] + (SHIFT if token % 2 else -SHIFT)
+                for token, entry in zip(tokens, content, strict=True)
+            ]
+            self.logprobs[tokens] = stated
         result["logprobs"] = {"content": [{"logprob": logprob} for logprob in stated]}
         return result
 
