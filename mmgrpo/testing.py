@@ -21,6 +21,7 @@ from mmgrpo.differentiating import backward
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.policy import Policy, SupportsOffPolicyScoring, SupportsPromptOverride, SupportsWindows
+from mmgrpo.splits import Continuation, Lookahead, Split
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Source
 from mmgrpo.values import DRIFT, Value, from_reference
 
@@ -270,7 +271,7 @@ def check_plans(subject: Subject) -> None:
                 "decisions. Look at plan.deterministic (plan.stochastic is empty): each decision then is the likeliest "
                 "one, and uses no random number"
             )
-    for request, (plan, is_met) in _requests().items():
+    for request, (plan, is_met) in _requests(sampled, greedy).items():
         with suppress(*UNSUPPORTED):  # a request that the policy does not support
             rollout = subject.rollout(policy, plan)
             assert is_met(rollout), (
@@ -279,7 +280,7 @@ def check_plans(subject: Subject) -> None:
             )
 
 
-def _requests() -> dict[str, tuple[Plan, Callable[[Rollout], bool]]]:
+def _requests(sampled: Rollout, greedy: Rollout) -> dict[str, tuple[Plan, Callable[[Rollout], bool]]]:
     """Requests of a plan that not every policy supports, each with whether a rollout meets it."""
     environments: list[None] = []
 
@@ -290,13 +291,38 @@ def _requests() -> dict[str, tuple[Plan, Callable[[Rollout], bool]]]:
     def shares_first(rollout: Rollout) -> bool:
         return torch.equal(rollout.state_BT[::GROUP_SIZE, 0], rollout.state_BT[1::GROUP_SIZE, 0])
 
+    def branches_second(rollout: Rollout) -> bool:
+        state_BT = rollout.state_BT[:, :2]
+        return torch.equal(state_BT[::GROUP_SIZE], state_BT[1::GROUP_SIZE]) and bool(rollout.mask_BT[:, 1:2].any())
+
+    def begin(rollout: Rollout) -> bool:
+        return all(_first(sample) == [forced[row // GROUP_SIZE]] for row, sample in enumerate(rollout.samples))
+
+    def differ(rollout: Rollout) -> bool:
+        groups = zip(rollout.samples[::GROUP_SIZE], rollout.samples[1::GROUP_SIZE], strict=True)
+        likeliest = map(_first, greedy.samples[::GROUP_SIZE])
+        return all(
+            sample.tokens != other.tokens and token in (_first(sample), _first(other))
+            for (sample, other), token in zip(groups, likeliest, strict=True)
+        )
+
+    forced = [(_first(sample) or [0])[0] for sample in sampled.samples[::GROUP_SIZE]]
+    continues = tuple(Continuation(token_ids=(token,)) for token in forced)
+    lookahead = Lookahead(max_tokens=2, min_probability=0.0, max_gap=1.1, ages=(), min_distance=0.0, symbols="")
     return {
         "stochastic = (0,)": (Plan(stochastic=(0,)), lambda rollout: not rollout.mask_BT[:, 1:].any()),
         "settings = {'no_such_setting': 1}": (Plan(settings={"no_such_setting": 1}), lambda rollout: False),
         "same_initial_noise = True": (Plan(same_initial_noise=True), shares_first),
         "token_window = 1": (Plan(token_window=1), lambda rollout: bool((rollout.mask_BT.sum(1) <= 1).all())),
         "environment": (Plan(environment=environment), lambda rollout: bool(environments)),
+        "splits": (Plan(splits=(Split(decision=1, factor=GROUP_SIZE),)), branches_second),
+        "continues": (Plan(continues=continues), begin),
+        "lookahead": (Plan(lookahead=lookahead), differ),
     }
+
+
+def _first(sample: Sample) -> list[int]:
+    return list(sample.tokens or ())[:1]
 
 
 def check_states(subject: Subject) -> None:

@@ -322,6 +322,21 @@ BROKEN: dict[str, tuple[type, Callable[[Subject], None], str]] = {
         testing.check_plans,
         r"rollout accepts plan\.token_window = 1 and does not do what it requests",
     ),
+    "splits that are ignored": (
+        under(lambda plan: replace(plan, splits=())),
+        testing.check_plans,
+        r"rollout accepts plan\.splits and does not do what it requests",
+    ),
+    "continuations that are ignored": (
+        under(lambda plan: replace(plan, continues=None)),
+        testing.check_plans,
+        r"rollout accepts plan\.continues and does not do what it requests",
+    ),
+    "a lookahead that is ignored": (
+        under(lambda plan: replace(plan, lookahead=None)),
+        testing.check_plans,
+        r"rollout accepts plan\.lookahead and does not do what it requests",
+    ),
     "an environment that is ignored": (
         under(lambda plan: replace(plan, environment=None)),
         testing.check_plans,
