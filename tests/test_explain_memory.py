@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from mmgrpo.policies.diffusion.denoising_outline import outline_of
+from mmgrpo.policies.diffusion.settings import DenoisingSettings
 from mmgrpo.policies.language import LanguagePolicy
 from torch import nn
 from typer.testing import CliRunner
@@ -20,6 +22,7 @@ from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.distributed.job import Job
 from mmgrpo.distributed.parameter_shards import local_shards
+from mmgrpo.errors import ConfigError
 from mmgrpo.explain.memory_meter import MemoryMeter, meter_pass, passes_of
 from mmgrpo.explain.operator_times import MachineSpeed, Operator, measured_speed, optimizer_work, work_of
 from mmgrpo.explain.process_scale import ProcessPlan, ShardingEngine, plan_processes, scale_rows
@@ -294,3 +297,9 @@ def test_slices_hold_the_rows_that_fit(changed: dict[str, Any], rows: int) -> No
     named = {"name": "language", **settings_with(None), **changed, "max_new_tokens": 4}
     plan = plan_processes(validated({**config.model_dump(), "policy": named}), num_processes=3, prompt_tokens=6)
     assert (plan.outline.update_rows, plan.outline.rollout_rows) == (rows, 80)
+
+
+def test_argument_that_the_pipeline_lacks_raises() -> None:
+    settings = {"model": "stabilityai/stable-diffusion-3.5-medium", "call": {"steps": 4, "height": 64, "width": 64}}
+    with pytest.raises(ConfigError, match=r"policy\.call: the call of StableDiffusion3Pipeline has no argument steps"):
+        outline_of(DenoisingSettings(**settings))

@@ -20,6 +20,7 @@ from ..shapes import ModelConfigs, model_configs, to_meta
 from ..weights import Weights
 from .lora_targets import adapter_targets
 from .settings import DenoisingSettings
+from .signature import require_arguments
 from .single_file import single_file_of
 
 CLIP_TOKENS = 77  # of Stable Diffusion 3's two CLIP encoders; its T5 adds max_sequence_length
@@ -34,18 +35,22 @@ def outline_of(
 ) -> Outline:
     """The outline of the settings' pipeline; of the numbers, only that of rows matters to it.
 
-    Raises ConfigError if mmgrpo does not know how the denoiser is called.
+    Raises ConfigError if the pipeline does not take an argument of the settings, or mmgrpo does not know how its
+    denoiser is called.
     """
     source, dtype = require_model(settings.model), DTYPES[settings.dtype]
     if source.startswith("python:"):
         pipeline = call_builder(source)
         modules = {name: to_meta(part) for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
-        origin, pipeline_class = source, type(pipeline).__name__
+        origin, pipeline_class = source, type(pipeline)
     else:
         if single_file_of(source) is not None and settings.single_file_config is None:
             raise ConfigError(f"estimates for the one-file checkpoint {source} need policy.single_file_config")
         shapes = model_configs(settings.single_file_config or source, settings.revision)
-        modules, origin, pipeline_class = _modules(shapes), shapes.source, shapes.pipeline
+        modules, origin = _modules(shapes), shapes.source
+        pipeline_class = getattr(diffusers, shapes.pipeline, None)  # None: it is none of diffusers
+    if pipeline_class is not None:
+        require_arguments(pipeline_class, settings)
     modules = {name: cast_as_loaded(module, dtype).requires_grad_(False).eval() for name, module in modules.items()}
     denoiser: Any = modules.get("transformer")
     kind = type(denoiser).__name__
@@ -61,7 +66,10 @@ def outline_of(
     with torch.device("meta"):
         targets = adapter_targets({"transformer": denoiser}) if settings.lora and not settings.lora.targets else ()
         Weights({"transformer": denoiser}, settings.lora, targets, DiffusersFiles())
-    inputs, guided = INPUTS.get(pipeline_class, INPUTS[kind]), _guided(kind, settings.call)
+    inputs, guided = (
+        INPUTS.get(pipeline_class.__name__ if pipeline_class else "", INPUTS[kind]),
+        _guided(kind, settings.call),
+    )
     autocast = dtype if settings.lora is None and dtype != torch.float32 else None
     scale = _scale(modules)
 

@@ -6,7 +6,7 @@ import ast
 import difflib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -81,10 +81,16 @@ def require_arguments(pipeline_class: type, settings: DenoisingSettings) -> None
 
 def unknown_arguments(pipeline: str, unknown: Iterable[str], names: Iterable[str]) -> str:
     """The message for arguments that a pipeline does not take, with the nearest valid names and all of them."""
-    names = sorted(names)
-    matches = {name: difflib.get_close_matches(name, names, n=1) for name in unknown}
-    suggestions = "".join(f"; {match[0]} for {name}?" for name, match in matches.items() if match)
-    return f"the call of {pipeline} has no argument {', '.join(matches)}{suggestions}; it has {', '.join(names)}"
+    names, unknown = sorted(names), list(unknown)
+    nearest = {name: _nearest(name, names) for name in unknown}
+    suggestions = "".join(f"; {' or '.join(near)} for {name}?" for name, near in nearest.items() if near)
+    return f"the call of {pipeline} has no argument {', '.join(unknown)}{suggestions}; it has {', '.join(names)}"
+
+
+def _nearest(name: str, names: Sequence[str]) -> list[str]:
+    """The name that resembles a name most, or else those that contain it."""
+    containing = [valid_name for valid_name in names if name in valid_name]
+    return difflib.get_close_matches(name, names, n=1) or containing[:3]
 
 
 def pipeline_class(source: str, revision: str | None) -> type | None:

@@ -64,6 +64,7 @@ def test_a_stored_pipeline_is_validated_before_loading_weights(tmp_path: Path) -
         weights.unlink()
     for settings, message in (
         ({"call": {"heigth": 16}}, "policy.call: the call of StableDiffusion3Pipeline has no argument heigth; height"),
+        ({"call": {"steps": 4}}, r"StableDiffusion3Pipeline has no argument steps; num_inference_steps for steps\?"),
         ({"columns": ("prompt_4",)}, "policy.columns: .*prompt_4"),
         ({"components": {"text_encoder_4": None}}, "policy.components: the pipeline has no text_encoder_4; it has"),
     ):
