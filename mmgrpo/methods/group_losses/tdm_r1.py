@@ -66,7 +66,7 @@ def tdm_r1(decisions: Decisions, *, guidance: float = 0.3, fake: str = "fake", s
         guided prediction at a scale of 4.5.
     """
     score_BT, guide_BT, reward_BT = (
-        decisions[shift] / decisions[distance].detach().clamp(min=LEAST_ERROR)
+        decisions[shift] / decisions[distance].detach().where(decisions.mask_BT, 1.0).clamp(min=LEAST_ERROR)
         for shift, distance in _directions(fake, surrogate)
     )
     return mean_of("tdm_r1", decisions, score_BT + guidance * guide_BT + (1 - guidance) * reward_BT)
