@@ -24,7 +24,7 @@ from mmgrpo.cli.init import starter_kinds
 from mmgrpo.cli.recipe_list import summary_of
 from mmgrpo.config.loading import load_config, shipped
 from mmgrpo.config.registry import REWARDS, resolve
-from mmgrpo.docgen.reward_signatures import signature_at
+from mmgrpo.docgen.signatures import signature_at
 from tests.breadth import assembly
 from tests.tiny.language_models import save
 from tests.tiny.pipelines import PIPELINES

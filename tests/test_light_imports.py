@@ -14,7 +14,7 @@ from mmgrpo.cli.launch import launch
 from mmgrpo.cli.run_inputs import print_importing
 from mmgrpo.config.registry import POLICIES, resolve
 from mmgrpo.data.arrow_values import require_limit
-from mmgrpo.docgen.reward_signatures import summary_line
+from mmgrpo.docgen.signatures import summary_line
 
 
 def test_a_command_that_loads_libraries_prints_a_line_first(

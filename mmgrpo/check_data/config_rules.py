@@ -13,7 +13,7 @@ from mmgrpo.config.composing import METHOD
 from mmgrpo.config.loading import dump_config, load_config, validated
 from mmgrpo.config.parts import singles_of
 from mmgrpo.config.sections import at
-from mmgrpo.docgen.reward_signatures import require_rewards
+from mmgrpo.docgen.signatures import require_settings
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.system.folders import TOP
 from mmgrpo.system.yamls import parse_yaml_1_1
@@ -82,7 +82,7 @@ def round_trip(data: DataFiles, name: str) -> Iterator[Finding]:
 def explained(data: DataFiles, name: str) -> Iterator[Finding]:
     """``mmgrpo explain`` raises no error; the rewards take their settings."""
     for single in singles_of(data.config(name)):
-        require_rewards(single)
+        require_settings(single)
         if not explanation(single):
             yield "", "its explanation is empty"
 

@@ -12,7 +12,7 @@ from mmgrpo.check_data.data_files import DataFiles, Finding, rule_of
 from mmgrpo.config import RewardConfig
 from mmgrpo.config.registry import resolve
 from mmgrpo.docgen.reward_pages import page_of
-from mmgrpo.docgen.reward_signatures import signature_at
+from mmgrpo.docgen.signatures import signature_at
 from mmgrpo.training.build import build_rewards
 
 LABELS = ("Range", "Source", "Traps")

@@ -89,7 +89,7 @@ def methods(
 
 def _list_names(kind: str) -> None:
     from mmgrpo.config.registry import names, resolve
-    from mmgrpo.docgen.reward_signatures import summary_line
+    from mmgrpo.docgen.signatures import summary_line
 
     table = Table("name", "summary", "module", box=None, header_style="bold")
     for name, target in sorted(names(kind).items()):

@@ -57,16 +57,20 @@ def settings_of(
         overrides: ``a.b=c``.
         computes: whether the command loads torch and the model libraries; threads and warnings are set first.
         trust: whether someone else's run folder may name code and servers.
-        trains: whether the command trains, which requires the configured trackers to be installed.
+        trains: whether the command trains, which requires the configured trackers to be installed, and rewards and
+            environments to take their settings.
 
     Returns:
         The configuration.
 
     Raises:
         ConfigError: the configuration does not exist, is malformed, or belongs to an untrusted run.
+        UnknownNameError: the command trains and a reward or the environment does not exist.
         MissingPackageError: the command trains and a tracker is not installed.
     """
     from mmgrpo.config.loading import load_config
+    from mmgrpo.config.parts import singles_of
+    from mmgrpo.docgen.signatures import require_settings
 
     file = _config_file(config)
     if is_run(config) or _is_of_run(file):
@@ -76,6 +80,8 @@ def settings_of(
     settings = load_config(file, overrides or [])
     if trains:
         require_installed(settings.runtime.tracker_names, TRACKERS_KEY)
+        for single in singles_of(settings):
+            require_settings(single)
     if computes:
         _require_policy_settings(settings)
         _print_loading(settings)

@@ -11,7 +11,7 @@ from typing import Any
 from mmgrpo.config import RewardConfig
 from mmgrpo.config.registry import REWARDS, names, resolve
 from mmgrpo.docgen.configuration import type_name, value_text
-from mmgrpo.docgen.reward_signatures import docstring_at
+from mmgrpo.docgen.signatures import docstring_at
 from mmgrpo.errors import MmgrpoError
 
 KINDS: Mapping[str, tuple[str, ...]] = {

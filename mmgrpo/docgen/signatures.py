@@ -1,4 +1,4 @@
-"""Names and settings of rewards, parsed from their source without importing it or torch."""
+"""Names and settings of rewards and environments, parsed from their source without importing it or torch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MAX_REEXPORTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class RewardSignature:
-    """The settings of a reward.
+class Signature:
+    """The settings of a reward or an environment.
 
     Attributes:
         takes: names of the settings.
@@ -38,17 +38,19 @@ class RewardSignature:
     needs: tuple[str, ...]
 
 
-def require_rewards(config: RunConfig) -> None:
-    """Checks that the rewards of a run and its evaluation exist and accept their settings.
+def require_settings(config: RunConfig) -> None:
+    """Checks that the rewards of a run and its evaluation, and its environment, exist and accept their settings.
 
     Raises UnknownNameError for a name, ConfigError for a setting; settings that the source leaves open are not checked.
     """
     for reward in (*config.rewards, *(config.held_out.rewards if config.held_out else ())):
-        _require(reward.name, reward.settings)
+        _require_reward(reward.name, reward.settings)
+    if (environment := config.rollout.environment) is not None:
+        _require("environments", environment.name, environment.settings, "rollout.environment")
 
 
-def signature_at(target: str) -> RewardSignature | None:
-    """The settings of a reward at "module:attribute"; None if its source leaves them open.
+def signature_at(target: str) -> Signature | None:
+    """The settings of a reward or an environment at "module:attribute"; None if its source leaves them open.
 
     Raises ConfigError if the module's source has no such name.
     """
@@ -103,22 +105,28 @@ def _parsed(source: Path, modified_ns: int) -> ast.Module:
     return ast.parse(source.read_bytes())
 
 
-def _require(name: str, settings: Mapping[str, Any]) -> None:
-    if not is_python_target(name) and name not in names("rewards"):
-        raise unknown_name("rewards", name)
-    signature = signature_at(name.removeprefix("python:") if is_python_target(name) else names("rewards")[name])
-    if signature is not None:
-        for setting in settings:
-            if setting not in signature.takes:
-                takes = suggestion(setting, signature.takes) if signature.takes else "; it takes no settings"
-                raise ConfigError(f"reward {name}: unknown setting {setting!r}{takes}")
-        if missing := [setting for setting in signature.needs if setting not in settings]:
-            raise ConfigError(f"reward {name}: needs the setting {' and '.join(missing)}")
+def _require(kind: str, name: str, settings: Mapping[str, Any], label: str) -> None:
+    """Checks the name and the settings of an entry of a registry; the label is the begin of a message."""
+    if not is_python_target(name) and name not in names(kind):
+        raise unknown_name(kind, name)
+    signature = signature_at(name.removeprefix("python:") if is_python_target(name) else names(kind)[name])
+    if signature is None:
+        return
+    for setting in settings:
+        if setting not in signature.takes:
+            takes = suggestion(setting, signature.takes) if signature.takes else "; it takes no settings"
+            raise ConfigError(f"{label} {name}: unknown setting {setting!r}{takes}")
+    if missing := [setting for setting in signature.needs if setting not in settings]:
+        raise ConfigError(f"{label} {name}: needs the setting {' and '.join(missing)}")
+
+
+def _require_reward(name: str, settings: Mapping[str, Any]) -> None:
+    _require("rewards", name, settings, "reward")
     for setting in _NESTED:
         nested = settings.get(setting)
         if isinstance(nested, str | Mapping) and nested and (isinstance(nested, str) or "name" in nested):
             inner = RewardConfig.model_validate(nested)
-            _require(inner.name, inner.settings)
+            _require_reward(inner.name, inner.settings)
 
 
 def _source_of(module: str) -> Path | None:
@@ -136,7 +144,7 @@ def _source_of(module: str) -> Path | None:
     return Path(origin) if origin and origin.endswith(".py") else None
 
 
-def _of_class(node: ast.ClassDef) -> RewardSignature | None:
+def _of_class(node: ast.ClassDef) -> Signature | None:
     decorators = {ast.unparse(child).partition("(")[0] for child in node.decorator_list}
     init = next((child for child in node.body if isinstance(child, ast.FunctionDef) and child.name == "__init__"), None)
     if init is not None:
@@ -149,17 +157,15 @@ def _of_class(node: ast.ClassDef) -> RewardSignature | None:
         if any(isinstance(child.value, ast.Call) for child in fields):  # field(init=False) and the like
             return None
         takes = [ast.unparse(child.target) for child in fields]
-        return RewardSignature(
-            tuple(takes), tuple(ast.unparse(child.target) for child in fields if child.value is None)
-        )
-    return None if node.bases or decorators - {"final"} else RewardSignature((), ())
+        return Signature(tuple(takes), tuple(ast.unparse(child.target) for child in fields if child.value is None))
+    return None if node.bases or decorators - {"final"} else Signature((), ())
 
 
-def _of_arguments(arguments: ast.arguments) -> RewardSignature:
+def _of_arguments(arguments: ast.arguments) -> Signature:
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)][1:]
     needs = positional[: max(0, len(positional) - len(arguments.defaults))]
     by_name = list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
-    return RewardSignature(
+    return Signature(
         (*positional, *(argument.arg for argument, _ in by_name)),
         (*needs, *(argument.arg for argument, default in by_name if default is None)),
     )
