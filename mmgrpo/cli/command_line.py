@@ -15,6 +15,7 @@ from rich.table import Table
 
 from mmgrpo import __version__
 from mmgrpo.cli.listings import methods, policies, recipes, rewards
+from mmgrpo.cli.overrides_command import OverridesCommand
 from mmgrpo.cli.plain_errors import console, plain_errors
 from mmgrpo.cli.run_inputs import (
     evaluated_settings_of,
@@ -76,7 +77,7 @@ def _root(
     sys.excepthook = plain_excepthook
 
 
-@app.command()
+@app.command(cls=OverridesCommand)
 def train(
     config: Annotated[str | None, typer.Argument(help="A YAML file or a shipped name; optional with --resume.")] = None,
     overrides: Overrides = None,
@@ -124,7 +125,7 @@ def train(
         raise typer.Exit(EXIT_CODES.get(run_end.status, 0))
 
 
-@app.command()
+@app.command(cls=OverridesCommand)
 def sample(
     config: Config,
     prompt: Annotated[str, typer.Argument(help="The prompt.")],
@@ -181,7 +182,7 @@ def sample(
         console.print_line(f"{count} samples in {folder}")
 
 
-@app.command()
+@app.command(cls=OverridesCommand)
 def evaluate(
     config: Config,
     overrides: Overrides = None,
@@ -320,7 +321,7 @@ def compare(
         raise typer.Exit(1 if has_failures else 0)
 
 
-@app.command()
+@app.command(cls=OverridesCommand)
 def doctor(config: Config, overrides: Overrides = None, trust: TrustOption = False) -> None:
     """Check exactness, windows, the reference model and the rewards on your model; print suggested fixes."""
     with plain_errors():
@@ -341,7 +342,7 @@ def doctor(config: Config, overrides: Overrides = None, trust: TrustOption = Fal
             raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=OverridesCommand)
 def explain(
     config: Config,
     overrides: Overrides = None,
@@ -372,7 +373,7 @@ def explain(
     with plain_errors():
         from mmgrpo.config.parts import singles_of
         from mmgrpo.config.registry import OUTLINES
-        from mmgrpo.docgen.reward_signatures import require_rewards
+        from mmgrpo.docgen.signatures import require_settings
         from mmgrpo.explain.explanation import explanation
         from mmgrpo.explain.lines import WIDTH, labeled_lines
 
@@ -384,7 +385,7 @@ def explain(
             raise ConfigError("--measure replaces --tflops, --memory-gb-s and --launch-us; remove it or them")
         width = min(WIDTH, console.width) if sys.stdout.isatty() else WIDTH
         for settings in singles_of(settings_of(config, overrides, computes=False, trust=trust)):
-            require_rewards(settings)
+            require_settings(settings)
             typer.echo(escape_controls(explanation(settings, width)))
             if processes is None and settings.policy is not None and settings.policy.name in OUTLINES:
                 hint = "add --processes 1 for memory, time and the GPUs that fit"
@@ -392,8 +393,10 @@ def explain(
             if processes is not None:
                 from mmgrpo.explain.card_sizes import card_rows
                 from mmgrpo.explain.operator_times import MachineSpeed, measured_speed
-                from mmgrpo.explain.process_scale import ShardingEngine, plan_processes, scale_rows
+                from mmgrpo.explain.process_scale import ShardingEngine, plan_processes, require_shardable, scale_rows
 
+                sharding = ShardingEngine(accelerate)
+                require_shardable(settings, sharding)
                 print_line = PlainConsole(stderr=True).print_line
                 plan = plan_processes(
                     settings, num_processes=processes, prompt_tokens=prompt_tokens, print_line=print_line
@@ -407,12 +410,11 @@ def explain(
                 speed = MachineSpeed(**{name: number for name, number in numbers.items() if number is not None})
                 if measure:
                     speed = measured_speed(plan.dtype, device=plan.device, link_gb_s=speed.link_gb_s)
-                sharding = ShardingEngine(accelerate)
                 rows = [*scale_rows(plan, speed, sharding), *card_rows(plan, sharding, print_line)]
                 typer.echo(labeled_lines(rows, width))
 
 
-@app.command("serve-rewards")
+@app.command("serve-rewards", cls=OverridesCommand)
 def serve_rewards(
     config: Config,
     overrides: Overrides = None,

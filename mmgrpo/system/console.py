@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderResult
     from rich.markdown import Markdown
 
-MAX_MESSAGE_CHARS = 4000
-"""Maximal length of an error or a warning; the middle of a longer one is omitted."""
+MAX_MESSAGE_CHARS = 10_000
+"""Maximal length of an error or a warning, such as one about each key of another library's file; the middle of a longer
+one is omitted."""
 
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1 but tab and newline: escape sequences, the bell, a return to overwrite

@@ -21,7 +21,7 @@ from mmgrpo.config.registry import REWARDS, names, resolve, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.docgen.configuration import FUNCTIONS, configuration_page
 from mmgrpo.docgen.peers import linked_pages, peer_table
-from mmgrpo.docgen.reward_signatures import require_rewards, signature_at
+from mmgrpo.docgen.signatures import require_settings, signature_at
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.trl.arguments import ARGUMENTS, PEER
@@ -107,7 +107,7 @@ def test_rewards_in_place_of_those_of_a_library_exist_with_their_settings(name: 
 def test_unknown_reward_names_that_of_another_library(name: str, message: str) -> None:
     for raise_error in (
         lambda: resolve("rewards", name),
-        lambda: require_rewards(validated({"rewards": [{"name": name}]})),
+        lambda: require_settings(validated({"rewards": [{"name": name}]})),
     ):
         with pytest.raises(UnknownNameError, match=re.escape(f"unknown name {name!r} among rewards; {message}")):
             raise_error()
@@ -227,6 +227,8 @@ def test_key_in_a_section_of_a_library_names_that_library_alone(override: str, s
          "actor_rollout_ref.rollout"]),
         ("model", {"path": "m"}, ["verl's actor_rollout_ref.model.path is policy.model"]),
         ("lora", {"r": 8}, ["TRL's peft_config.r is policy.lora.rank"]),
+        ("eval_rewards", {"name": "a", "reward_model": "b"}, ["Flow-Factory's eval_rewards is evaluation.rewards"]),
+        ("trackers", [{"name": "wandb"}], []),
         ("peft_config", {"r": 8, "unknown": 1}, ["TRL's peft_config.r is policy.lora.rank",
          "not in the tables of {trl}: peft_config.unknown"]),
         ("nothing", {"like": 1}, []),

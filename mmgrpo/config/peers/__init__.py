@@ -44,8 +44,8 @@ def peer(name: str) -> Peer:
 def peer_suggestions(key: str, value: object = None) -> list[str]:
     """Sentences about an unknown key that other libraries have, such as "TRL's num_generations is rollout.group_size".
 
-    A key matches a setting with the same last part; among several those with the most parts in common. Of a section
-    the keys in it are looked up, and the section itself if no library has any of them. A section by which the settings
+    A key matches a setting with the same last part; among several those with the most parts in common. A section that
+    is itself a setting is looked up, of another one the keys in it but ``name``. A section by which the settings
     of a library begin is part of a file of that library: its keys match settings with the same section alone, and one
     sentence lists keys without a match. Of the libraries that match those with the most keys of the section are named.
 
@@ -61,8 +61,12 @@ def peer_suggestions(key: str, value: object = None) -> list[str]:
     leaves = list(_leaves(key, value, depth))
     owners = next((owners for leaf in leaves if (owners := _owners(_parts(leaf)[depth:-1]))), {})
     matches = {leaf: _matches(leaf, depth) for leaf in leaves}
+    of_section = [row for row in _matches(key, depth) if not owners or row.library in owners]
+    if not owners:
+        is_setting = any(row.parts == _parts(key)[depth:] for row in of_section)
+        matches = {leaf: rows for leaf, rows in matches.items() if not is_setting and _parts(leaf)[-1] != "name"}
     if not any(matches.values()):
-        matches[key] = [row for row in _matches(key, depth) if not owners or row.library in owners]
+        matches[key] = of_section
     counts = Counter(library for rows in matches.values() for library in {row.library for row in rows})
     libraries = [library for library, count in counts.items() if count == max(counts.values())]
     is_of_library = bool(owners) or any(isinstance(item, Mapping | list) for _, item in _items(key, value))
