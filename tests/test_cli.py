@@ -301,3 +301,27 @@ def test_conversations_are_printed_turn_by_turn() -> None:
     late = replace(sample, turn_replies=(*replies[:2], Turn(text="late")), finished=False)
     assert _sample_text(late).endswith("\n7\n→ late\n... (cut off: a limit of the tokens or turns was reached)")
     assert _sample_text(Sample(Prompt("which?"), 0, 0, text="7")) == "7"
+
+
+@pytest.mark.parametrize("option", ["--learning_rate=1e-6", "--learning-rate"])
+def test_setting_with_dashes_is_an_error_with_its_key(option: str) -> None:
+    result = CliRunner().invoke(app, ["explain", "quickstart/digits-image", option])
+    assert result.exit_code == 2
+    assert "settings of a run are written without dashes, update.optimizer.lr=1e-4; TRL's learning_rate is" in " ".join(
+        result.stderr.split()
+    )
+
+
+@pytest.mark.parametrize("command", ["explain", "train"])
+def test_setting_that_an_environment_lacks_is_an_error_with_its_settings(command: str) -> None:
+    environment = "rollout.environment={name: python, foo: 1}"
+    result = CliRunner().invoke(app, [command, "quickstart/arithmetic-text", environment])
+    assert result.exit_code == 2
+    assert "rollout.environment python: unknown setting 'foo'; known are answer_tag, call, describe" in result.stderr
+
+
+def test_quantized_weights_are_not_predicted_as_sharded() -> None:
+    overrides = ["policy.quantization_config={load_in_4bit: true}", "--accelerate", "fsdp2", "--processes", "2"]
+    result = CliRunner().invoke(app, ["explain", "recipes/sd3.5-flow-grpo-fast", *overrides])
+    assert result.exit_code == 2
+    assert "policy.quantization_config: quantized weights cannot be sharded (FSDP2)" in result.stderr

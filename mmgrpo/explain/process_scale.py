@@ -341,6 +341,16 @@ def _passes(
     return passes
 
 
+def require_shardable(config: RunConfig, engine: ShardingEngine) -> None:
+    """Raises ConfigError if a run of the configuration with this distribution would."""
+    quantization = config.policy.settings.get("quantization_config") if config.policy else None
+    if quantization is not None and engine is not ShardingEngine.GPUS:
+        raise ConfigError(
+            f"policy.quantization_config: quantized weights cannot be {engine.words}; use --accelerate gpus, with all "
+            "weights in each process, or load them without quantization"
+        )
+
+
 def scale_rows(plan: ProcessPlan, speed: MachineSpeed, engine: ShardingEngine) -> Iterator[tuple[str, str]]:
     """Rows of ``mmgrpo explain`` on memory and time per process."""
     num_processes, memory, seconds = plan.num_processes, plan.memory(engine), plan.seconds(speed, engine)

@@ -14,7 +14,7 @@ from mmgrpo.config import RewardConfig, RunConfig
 
 GRACE_S = 30
 _SERVED = {"name", "label"}  # keys of a reward entry, besides its settings
-_READ = {"rewards", "runtime"}  # sections of a configuration
+_READ = {"about", "rewards", "runtime"}  # sections of a configuration
 
 
 @final
