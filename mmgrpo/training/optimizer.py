@@ -127,11 +127,11 @@ class GuardedOptimizer:
         """One update from the gradients of all processes, or none if they are not finite; clears them either way."""
         self._job.sum_gradients(self.parameters)
         assign_gradients(self.parameters, self._shards)
-        if self._scaler is not None:
-            torch._foreach_mul_([p.grad for p in self._shards if p.grad is not None], 1 / self._scaler.scale)
         if all(parameter.grad is None for parameter in self._shards):
             for parameter in self._shards:  # no gradient: the optimizer still takes its step, with zeros
                 parameter.grad = torch.zeros_like(parameter)
+        if self._scaler is not None:
+            torch._foreach_mul_([p.grad for p in self._shards if p.grad is not None], 1 / self._scaler.scale)
         hooks = [] if self.is_frozen else list(self._hooks.values())
         for hook in hooks:
             hook.before()

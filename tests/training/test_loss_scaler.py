@@ -52,7 +52,13 @@ def test_small_gradients_do_not_underflow(name: str) -> None:
     assert relative_difference(underflowed, expected) > 0.5
 
 
-def trainer_of(output: Path, *, resume: Path | None = None, scale: float | None = None, **changes: Any) -> Trainer:
+def vowels(samples: Sequence[Sample]) -> list[float]:
+    return [sum((sample.text or "").count(letter) for letter in "aeiou") / 10 for sample in samples]
+
+
+def trainer_of(
+    output: Path, *, resume: Path | None = None, scale: float | None = None, reward: Any = vowels, **changes: Any
+) -> Trainer:
     config: dict[str, Any] = {
         "output": str(output),
         "steps": 2,
@@ -63,11 +69,8 @@ def trainer_of(output: Path, *, resume: Path | None = None, scale: float | None 
         **changes,
     }
 
-    def vowels(samples: Sequence[Sample]) -> list[float]:
-        return [sum((sample.text or "").count(letter) for letter in "aeiou") / 10 for sample in samples]
-
     policy = policy_in(torch.float16, "llama")
-    trainer = Trainer(policy, {"vowels": vowels}, tiny_language.prompts_of("llama"), config, resume=resume)
+    trainer = Trainer(policy, {"reward": reward}, tiny_language.prompts_of("llama"), config, resume=resume)
     scaler = trainer.optimizer._scaler
     assert scaler is not None
     if scale is not None:
@@ -76,8 +79,12 @@ def trainer_of(output: Path, *, resume: Path | None = None, scale: float | None 
     return trainer
 
 
+def weights_of(parameters: Sequence[Tensor]) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in parameters])
+
+
 def weights(trainer: Trainer) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+    return weights_of(trainer.parameters)
 
 
 @pytest.mark.nightly
@@ -89,6 +96,13 @@ def test_overflow_repeats_the_update_at_half_the_scale(tmp_path: Path) -> None:
     assert 1 <= state["scaler"]["scale"] < 2.0**30
     normal = trainer_of(tmp_path / "normal")
     assert lines(normal)[0]["optimizer/grad_norm"] == pytest.approx(lines(trainer)[0]["optimizer/grad_norm"], rel=1e-2)
+
+
+def test_step_of_equal_rewards_changes_no_weight(tmp_path: Path) -> None:
+    before = weights_of(policy_in(torch.float16, "llama").trainable)
+    trainer = trainer_of(tmp_path, steps=1, reward=lambda samples: [1.0] * len(samples))
+    assert [line["optimizer/grad_norm"] for line in lines(trainer)] == [0.0]
+    assert torch.equal(weights(trainer), before)
 
 
 @pytest.mark.nightly
