@@ -268,14 +268,19 @@ def _require_trainable(name: str, module: nn.Module, lora: LoraSettings | None) 
 
 
 def inject(name: str, module: nn.Module, lora: LoraSettings) -> None:
-    """Adds fresh adapters to a module in place. Raises ConfigError if their targets match no layer."""
-    config = lora_config(lora)
+    """Adds fresh adapters to a module in place. Raises ConfigError if one of their targets matches no layer."""
+    config, paths = lora_config(lora), dict(module.named_modules())
+    endings = () if lora.targets is None or isinstance(lora.targets, str) else lora.targets
+    unmatched = [ending for ending in endings if not any(f".{path}".endswith(f".{ending}") for path in paths)]
     try:
+        if unmatched:
+            raise ValueError("endings of no module")
         inject_adapter_in_model(config, module, adapter_name=ADAPTER)
     except ValueError as error:
-        linear = sorted({path.rsplit(".", 1)[-1] for path, m in module.named_modules() if isinstance(m, nn.Linear)})
+        linear = sorted({path.rsplit(".", 1)[-1] for path, part in paths.items() if isinstance(part, nn.Linear)})
+        targets = lora.targets if isinstance(lora.targets, str) else ", ".join(unmatched or endings)
         raise ConfigError(
-            f"LoRA targets {lora.targets} match no module of {name} ({type(module).__name__}); "
+            f"policy.lora.targets: {targets} match no module of {name} ({type(module).__name__}); "
             f"its linear layers end in: {', '.join(linear)}"
         ) from error
     if getattr(module, "peft_config", None) is None:

@@ -170,7 +170,7 @@ def _first_order(attempt: Attempt, message: str) -> Attempt:
 
 
 OPTIONS = (
-    Option(r"LoRA targets .* match no module", _all_linear),
+    Option(r"policy.lora.targets: .* match no module", _all_linear),
     Option(r"Replace it before wrapping|differs by .* from the one its configuration", _first_order),
 )
 

@@ -196,11 +196,12 @@ def test_checkpoints_of_another_kind_raise(tmp_path: Path) -> None:
         policy_of("flux").load(lora)
 
 
-def test_lora_targets_without_matches_list_the_layers() -> None:
+@pytest.mark.parametrize("targets", [("query",), ("to_q", "query", "to_k")])
+def test_lora_targets_without_matches_list_the_layers(targets: tuple[str, ...]) -> None:
     with pytest.raises(
-        ConfigError, match=r"\('query',\) match no module of transformer .*to_k, to_out|to_k"
+        ConfigError, match=r"policy\.lora\.targets: query match no module of transformer .*to_k, to_out|to_k"
     ) as refusal:
-        policy_of("sd3", lora={"targets": ("query",)})
+        policy_of("sd3", lora={"targets": targets})
     assert "to_q" in str(refusal.value)
 
 
