@@ -338,6 +338,31 @@ def test_every_registered_function_documents_its_formula(registry: Mapping[str, 
 def test_formulas_are_the_docstrings_own() -> None:
     assert formula_of(SURROGATES["policy_gradient"]) == "l = -A logprob"
     assert formula_of(ADVANTAGES["leave_one_out"]).startswith("A_i = r_i - mean_{j != i} r_j")
+    assert formula_of("Sum.\n\nA = b + c over the\ngroup; 0 alone. Not\nthis.\n\nUnits: none.") == (
+        "A = b + c over the group; 0 alone"
+    )
+
+
+def test_values_are_those_of_the_first_step_and_samples_of_all() -> None:
+    sizes = {"name": "step", "values": [4, 8], "at": [30]}
+    lines = explanation(
+        validated(
+            DIGITS | {"steps": 100, "schedules": {"rollout.group_size": sizes}, "rollout": {"prompts_per_step": 2}}
+        )
+    )
+    assert "2 prompts x 4 members = 8 samples a step" in lines
+    assert "100 steps, 1,360 samples" in lines
+
+
+@pytest.mark.parametrize("schedule", [
+    {"name": "step", "values": [1.0, -4], "at": [1]}, {"name": "linear", "start": 1, "end": -1, "steps": 1},
+])  # fmt: skip
+def test_scheduled_value_that_the_policy_does_not_take_raises(schedule: dict[str, Any]) -> None:
+    values = {"policy": {"name": "language", "model": "m"}, "steps": 9, "schedules": {"policy.temperature": schedule}}
+    with pytest.raises(
+        ConfigError, match=r"with policy\.temperature = -\d.*temperature: must be greater than 0; got -"
+    ):
+        explanation(validated(values))
 
 
 def test_mistakes_are_named_before_a_model_is_loaded() -> None:

@@ -275,11 +275,17 @@ def _applied(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     plain["rewards"] = [
         {**plain_reward, **rewards.get(label, {})} for label, plain_reward in zip(labels, plain["rewards"], strict=True)
     ]
+    at = ", ".join(f"{key} = {value!r}" for key, value in values.items())
     try:
-        return RunConfig.model_validate(plain)
+        applied = RunConfig.model_validate(plain)
     except ValidationError as error:
-        at = ", ".join(f"{key} = {value!r}" for key, value in values.items())
         raise ConfigError(f"with {at}: {explain_validation(error, RunConfig)}") from None
+    if applied.policy is not None and any(key.startswith("policy.") for key in values):
+        try:
+            policy_settings(applied.policy)
+        except ConfigError as error:
+            raise ConfigError(f"with {at}: {error}") from None
+    return applied
 
 
 def _require_section(plain: Mapping[str, Any], key: str) -> None:

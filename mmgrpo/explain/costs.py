@@ -12,6 +12,7 @@ from mmgrpo.explain.formulas import numbers_text, summary, with_defaults
 from mmgrpo.explain.forward_counts import SampleForwards, StepForwards, forwards_per_sample
 from mmgrpo.explain.simulated_rounds import MAX_ROUNDS, SimulatedRounds, simulate_rounds
 from mmgrpo.maths.strategies import STRATEGIES
+from mmgrpo.memory import Memory
 
 
 def simulated_cases(algorithm: Algorithm) -> list[SimulatedRounds]:
@@ -39,11 +40,16 @@ def strategy_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterat
         yield "", f"stopped after {MAX_ROUNDS} rounds: the strategy must return no requests at some time"
 
 
-def total_samples(config: RunConfig, cases: Sequence[SimulatedRounds]) -> str:
-    """The number of samples of a run; a range if it depends on rewards."""
-    if not cases:
-        return f"{config.steps * config.rollout.prompts_per_step * config.rollout.group_size:,}"
-    return _range_text(config.steps * case.num_sampled for case in cases)
+def total_samples(algorithm: Algorithm, cases: Sequence[SimulatedRounds]) -> str:
+    """The number of samples of a run; a range if it depends on rewards. Of metrics that sizes follow, none changes."""
+    config, schedules = algorithm.config, algorithm.schedules
+    if cases:
+        return _range_text(config.steps * case.num_sampled for case in cases)
+    moving = not schedules.keys.isdisjoint(("rollout.prompts_per_step", "rollout.group_size"))
+    numbers = range(config.steps) if moving else range(1)
+    rollouts = [schedules.at(step, Memory()).config.rollout for step in numbers]
+    total = sum(rollout.prompts_per_step * rollout.group_size for rollout in rollouts)
+    return f"{total if moving else config.steps * total:,}"
 
 
 def cost_rows(

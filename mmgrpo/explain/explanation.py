@@ -48,6 +48,7 @@ from mmgrpo.maths.terms import DECISION, TERMS
 from mmgrpo.maths.transitions import SAMPLERS
 from mmgrpo.maths.trees import TREES
 from mmgrpo.maths.windows import WINDOWS
+from mmgrpo.memory import Memory
 from mmgrpo.values import REFERENCE
 
 TRUNCATED = {
@@ -58,6 +59,8 @@ TRUNCATED = {
 
 def explanation(config: RunConfig, width: int = WIDTH) -> str:
     """The resolved formula with its settings, the geometry of the batch, the passes and the cost of a sample.
+
+    Values that change over the run are those of the first step.
 
     Args:
         config: the configuration of the run.
@@ -72,14 +75,16 @@ def explanation(config: RunConfig, width: int = WIDTH) -> str:
     algorithm = Algorithm.of(config)
     require_advantages(algorithm)
     require_needs(config)
-    settings, cases = _schedule_settings(config), simulated_cases(algorithm)
+    first_step = algorithm.at(0, Memory())
+    config = first_step.config
+    settings, cases = _schedule_settings(config), simulated_cases(first_step)
     parts = [
         _run_rows(algorithm),
         _policy_rows(config, settings),
         _formula_rows(config),
-        [*_geometry_rows(config, cases), *schedule_rows(algorithm)],
-        _pass_rows(algorithm, settings),
-        cost_rows(algorithm, settings, cases),
+        [*_geometry_rows(first_step, cases), *schedule_rows(algorithm)],
+        _pass_rows(first_step, settings),
+        cost_rows(first_step, settings, cases),
     ]
     return "\n\n".join(labeled_lines(rows, width) for rows in parts) + "\n"
 
@@ -329,7 +334,8 @@ def _divergence_line(name: str) -> str:
     return f"{name}: {_summary(divergences[name])}" if name in divergences else name
 
 
-def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterator[tuple[str, str]]:
+def _geometry_rows(algorithm: Algorithm, cases: Sequence[SimulatedRounds]) -> Iterator[tuple[str, str]]:
+    config = algorithm.config
     P, G, update = config.rollout.prompts_per_step, config.rollout.group_size, config.update
     num_updates = update.epochs * update.minibatches
     sizes = sorted({P // update.minibatches * G, -(-P // update.minibatches) * G})
@@ -346,8 +352,8 @@ def _geometry_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Itera
         f"{_plural(num_updates, 'update')} a rollout{sizes_text}{masks_text}",
     )
     steps = config.steps
-    totals = (_plural(steps, "step"), f"{total_samples(config, cases)} samples", _plural(steps * num_updates, "update"))
-    yield "in all", ", ".join(totals)
+    samples, updates = f"{total_samples(algorithm, cases)} samples", _plural(steps * num_updates, "update")
+    yield "in all", f"{_plural(steps, 'step')}, {samples}, {updates}"
     optimizer = update.optimizer
     limit = "not clipped" if optimizer.max_grad_norm is None else f"clipped at {optimizer.max_grad_norm:g}"
     schedule = f"{optimizer.schedule.name} schedule{_numbers(optimizer.schedule.settings)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ FORMULA = re.compile(r"(?:log )?\w+ = ")
 
 
 def formula_of(function: Callable[..., Any] | str) -> str:
-    """The formula in a docstring: its first line of the form ``name = ...``, else the first sentence after the summary.
+    """The formula in a docstring: the first sentence of a line ``name = ...``, else the first one after the summary.
 
     Args:
         function: a documented function, or the docstring itself.
@@ -21,8 +22,10 @@ def formula_of(function: Callable[..., Any] | str) -> str:
     """
     text = function if isinstance(function, str) else inspect.getdoc(function) or function.__name__
     lines = [line.strip() for line in text.splitlines()]
-    formula = next((line for line in lines if FORMULA.match(line)), None)
-    if formula is None:
+    first = next((number for number, line in enumerate(lines) if FORMULA.match(line)), None)
+    if first is not None:
+        formula = " ".join(itertools.takewhile(bool, lines[first:]))
+    else:
         body = [paragraph for paragraph in text.split("\n\n")[1:] if not paragraph.startswith("Shapes:")]
         formula = " ".join(body[0].split()) if body else lines[0]
     return re.sub(r"\s+", " ", formula.split(". ")[0]).rstrip(".")
