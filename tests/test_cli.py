@@ -157,7 +157,7 @@ def test_explain_and_lists() -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("update.lrr=1", "did you mean optimizer.lr?"),
+        ("update.lrr=1", "did you mean update.optimizer.lr?"),
         ("rollout.group_size=1", "rollout.group_size"),
         ("policy.sampler=flow_sed", "sampler"),
         ("policy.stregth=1", "did you mean strength"),

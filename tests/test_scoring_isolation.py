@@ -184,6 +184,17 @@ class TestColumns:
         with pytest.raises(ConfigError, match="reward correct reads the column 'solution'"):
             require_columns([NamedReward("correct", correct)], [Prompt("a", columns={"answer": 1})], "prompts")
 
+    def test_column_of_a_custom_class_is_to_be_added(self) -> None:
+        class Scaled:
+            needs_columns = ("answr",)
+
+            def __call__(self, samples: Any) -> list[float]:
+                return [0.0 for _ in samples]
+
+        fix = r"are answer\. Add the column to the rows \(prompts\.columns: \{answr: answer\} maps one\), or remove"
+        with pytest.raises(ConfigError, match=fix):
+            require_columns([NamedReward("scaled", Scaled())], [Prompt("a", columns={"answer": 1})], "prompts")
+
     def test_reward_objects_need_their_columns(self) -> None:
         needs = {
             ExactMatch(): ("answer",),

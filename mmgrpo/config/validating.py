@@ -184,7 +184,8 @@ def _nearest_key(where: str, value: Any, owner: type[BaseModel] | None) -> str:
         for inner_key in section.model_fields
     }
     if not difflib.get_close_matches(key, fields) and (near := difflib.get_close_matches(key, inner, n=1)):
-        return f"; did you mean {inner[near[0]]}?"
+        section = where.removesuffix(key)
+        return f"; did you mean {section}{inner[near[0]]}?"
     return suggestion(key, fields)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -40,11 +41,20 @@ def require_columns(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], s
         missing = [name for name in reward.needs_columns or () if name not in available]
         if missing:
             near = get_close_matches(missing[0], available, 1) or [sorted(available)[0] if available else "NAME"]
+            other = f"Name another by its setting, column: {near[0]}; or a" if _takes_column(reward.function) else "A"
             raise ConfigError(
                 f"reward {reward.name} reads the column '{missing[0]}', which no row of {source} has: it would score "
-                f"nothing. The columns are {', '.join(sorted(available)) or 'none'}. Name another, as in "
-                f"{{name: {reward.name}, column: {near[0]}}}, add the column to the rows, or remove the reward"
+                f"nothing. The columns are {', '.join(sorted(available)) or 'none'}. {other}dd the column to the rows "
+                f"({source}.columns: {{{missing[0]}: {near[0]}}} maps one), or remove the reward"
             )
+
+
+def _takes_column(function: Any) -> bool:
+    """Whether the class of a reward has a setting for the column that it reads."""
+    try:
+        return "column" in inspect.signature(type(function)).parameters
+    except (TypeError, ValueError):  # a class of C, such as functools.partial
+        return False
 
 
 def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], source: str) -> None:
