@@ -35,7 +35,7 @@ def test_first_step_without_a_gradient_is_noted() -> None:
     (note,) = first_step_notes(line, 0.02)
     assert note.startswith("the gradient of the first step is 0, although rewards differ: no weight is trained")
     assert list(first_step_notes({**line, "reward/std": 0.0}, 0.02)) == []
-    equal = {**line, "reward/std": 0.0, "groups/zero_std_frac": 1.0}
+    equal = {**line, "reward/std": 0.0, "groups/zero_std_frac": 1.0, "credit/loo/changed_frac": 0.0}
     (note,) = first_step_notes(equal, 0.02)
     assert note.startswith("the first step trained nothing: all rewards are equal, and no part of a sample has a score")
     assert len(list(first_step_notes({**line, "policy/on_policy_gap": float("nan")}, 0.02))) == 2

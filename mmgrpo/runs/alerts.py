@@ -210,15 +210,17 @@ def first_step_notes(line: Mapping[str, Any], noise_limit: float) -> Iterator[st
             f"log-probabilities of the first update differ by up to {gap:.2g} from those of the rollout, where "
             f"{noise_limit:.2g} is numerical noise: the ratios are wrong by as much; run mmgrpo doctor"
         )
-    if line.get("optimizer/grad_norm") == 0 and line.get("reward/std"):
+    if line.get("optimizer/grad_norm") == 0 and not line.get("reward/std"):  # functions of rewards have no effect
+        if line.get("groups/zero_std_frac") == 1:
+            yield (
+                "the first step trained nothing: all rewards are equal, and no part of a sample has a score; look at "
+                "the rewards in samples/, and use prompts that some samples of a group solve"
+            )
+        return
+    if line.get("optimizer/grad_norm") == 0:
         yield (
             "the gradient of the first step is 0, although rewards differ: no weight is trained; the rewards of each "
             "group are equal (groups/zero_std_frac), or a layer of zeros hides the trained weights (mmgrpo doctor)"
-        )
-    elif line.get("optimizer/grad_norm") == 0 and line.get("groups/zero_std_frac") == 1:
-        yield (
-            "the first step trained nothing: all rewards are equal, and no part of a sample has a score; look at the "
-            "rewards in samples/, and use prompts that some samples of a group solve"
         )
     keys = [
         key
