@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -65,8 +66,11 @@ class Passes(nn.Module):
 
 def _general(**marks: Any) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer with the marks that a family's pipelines ask for."""
+    backend = deepcopy(tokenizers.mistral_tokenizer().backend_tokenizer)
+    backend.no_padding()  # the side of earlier calls of this tokenizer would be that of the new one
+    backend.no_truncation()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.mistral_tokenizer().backend_tokenizer,
+        tokenizer_object=backend,
         unk_token="<unk>",
         bos_token="<s>",
         eos_token="</s>",
