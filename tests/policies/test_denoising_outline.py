@@ -67,13 +67,12 @@ def test_sources_of_edits_count_at_the_size_they_are_resized_to() -> None:
 
 def test_published_sizes_have_their_number_of_parameters() -> None:
     """In billions: 1.06 of Stable Audio Open's denoiser, as its paper (arXiv:2407.14358) has it, and 11.9 of FLUX."""
-    for model, billions in (
-        ("stabilityai/stable-audio-open-1.0", 1.06),
-        ("black-forest-labs/FLUX.1-Kontext-dev", 11.9),
+    sizes = {"height": 512, "width": 512}
+    for model, call, billions in (
+        ("stabilityai/stable-audio-open-1.0", {"audio_end_in_s": 10.0}, 1.06),
+        ("black-forest-labs/FLUX.1-Kontext-dev", sizes, 11.9),
     ):
-        settings = DenoisingSettings(
-            model=model, dtype="bfloat16", call={"height": 512, "width": 512, "guidance_scale": 7.0}
-        )
+        settings = DenoisingSettings(model=model, dtype="bfloat16", call={**call, "guidance_scale": 7.0})
         modules = outline_of(settings).modules
         number = sum(parameter.numel() for parameter in modules["transformer"].parameters())
         assert number / 1e9 == pytest.approx(billions, rel=0.01)
