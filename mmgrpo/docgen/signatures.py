@@ -106,7 +106,7 @@ def _parsed(source: Path, modified_ns: int) -> ast.Module:
 
 
 def _require(kind: str, name: str, settings: Mapping[str, Any], label: str) -> None:
-    """Checks the name and the settings of an entry of a registry; the label is the begin of a message."""
+    """Checks the name and the settings of an entry of a registry; the label begins a message."""
     if not is_python_target(name) and name not in names(kind):
         raise unknown_name(kind, name)
     signature = signature_at(name.removeprefix("python:") if is_python_target(name) else names(kind)[name])

@@ -41,7 +41,7 @@ def strategy_rows(config: RunConfig, cases: Sequence[SimulatedRounds]) -> Iterat
 
 
 def total_samples(algorithm: Algorithm, cases: Sequence[SimulatedRounds]) -> str:
-    """The number of samples of a run; a range if it depends on rewards. Of metrics that sizes follow, none changes."""
+    """The number of samples of a run; a range if it depends on rewards. A size that follows a metric stays as it is."""
     config, schedules = algorithm.config, algorithm.schedules
     if cases:
         return _range_text(config.steps * case.num_sampled for case in cases)

@@ -151,12 +151,9 @@ class _Assigned(ast.NodeTransformer):
                 _refuse("another statement")
 
     def visit(self, node: ast.AST) -> Any:
-        is_named = isinstance(node, ast.Name | ast.Subscript)
-        return (
-            self.values.get(ast.unparse(node))
-            if is_named and ast.unparse(node) in self.values
-            else self.generic_visit(node)
-        )
+        """The assigned expression of a name or a column; another node with those within it replaced."""
+        assigned = self.values.get(ast.unparse(node)) if isinstance(node, ast.Name | ast.Subscript) else None
+        return self.generic_visit(node) if assigned is None else assigned
 
 
 @final

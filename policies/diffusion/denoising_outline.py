@@ -66,10 +66,8 @@ def outline_of(
     with torch.device("meta"):
         targets = adapter_targets({"transformer": denoiser}) if settings.lora and not settings.lora.targets else ()
         Weights({"transformer": denoiser}, settings.lora, targets, DiffusersFiles())
-    inputs, guided = (
-        INPUTS.get(pipeline_class.__name__ if pipeline_class else "", INPUTS[kind]),
-        _guided(kind, settings.call),
-    )
+    inputs = INPUTS.get(pipeline_class.__name__ if pipeline_class else "", INPUTS[kind])
+    guided = _guided(kind, settings.call)
     autocast = dtype if settings.lora is None and dtype != torch.float32 else None
     scale = _scale(modules)
 
